@@ -1,0 +1,51 @@
+#!/usr/bin/env bash
+# Runs the tests in the order that fails soonest: build, unit, end to end. `scripts/test.sh soak` runs the long ones.
+#
+# An end-to-end test is a test function whose name starts with `e2e_`; it starts the release binary named by
+# TERRACE_BIN. A soak test is an ignored one with `soak` in its name; it runs for SOAK_SECONDS.
+#
+# One line for each test binary; whatever a failing test says comes in full. All output is kept in
+# $CARGO_TARGET_DIR/test-output.log.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+: "${CARGO_TARGET_DIR:?}" "${TERRACE_BIN:?}"
+mkdir -p "$CARGO_TARGET_DIR"
+readonly LOG="$CARGO_TARGET_DIR/test-output.log"
+: >"$LOG"
+
+# Drops the lines of what went well and joins "Running <binary>" with its result. Binaries in which no test was
+# selected are left out. Everything else, failures and compiler messages above all, passes through.
+brief() {
+    tee -a "$LOG" | awk '
+        /^ *(Compiling|Downloading|Downloaded|Finished|Blocking|Locking|Updating|Adding|Executable) / { next }
+        /^ *Running / { sub(/^ *Running (unittests )?/, ""); sub(/ \(.*\/deps\//, " ("); name = $0; next }
+        /^ *Doc-tests / { sub(/^ */, ""); name = $0; next }
+        /^running [0-9]+ tests?$/ || /^test .* \.\.\. (ok|ignored.*)$/ { next }
+        /^test result: ok\. 0 passed/ { next }
+        /^test result: ok/ { sub(/^test result: ok\. /, ""); printf "  %s: %s\n", name, $0; fflush(); next }
+        /^$/ { blank = 1; next }
+        /^test result: FAILED/ { $0 = name ": " $0 }
+        { if (blank) print ""; blank = 0; print; fflush() }'
+}
+
+step() {
+    local name="$1" start="$SECONDS"
+    shift
+    echo "$name"
+    if ! "$@" 2>&1 | brief; then
+        echo "FAILED: $name, after $((SECONDS - start)) s; all output is in $LOG" >&2
+        exit 1
+    fi
+    echo "  $((SECONDS - start)) s"
+}
+
+step "build (release)" cargo build --release --locked
+if [ "${1:-}" = soak ]; then
+    echo "each long test runs for ${SOAK_SECONDS:?} s"
+    step "soak" cargo test --locked --release --workspace --tests -- --ignored soak
+else
+    step "build (tests)" cargo test --locked --workspace --no-run
+    step "unit tests" cargo test --locked --workspace -- --skip e2e_
+    step "end-to-end tests" cargo test --locked --workspace --tests -- e2e_
+fi
+echo "all passed in $SECONDS s"
