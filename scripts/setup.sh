@@ -117,11 +117,13 @@ no_start_at_boot() {
 
 ensure_packages() {
     local missing still
-    missing=$(missing_packages "$1" | xargs)
+    # shellcheck disable=SC2046,SC2116,SC2005 # one line of words
+    missing=$(echo $(missing_packages "$1"))
     [ -z "$missing" ] && return
     # shellcheck disable=SC2086 # a list of package names
     install_packages $missing
-    still=$(missing_packages "$1" | xargs)
+    # shellcheck disable=SC2046,SC2116,SC2005
+    still=$(echo $(missing_packages "$1"))
     [ -z "$still" ] || fail "apt-get installed $missing, but the commands of $still are still not in PATH"
 }
 

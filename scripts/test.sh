@@ -18,10 +18,14 @@ readonly LOG="$CARGO_TARGET_DIR/test-output.log"
 brief() {
     tee -a "$LOG" | awk '
         /^ *(Compiling|Downloading|Downloaded|Finished|Blocking|Locking|Updating|Adding|Executable) / { next }
-        /^ *Running / { sub(/^ *Running (unittests )?/, ""); sub(/ \(.*\/deps\//, " ("); name = $0; next }
+        /^ *Running / {
+            sub(/^ *Running (unittests )?/, ""); file = $1
+            sub(/.*\/deps\//, ""); sub(/-[0-9a-f]+\)$/, "")
+            name = $0 " " file; next
+        }
         /^ *Doc-tests / { sub(/^ */, ""); name = $0; next }
         /^running [0-9]+ tests?$/ || /^test .* \.\.\. (ok|ignored.*)$/ { next }
-        /^test result: ok\. 0 passed/ { next }
+        /^test result: ok\. 0 passed/ || /^all doctests ran in / { next }
         /^test result: ok/ { sub(/^test result: ok\. /, ""); printf "  %s: %s\n", name, $0; fflush(); next }
         /^$/ { blank = 1; next }
         /^test result: FAILED/ { $0 = name ": " $0 }
