@@ -4,28 +4,18 @@
 //! a tenth of a size's pages; `heap_bytes` counts every allocation with an estimate of the allocator's own overhead. Never knows
 //! what is in a page, and never fixes references: the caller does that for the page that moved.
 
+use crate::chunk::{Chunk, MAPPING_OVERHEAD_BYTES, OS_PAGE_BYTES, allocation_bytes};
 use crate::page::{LINES_MAX, WORDS_PER_LINE};
 
-/// Pages in a full chunk: 16 KiB of the smallest size, 128 KiB of the largest.
+/// Pages in a full chunk: 32 KiB of the smallest size, 256 KiB of the largest.
 const CHUNK_PAGES: usize = 1 << CHUNK_PAGES_LOG2;
-const CHUNK_PAGES_LOG2: u32 = 8;
+const CHUNK_PAGES_LOG2: u32 = 9;
 /// A list of pages grows by this part of itself until that is a whole chunk: what slack may cost.
 const GROWTH_DIVISOR: usize = 16;
-/// Chunks of at least this many words begin on a cache line; smaller ones cannot spare the padding.
-const ALIGN_FROM_WORDS: usize = 1024;
 /// References keep 27 bits for the number of a page.
 const PAGES_MAX: usize = 1 << PageRef::INDEX_BITS;
-/// Most by which one page added can make one size's chunks grow, a chunk being replaced by a larger one included.
-pub(crate) const PAGE_GROWTH_BYTES_MAX: usize =
-    2 * (CHUNK_PAGES * LINES_MAX * WORDS_PER_LINE * 8 + 128);
-
-/// What an allocation of `bytes` costs under glibc: a header of 8 bytes, rounded up to 16, at least 32.
-pub(crate) fn allocation_bytes(bytes: usize) -> usize {
-    match bytes {
-        0 => 0,
-        _ => (bytes + 8).next_multiple_of(16).max(32),
-    }
-}
+/// Pages that one insert can add to one size: empty ones on the way down a split, its two halves, and one more.
+const PAGES_ADDED_MAX: usize = crate::DEPTH_MAX as usize + 3;
 
 /// A reference to a page: `[lines - 1: 3][hint: 2][index: 27]`.
 ///
@@ -59,54 +49,6 @@ impl PageRef {
     }
 }
 
-/// Up to `CHUNK_PAGES` pages of one size.
-struct Chunk {
-    words: Vec<u64>,
-    /// Words in front of the first page, so that pages begin on cache lines.
-    skew_words: usize,
-}
-
-impl Chunk {
-    fn with_room(pages: usize, page_words: usize) -> Chunk {
-        let wanted_words = pages * page_words;
-        if wanted_words < ALIGN_FROM_WORDS {
-            let words = Vec::with_capacity(wanted_words);
-            return Chunk {
-                words,
-                skew_words: 0,
-            };
-        }
-        let mut words: Vec<u64> = Vec::with_capacity(wanted_words + WORDS_PER_LINE - 1);
-        let skew_words = words.as_ptr().align_offset(WORDS_PER_LINE * 8);
-        words.resize(skew_words.min(WORDS_PER_LINE - 1), 0);
-        Chunk {
-            skew_words: words.len(),
-            words,
-        }
-    }
-
-    fn room_pages(&self, page_words: usize) -> usize {
-        ((self.words.capacity() - self.skew_words) / page_words).min(CHUNK_PAGES)
-    }
-
-    fn used_words(&self) -> usize {
-        self.words.len() - self.skew_words
-    }
-
-    /// The same pages in an allocation of another size.
-    fn rebuilt(&self, pages: usize, page_words: usize) -> Chunk {
-        let mut chunk = Chunk::with_room(pages, page_words);
-        chunk
-            .words
-            .extend_from_slice(&self.words[self.skew_words..]);
-        chunk
-    }
-
-    fn heap_bytes(&self) -> usize {
-        allocation_bytes(self.words.capacity() * 8)
-    }
-}
-
 /// All pages of one size.
 struct Arena {
     chunks: Vec<Chunk>,
@@ -115,11 +57,6 @@ struct Arena {
 }
 
 impl Arena {
-    fn range(chunk: &Chunk, index: usize, page_words: usize) -> std::ops::Range<usize> {
-        let start = chunk.skew_words + index % CHUNK_PAGES * page_words;
-        start..start + page_words
-    }
-
     fn step_pages(&self) -> usize {
         (self.pages / GROWTH_DIVISOR).clamp(1, CHUNK_PAGES)
     }
@@ -131,8 +68,7 @@ impl Arena {
             "a key map holds at most {PAGES_MAX} pages of one size: give the pool more lanes"
         );
         self.make_room(page_words);
-        let chunk = &mut self.chunks[index >> CHUNK_PAGES_LOG2];
-        chunk.words.resize(chunk.words.len() + page_words, u64::MAX);
+        self.chunks[index >> CHUNK_PAGES_LOG2].push(page_words);
         self.pages += 1;
         index
     }
@@ -142,12 +78,15 @@ impl Arena {
         let used_pages = self.pages % CHUNK_PAGES;
         let wanted_pages = (used_pages + self.step_pages()).min(CHUNK_PAGES);
         match self.chunks.get(number) {
-            Some(chunk) if chunk.room_pages(page_words) > used_pages => {}
+            Some(chunk) if chunk.room_words() / page_words > used_pages => {}
             Some(chunk) => {
-                let chunk = chunk.rebuilt(wanted_pages, page_words);
+                let chunk = chunk.rebuilt(wanted_pages * page_words, wanted_pages == CHUNK_PAGES);
                 self.replace(number, chunk);
             }
-            None => self.add(Chunk::with_room(wanted_pages, page_words)),
+            None => {
+                let is_full = wanted_pages == CHUNK_PAGES;
+                self.add(Chunk::with_room(wanted_pages * page_words, is_full));
+            }
         }
     }
 
@@ -156,8 +95,8 @@ impl Arena {
     }
 
     fn replace(&mut self, number: usize, chunk: Chunk) {
-        self.heap_bytes += chunk.heap_bytes();
-        self.heap_bytes -= self.chunks[number].heap_bytes();
+        self.heap_bytes += chunk.bytes();
+        self.heap_bytes -= self.chunks[number].bytes();
         self.chunks[number] = chunk;
     }
 
@@ -167,14 +106,14 @@ impl Arena {
             // Doubling would do for speed, but the list's slack counts like any other.
             self.chunks.reserve_exact(1 + self.chunks.len() / 4);
         }
-        self.heap_bytes += self.list_bytes() + chunk.heap_bytes();
+        self.heap_bytes += self.list_bytes() + chunk.bytes();
         self.chunks.push(chunk);
     }
 
     fn drop_last(&mut self) {
         self.heap_bytes -= self.list_bytes();
         if let Some(chunk) = self.chunks.pop() {
-            self.heap_bytes -= chunk.heap_bytes();
+            self.heap_bytes -= chunk.bytes();
         }
         if self.chunks.len() <= self.chunks.capacity() / 2 {
             self.chunks.shrink_to_fit();
@@ -185,29 +124,39 @@ impl Arena {
     /// Frees the last page; its words must have been moved away.
     fn pop(&mut self, page_words: usize) {
         self.pages -= 1;
-        let chunk = &mut self.chunks[self.pages >> CHUNK_PAGES_LOG2];
-        chunk.words.truncate(chunk.words.len() - page_words);
+        self.chunks[self.pages >> CHUNK_PAGES_LOG2].pop(page_words);
         self.trim(page_words);
     }
 
-    /// Gives slack back once it is more than one and a half steps: a list that swings by a few pages keeps what it has.
+    /// Gives slack back once it is about one and a half steps: a long list that swings by a few pages keeps what it has.
     fn trim(&mut self, page_words: usize) {
         let Some(last) = self.chunks.last() else {
             return;
         };
         let step = self.step_pages();
         let number = self.chunks.len() - 1;
-        let room_pages = number * CHUNK_PAGES + last.room_pages(page_words);
-        if self.pages > 0 && room_pages - self.pages <= step + step / 2 {
+        let room_pages = number * CHUNK_PAGES + last.room_words() / page_words;
+        if self.pages > 0 && room_pages - self.pages <= (step - 1) * 3 / 2 {
             return;
         }
         if last.used_words() == 0 {
             self.drop_last();
         } else {
-            let used_pages = last.used_words() / page_words;
-            let chunk = last.rebuilt(used_pages + step / 2, page_words);
+            let room_words = last.used_words() + step / 2 * page_words;
+            let chunk = last.rebuilt(room_words, false);
             self.replace(number, chunk);
         }
+    }
+
+    /// Upper bound by which one insert can make this arena grow, a chunk's old and new copy counted together.
+    fn growth_bytes_max(&self, page_words: usize) -> usize {
+        let pages_after = self.pages % CHUNK_PAGES + PAGES_ADDED_MAX;
+        let chunk_pages = (pages_after + self.step_pages()).min(CHUNK_PAGES);
+        let chunk_bytes = chunk_pages * page_words * 8 + MAPPING_OVERHEAD_BYTES;
+        // Two chunks at most: the last one becomes full, and another begins. The list of chunks grows by a quarter.
+        2 * chunk_bytes.next_multiple_of(OS_PAGE_BYTES)
+            + self.list_bytes() / 2
+            + 2 * size_of::<Chunk>()
     }
 }
 
@@ -231,17 +180,24 @@ impl Store {
         self.arenas.iter().map(|arena| arena.heap_bytes).sum()
     }
 
+    /// Upper bound by which one insert can make the arenas grow.
+    pub(crate) fn growth_bytes_max(&self) -> usize {
+        let sizes = self.arenas.iter().zip(1..);
+        sizes
+            .map(|(arena, lines)| arena.growth_bytes_max(lines * WORDS_PER_LINE))
+            .sum()
+    }
+
     #[inline]
     pub(crate) fn page(&self, at: PageRef) -> &[u64] {
         let chunk = &self.arenas[at.lines() - 1].chunks[at.index() >> CHUNK_PAGES_LOG2];
-        &chunk.words[Arena::range(chunk, at.index(), at.lines() * WORDS_PER_LINE)]
+        chunk.page(at.index() % CHUNK_PAGES, at.lines() * WORDS_PER_LINE)
     }
 
     #[inline]
     pub(crate) fn page_mut(&mut self, at: PageRef) -> &mut [u64] {
         let chunk = &mut self.arenas[at.lines() - 1].chunks[at.index() >> CHUNK_PAGES_LOG2];
-        let range = Arena::range(chunk, at.index(), at.lines() * WORDS_PER_LINE);
-        &mut chunk.words[range]
+        chunk.page_mut(at.index() % CHUNK_PAGES, at.lines() * WORDS_PER_LINE)
     }
 
     /// A new page of `lines` lines; its words are all ones.
@@ -270,9 +226,7 @@ impl Store {
     pub(crate) fn recount_bytes(&self) -> usize {
         self.arenas
             .iter()
-            .map(|arena| {
-                arena.list_bytes() + arena.chunks.iter().map(Chunk::heap_bytes).sum::<usize>()
-            })
+            .map(|arena| arena.list_bytes() + arena.chunks.iter().map(Chunk::bytes).sum::<usize>())
             .sum()
     }
 

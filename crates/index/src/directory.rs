@@ -3,7 +3,8 @@
 //! Promises: every entry whose bits begin with a page's prefix refers to that page; the array is never larger than twice what the
 //! deepest page needs. While a shard is being restored the array is a prefix of itself. Never reads a page.
 
-use crate::arena::{PageRef, allocation_bytes};
+use crate::arena::PageRef;
+use crate::chunk::allocation_bytes;
 use crate::page::Place;
 
 /// Entries a directory may have however few slots the shard holds.

@@ -11,9 +11,9 @@ use crate::page::{self, Header, PageBuf, Place, SLOTS_MAX, WORDS_PER_LINE};
 use crate::slot::Layout;
 
 /// Two halves that together hold at most this many slots become one page; a page splits at 64, so neither follows the other soon.
-const MERGE_SLOTS_MAX: usize = 40;
+const MERGE_SLOTS_MAX: usize = 48;
 /// Slots that must be spare in the smaller size before a page shrinks into it.
-const SHRINK_SPARE_SLOTS: usize = 2;
+const SHRINK_SPARE_SLOTS: usize = 1;
 /// Removals between two looks at the page's other half, which may be a cache miss.
 const MERGE_LOOK_SLOTS: usize = 4;
 
@@ -36,7 +36,7 @@ impl Tree {
     }
 
     pub(crate) fn heap_bytes(&self) -> usize {
-        let shards = crate::arena::allocation_bytes(size_of_val(&*self.shards));
+        let shards = crate::chunk::allocation_bytes(size_of_val(&*self.shards));
         shards + self.directory_bytes + self.store.heap_bytes()
     }
 
