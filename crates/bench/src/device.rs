@@ -1,0 +1,237 @@
+//! `bench device`: what the disk under the work directory can do, whoever asks.
+//!
+//! Random 4 KiB reads by queue depth and the latency of making 4 KiB durable, through fio with O_DIRECT and io_uring. The file
+//! is written before it is read, since blocks that were never written answer without the disk. Never reports a figure without
+//! fio: it says how to install it.
+
+use crate::progress::Progress;
+use crate::report::plot::{self, Frame, Line};
+use crate::report::{Part, Report, Row, Samples};
+use crate::{Setting, machine, process, stop};
+use anyhow::{Context, Result, bail};
+use serde_json::Value;
+
+const QUEUE_DEPTHS: &[u32] = &[1, 4, 16, 32, 64];
+/// Largest queue depth asked of the disk.
+pub const QUEUE_DEPTH_MAX: u32 = 256;
+const FILE_MIB: u64 = 1 << 10;
+/// The file may not shrink below this when scaled down.
+const FILE_MIB_MIN: u64 = 16;
+const COLUMNS: &[&str] = &["ops_per_s", "latency_p50_us", "latency_p99_us"];
+
+/// What fio tells of one job.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Figures {
+    /// Operations each second.
+    pub ops_per_s: f64,
+    /// Median of the completion latency.
+    pub latency_p50_us: f64,
+    /// Its 99th percentile.
+    pub latency_p99_us: f64,
+}
+
+/// Runs the bench.
+pub fn run(setting: &Setting) -> Result<Report> {
+    let mut report = Report::new("device", &setting.options);
+    let title = format!(
+        "4 KiB with O_DIRECT on a file of {} MiB, fio",
+        file_mib(setting)
+    );
+    let mut part = Part::new("device", &title, COLUMNS);
+    if let Some(why) = missing() {
+        part.rows.push(Row::missing("random read", "disk", why));
+        report.parts.push(part);
+        return Ok(report);
+    }
+    let repeats = u64::from(setting.options.repeats);
+    let progress = Progress::new((QUEUE_DEPTHS.len() as u64 + 1) * repeats);
+    let mut reads: Vec<Samples> = QUEUE_DEPTHS.iter().map(|_| Samples::default()).collect();
+    let mut writes = Samples::default();
+    for _ in 0..repeats {
+        for (depth, samples) in QUEUE_DEPTHS.iter().zip(&mut reads) {
+            progress.step(format!("random read, queue depth {depth}"));
+            add(samples, random_reads(setting, *depth)?);
+        }
+        progress.step("durable writes");
+        add(&mut writes, durable_writes(setting)?);
+    }
+    drop(progress);
+    for (depth, samples) in QUEUE_DEPTHS.iter().zip(&reads) {
+        part.rows.push(Row::measured(
+            &format!("random read, queue depth {depth}"),
+            "disk",
+            samples,
+        ));
+    }
+    part.rows
+        .push(Row::measured("write and fdatasync", "disk", &writes));
+    let median =
+        |samples: &Samples| crate::report::Summary::of(samples.of("ops_per_s")).map(|s| s.median);
+    let points = QUEUE_DEPTHS
+        .iter()
+        .zip(&reads)
+        .filter_map(|(depth, s)| Some((f64::from(*depth), median(s)?)))
+        .collect();
+    let frame = Frame {
+        title: "Random 4 KiB reads of the disk",
+        x: "queue depth",
+        y: "reads/s",
+        limit: None,
+    };
+    let line = Line {
+        series: "disk".into(),
+        points,
+    };
+    report.plot(&setting.out_dir, "device.png", |path| {
+        plot::lines(path, &frame, &[line])
+    });
+    report.parts.push(part);
+    Ok(report)
+}
+
+fn add(samples: &mut Samples, figures: Figures) {
+    samples.round();
+    samples.add("ops_per_s", figures.ops_per_s);
+    samples.add("latency_p50_us", figures.latency_p50_us);
+    samples.add("latency_p99_us", figures.latency_p99_us);
+}
+
+fn missing() -> Option<&'static str> {
+    (!process::installed("fio")).then_some("not installed (apt-get install fio)")
+}
+
+fn file_mib(setting: &Setting) -> u64 {
+    (FILE_MIB / setting.options.scale_divisor).max(FILE_MIB_MIN)
+}
+
+/// Random 4 KiB reads with `depth` of them in flight, for one round's length.
+pub fn random_reads(setting: &Setting, depth: u32) -> Result<Figures> {
+    write_file(setting)?;
+    let depth = format!("--iodepth={}", depth.clamp(1, QUEUE_DEPTH_MAX));
+    fio(
+        setting,
+        &[
+            "--rw=randread",
+            "--ioengine=io_uring",
+            &depth,
+            "--time_based",
+        ],
+        "read",
+    )
+}
+
+/// 4 KiB writes, each made durable before the next, into blocks that were written before.
+fn durable_writes(setting: &Setting) -> Result<Figures> {
+    write_file(setting)?;
+    fio(
+        setting,
+        &[
+            "--rw=write",
+            "--ioengine=psync",
+            "--fdatasync=1",
+            "--overwrite=1",
+            "--time_based",
+        ],
+        "sync+write",
+    )
+}
+
+/// Writes the whole file once a run.
+fn write_file(setting: &Setting) -> Result<()> {
+    if let Some(why) = missing() {
+        bail!("fio is {why}");
+    }
+    let path = setting.work_dir.join("device-file");
+    if path
+        .metadata()
+        .is_ok_and(|m| m.len() == file_mib(setting) << 20)
+    {
+        return Ok(());
+    }
+    let size = format!("--size={}m", file_mib(setting));
+    let name = format!("--filename={}", path.display());
+    let write = [
+        "fio",
+        "--name=write",
+        &name,
+        &size,
+        "--rw=write",
+        "--bs=1m",
+        "--direct=1",
+        "--ioengine=psync",
+        "--end_fsync=1",
+    ];
+    process::run(&write)
+        .context("writing the file that is read later")
+        .map(drop)
+}
+
+fn fio(setting: &Setting, job: &[&str], kind: &str) -> Result<Figures> {
+    stop::check()?;
+    let name = format!(
+        "--filename={}",
+        setting.work_dir.join("device-file").display()
+    );
+    let size = format!("--size={}m", file_mib(setting));
+    let runtime = format!("--runtime={}ms", (setting.options.seconds * 1e3) as u64);
+    let cpu = format!("--cpus_allowed={}", machine::SERVER_CPU);
+    let common = [
+        "fio",
+        "--name=job",
+        &name,
+        &size,
+        &runtime,
+        &cpu,
+        "--bs=4k",
+        "--direct=1",
+        "--output-format=json",
+    ];
+    let argv: Vec<&str> = common.iter().chain(job).copied().collect();
+    let json: Value = serde_json::from_str(&process::run(&argv)?).context("fio's JSON")?;
+    figures(&json["jobs"][0], kind)
+        .with_context(|| format!("fio's JSON lacks the figures of `{kind}`"))
+}
+
+/// `kind` is `read`, or `sync+write`: one durable write takes the write and the sync, so its percentiles are their sum, an upper
+/// bound that is close where one of them dominates.
+fn figures(job: &Value, kind: &str) -> Option<Figures> {
+    let percentile_us = |latency: &Value, p: &str| Some(latency["percentile"][p].as_f64()? / 1e3);
+    let sum = |p: &str| match kind {
+        "sync+write" => Some(
+            percentile_us(&job["write"]["clat_ns"], p)? + percentile_us(&job["sync"]["lat_ns"], p)?,
+        ),
+        kind => percentile_us(&job[kind]["clat_ns"], p),
+    };
+    let rate = if kind == "sync+write" {
+        &job["write"]
+    } else {
+        &job[kind]
+    };
+    Some(Figures {
+        ops_per_s: rate["iops"].as_f64()?,
+        latency_p50_us: sum("50.000000")?,
+        latency_p99_us: sum("99.000000")?,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn reads_fio() {
+        let job = serde_json::json!({
+            "read": {"iops": 19000.5, "clat_ns": {"percentile": {"50.000000": 51000, "99.000000": 90000}}},
+            "write": {"iops": 8000.0, "clat_ns": {"percentile": {"50.000000": 20000, "99.000000": 40000}}},
+            "sync": {"lat_ns": {"percentile": {"50.000000": 80000, "99.000000": 160000}}},
+        });
+        let read = Figures {
+            ops_per_s: 19000.5,
+            latency_p50_us: 51.0,
+            latency_p99_us: 90.0,
+        };
+        assert_eq!(figures(&job, "read"), Some(read));
+        assert_eq!(figures(&job, "sync+write").unwrap().latency_p50_us, 100.0);
+        assert_eq!(figures(&serde_json::json!({}), "read"), None);
+    }
+}

@@ -1,0 +1,388 @@
+//! The load generator: one thread that drives a RESP2 server over many connections and says how fast and how right it was.
+//!
+//! It promises that every reply is looked at: a value must have the asked length and belong to the asked key, and what does not
+//! is counted, never dropped. It is a closed loop: a connection sends a batch of `in_flight` requests, waits for all of their
+//! replies, then sends the next, as redis-benchmark does. It never starts servers, never prints, and keeps no state between runs.
+
+mod conn;
+mod keys;
+mod reply;
+mod words;
+
+pub use keys::KeyChoice;
+pub use reply::{Parsed, Reply, parse};
+pub use words::{KEY_BYTES, VALUE_BYTES_MIN};
+
+use crate::stop;
+use anyhow::{Context, Result, bail};
+use conn::Conn;
+use hdrhistogram::Histogram;
+use keys::{KeySource, Rng};
+use mio::{Events, Interest, Poll, Token};
+use std::net::SocketAddr;
+use std::time::{Duration, Instant};
+use words::Words;
+
+/// Most connections one run may ask for: each has buffers of its own.
+pub const CONNECTIONS_MAX: usize = 10_000;
+/// Most requests one connection may have in flight.
+pub const IN_FLIGHT_MAX: usize = 1_024;
+/// Largest value the generator sends or expects.
+pub const VALUE_BYTES_MAX: usize = 64 << 20;
+/// A server that answers nothing for this long has stopped, and the run fails instead of waiting for ever.
+const STALL_MAX_S: u64 = 120;
+/// Latencies above this are counted as this.
+const LATENCY_MAX_US: u64 = 120_000_000;
+/// How long one wait for the sockets may last, so that ctrl-c and the deadline are seen.
+const WAIT_MAX_MS: u64 = 50;
+
+/// When a run ends.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Until {
+    /// No request is sent after this many seconds.
+    Seconds(f64),
+    /// This many requests in all.
+    Requests(u64),
+}
+
+/// What to do to a server.
+#[derive(Debug, Clone, Copy)]
+pub struct Load {
+    /// Connections, each a socket of its own.
+    pub connections: usize,
+    /// Requests sent in one batch on each connection.
+    pub in_flight: usize,
+    /// Keys are numbered from 0 up to here.
+    pub keys: u64,
+    /// How the next key is chosen.
+    pub choice: KeyChoice,
+    /// Part of the requests that are GET, in percent; the others are SET.
+    pub get_percent: u32,
+    /// Length of each value in bytes.
+    pub value_bytes: usize,
+    /// When to end.
+    pub until: Until,
+    /// Bound on requests a second, if any.
+    pub ops_per_s_max: Option<u64>,
+    /// The CPU the generating thread stays on, if any.
+    pub cpu: Option<usize>,
+    /// Seed of all choices.
+    pub seed: u64,
+}
+
+/// The two kinds of request.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Op {
+    /// Read a value.
+    Get,
+    /// Write a value.
+    Set,
+}
+
+/// What came of a run.
+#[derive(Debug, Clone)]
+pub struct Outcome {
+    /// Requests answered, of either kind.
+    pub ops: u64,
+    /// GETs answered.
+    pub gets: u64,
+    /// SETs answered.
+    pub sets: u64,
+    /// Error replies.
+    pub errors: u64,
+    /// The first error reply's text.
+    pub first_error: Option<String>,
+    /// GETs answered with nil.
+    pub nils: u64,
+    /// GETs whose value had the wrong length or another key's bytes.
+    pub wrong: u64,
+    /// From the first request to the last reply, seconds.
+    pub elapsed_s: f64,
+    /// Latency of GETs in µs, from the batch's send to this reply.
+    pub get_latency_us: Histogram<u64>,
+    /// Latency of SETs in µs.
+    pub set_latency_us: Histogram<u64>,
+}
+
+impl Outcome {
+    fn new() -> Outcome {
+        let histogram =
+            || Histogram::new_with_bounds(1, LATENCY_MAX_US, 3).expect("constant bounds are valid");
+        Outcome {
+            ops: 0,
+            gets: 0,
+            sets: 0,
+            errors: 0,
+            first_error: None,
+            nils: 0,
+            wrong: 0,
+            elapsed_s: 0.0,
+            get_latency_us: histogram(),
+            set_latency_us: histogram(),
+        }
+    }
+
+    /// Requests answered each second.
+    pub fn ops_per_s(&self) -> f64 {
+        if self.elapsed_s > 0.0 {
+            self.ops as f64 / self.elapsed_s
+        } else {
+            0.0
+        }
+    }
+
+    /// A quantile (0 to 1) of the latency of all requests, µs.
+    pub fn latency_us(&self, quantile: f64) -> f64 {
+        let mut all = self.get_latency_us.clone();
+        // Both have the same bounds, so the sum cannot fail.
+        all.add(&self.set_latency_us).expect("equal bounds");
+        all.value_at_quantile(quantile) as f64
+    }
+
+    /// Fails when a reply was not what the workload allows: `nils_allowed` is false when every key was loaded before.
+    pub fn check(&self, nils_allowed: bool) -> Result<()> {
+        if self.errors > 0 {
+            let text = self.first_error.as_deref().unwrap_or("");
+            bail!(
+                "{} of {} requests got an error, the first: {text}",
+                self.errors,
+                self.ops
+            );
+        }
+        if self.wrong > 0 {
+            bail!(
+                "{} of {} values had a wrong length or another key's bytes",
+                self.wrong,
+                self.gets
+            );
+        }
+        if self.nils > 0 && !nils_allowed {
+            bail!(
+                "{} of {} keys that were loaded are not there",
+                self.nils,
+                self.gets
+            );
+        }
+        Ok(())
+    }
+}
+
+/// Sends and paces: what the connections share while a run lasts.
+struct Source {
+    keys: KeySource,
+    rng: Rng,
+    get_below: u32,
+    until: Until,
+    sent: u64,
+    started: Instant,
+    ops_per_s_max: Option<u64>,
+}
+
+/// What a connection may do next.
+enum Turn {
+    Send(usize),
+    Wait,
+    Done,
+}
+
+impl Source {
+    fn new(load: &Load) -> Source {
+        Source {
+            keys: KeySource::new(load.choice, load.keys),
+            rng: Rng::new(load.seed),
+            get_below: ((u64::from(load.get_percent) << 32) / 100).min(u64::from(u32::MAX)) as u32,
+            until: load.until,
+            sent: 0,
+            started: Instant::now(),
+            ops_per_s_max: load.ops_per_s_max,
+        }
+    }
+
+    fn turn(&self, batch: usize, now: Instant) -> Turn {
+        let elapsed_s = now.duration_since(self.started).as_secs_f64();
+        let batch = match self.until {
+            Until::Seconds(seconds) if elapsed_s >= seconds => return Turn::Done,
+            Until::Seconds(_) => batch,
+            Until::Requests(all) if self.sent >= all => return Turn::Done,
+            Until::Requests(all) => batch.min((all - self.sent) as usize),
+        };
+        match self.ops_per_s_max {
+            Some(max) if self.sent as f64 > elapsed_s * max as f64 => Turn::Wait,
+            _ => Turn::Send(batch),
+        }
+    }
+
+    fn next(&mut self, all_get: bool, all_set: bool) -> (Op, u64) {
+        self.sent += 1;
+        let key = self.keys.next(&mut self.rng);
+        let get = all_get || (!all_set && (self.rng.next() >> 32) as u32 <= self.get_below);
+        (if get { Op::Get } else { Op::Set }, key)
+    }
+}
+
+/// Drives the server at `addr` and returns what came of it.
+///
+/// Errors: a bound of [`Load`] is broken, the server cannot be reached, it closes a connection, it sends what is no RESP2, it
+/// falls silent for two minutes, or the user asked to stop. Error replies, nils and wrong values are counted, not errors.
+pub fn drive(addr: SocketAddr, load: &Load) -> Result<Outcome> {
+    check_bounds(load)?;
+    // A thread of its own, so that pinning does not stick to the caller (whose children would inherit it).
+    std::thread::scope(|scope| {
+        let thread = scope.spawn(|| {
+            if let Some(cpu) = load.cpu {
+                crate::machine::pin_this_thread(cpu)?;
+            }
+            Run::new(addr, load)?.finish()
+        });
+        thread
+            .join()
+            .unwrap_or_else(|_| bail!("the load generator failed inside itself"))
+    })
+}
+
+fn check_bounds(load: &Load) -> Result<()> {
+    let bounds = [
+        ("connections", load.connections, 1, CONNECTIONS_MAX),
+        ("requests in flight", load.in_flight, 1, IN_FLIGHT_MAX),
+        (
+            "value bytes",
+            load.value_bytes,
+            VALUE_BYTES_MIN,
+            VALUE_BYTES_MAX,
+        ),
+        ("percent of GET", load.get_percent as usize, 0, 100),
+    ];
+    for (what, asked, least, most) in bounds {
+        if asked < least || asked > most {
+            bail!("{what}: {asked} was asked, {least} to {most} are allowed");
+        }
+    }
+    if load.keys == 0 || load.keys > keys::KEYS_MAX {
+        bail!(
+            "keys: {} were asked, 1 to {} are allowed",
+            load.keys,
+            keys::KEYS_MAX
+        );
+    }
+    Ok(())
+}
+
+struct Run<'a> {
+    load: &'a Load,
+    poll: Poll,
+    conns: Vec<Conn>,
+    /// Connections held back by the rate bound.
+    held: Vec<usize>,
+    source: Source,
+    words: Words,
+    outcome: Outcome,
+    live: usize,
+    last_reply: Instant,
+}
+
+impl<'a> Run<'a> {
+    fn new(addr: SocketAddr, load: &'a Load) -> Result<Run<'a>> {
+        let poll = Poll::new().context("an epoll for the load generator")?;
+        let mut conns = Vec::with_capacity(load.connections);
+        for i in 0..load.connections {
+            let mut conn = Conn::open(addr, load.in_flight, load.value_bytes)?;
+            poll.registry().register(
+                conn.socket(),
+                Token(i),
+                Interest::READABLE | Interest::WRITABLE,
+            )?;
+            conns.push(conn);
+        }
+        let words = Words::new(load.value_bytes);
+        let source = Source::new(load);
+        let live = conns.len();
+        Ok(Run {
+            load,
+            poll,
+            conns,
+            held: Vec::new(),
+            last_reply: source.started,
+            source,
+            words,
+            outcome: Outcome::new(),
+            live,
+        })
+    }
+
+    fn finish(mut self) -> Result<Outcome> {
+        let mut events = Events::with_capacity(1024);
+        self.source.started = Instant::now();
+        self.last_reply = self.source.started;
+        for i in 0..self.conns.len() {
+            self.send(i)?;
+        }
+        while self.live > 0 {
+            stop::check()?;
+            let wait_ms = if self.held.is_empty() { WAIT_MAX_MS } else { 1 };
+            match self
+                .poll
+                .poll(&mut events, Some(Duration::from_millis(wait_ms)))
+            {
+                Err(e) if e.kind() == std::io::ErrorKind::Interrupted => continue,
+                other => other.context("waiting for the server")?,
+            }
+            for event in &events {
+                let i = event.token().0;
+                if event.is_writable() {
+                    self.conns[i].flush()?;
+                }
+                if event.is_readable() {
+                    self.receive(i)?;
+                }
+            }
+            for i in std::mem::take(&mut self.held) {
+                self.send(i)?;
+            }
+            if events.is_empty()
+                && self.held.is_empty()
+                && self.last_reply.elapsed().as_secs() > STALL_MAX_S
+            {
+                bail!("the server answered nothing for {STALL_MAX_S} s");
+            }
+        }
+        self.outcome.elapsed_s = self
+            .last_reply
+            .duration_since(self.source.started)
+            .as_secs_f64();
+        Ok(self.outcome)
+    }
+
+    fn receive(&mut self, i: usize) -> Result<()> {
+        let conn = &mut self.conns[i];
+        let before = self.outcome.ops;
+        conn.receive(&self.words, &mut self.outcome)?;
+        if self.outcome.ops > before {
+            self.last_reply = Instant::now();
+            if conn.is_idle() {
+                return self.send(i);
+            }
+        }
+        Ok(())
+    }
+
+    fn send(&mut self, i: usize) -> Result<()> {
+        let now = Instant::now();
+        match self.source.turn(self.load.in_flight, now) {
+            Turn::Done => self.live -= 1,
+            Turn::Wait => self.held.push(i),
+            Turn::Send(batch) => {
+                let (all_get, all_set) = (self.load.get_percent == 100, self.load.get_percent == 0);
+                let conn = &mut self.conns[i];
+                for _ in 0..batch {
+                    let (op, key) = self.source.next(all_get, all_set);
+                    conn.push(&self.words, op, key);
+                }
+                conn.start_batch()?;
+            }
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,134 @@
+//! The words on the wire: ready-made requests, and the values that name their key.
+//!
+//! Promises that building a request is two copies and twelve digits, with no formatting and no allocation, and that a value can
+//! be checked against its key: its first bytes are the key, its last bytes depend on it too, so a torn or misplaced value shows.
+//! The filler is random, so that no compression between the server and its disk (zswap, a clever device) flatters anyone.
+
+use super::Op;
+use super::keys::Rng;
+
+/// Length of every key: `key:` and twelve digits.
+pub const KEY_BYTES: usize = 16;
+/// Shortest value: the key alone.
+pub const VALUE_BYTES_MIN: usize = KEY_BYTES;
+/// The filler of two keys starts at different places of one random run.
+const FILLER_SPREAD_BYTES: u64 = 4096;
+/// How many of a value's last bytes are compared.
+const TAIL_BYTES: usize = 8;
+
+const GET_HEAD: &[u8] = b"*2\r\n$3\r\nGET\r\n$16\r\n";
+const SET_HEAD: &[u8] = b"*3\r\n$3\r\nSET\r\n$16\r\n";
+
+/// Requests and values for one value length.
+pub struct Words {
+    value_bytes: usize,
+    value_head: Vec<u8>,
+    filler: Vec<u8>,
+}
+
+impl Words {
+    pub fn new(value_bytes: usize) -> Words {
+        assert!(value_bytes >= VALUE_BYTES_MIN);
+        let mut rng = Rng::new(0x7e44_ace0);
+        let filler_bytes = value_bytes + FILLER_SPREAD_BYTES as usize + 8;
+        let mut filler = Vec::with_capacity(filler_bytes);
+        while filler.len() < filler_bytes {
+            filler.extend_from_slice(&rng.next().to_le_bytes());
+        }
+        Words {
+            value_bytes,
+            value_head: format!("\r\n${value_bytes}\r\n").into_bytes(),
+            filler,
+        }
+    }
+
+    pub fn push(&self, out: &mut Vec<u8>, op: Op, key: u64) {
+        let name = key_name(key);
+        match op {
+            Op::Get => {
+                out.extend_from_slice(GET_HEAD);
+                out.extend_from_slice(&name);
+            }
+            Op::Set => {
+                out.extend_from_slice(SET_HEAD);
+                out.extend_from_slice(&name);
+                out.extend_from_slice(&self.value_head);
+                out.extend_from_slice(&name);
+                out.extend_from_slice(self.rest(key));
+            }
+        }
+        out.extend_from_slice(b"\r\n");
+    }
+
+    fn rest(&self, key: u64) -> &[u8] {
+        let from = (key.wrapping_mul(0x9e37_79b9) % FILLER_SPREAD_BYTES) as usize;
+        &self.filler[from..from + self.value_bytes - KEY_BYTES]
+    }
+
+    /// Whether `value` is the one this generator writes for `key`.
+    pub fn is_value_of(&self, value: &[u8], key: u64) -> bool {
+        if value.len() != self.value_bytes || value[..KEY_BYTES] != key_name(key) {
+            return false;
+        }
+        let rest = self.rest(key);
+        let tail = rest.len().min(TAIL_BYTES);
+        value[value.len() - tail..] == rest[rest.len() - tail..]
+    }
+}
+
+/// The name of key number `key`.
+pub fn key_name(key: u64) -> [u8; KEY_BYTES] {
+    let mut name = *b"key:000000000000";
+    let mut left = key;
+    for digit in name[4..].iter_mut().rev() {
+        *digit = b'0' + (left % 10) as u8;
+        left /= 10;
+    }
+    name
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_have_twelve_digits() {
+        assert_eq!(&key_name(0), b"key:000000000000");
+        assert_eq!(&key_name(999_999_999_999), b"key:999999999999");
+        assert_eq!(&key_name(1_234_567), b"key:000001234567");
+    }
+
+    #[test]
+    fn a_value_belongs_to_one_key_only() {
+        for value_bytes in [16usize, 17, 20, 100, 1024] {
+            let words = Words::new(value_bytes);
+            let mut out = Vec::new();
+            words.push(&mut out, Op::Set, 42);
+            let mut value = out[out.len() - 2 - value_bytes..out.len() - 2].to_vec();
+            assert!(words.is_value_of(&value, 42));
+            assert!(!words.is_value_of(&value, 43));
+            assert!(!words.is_value_of(&value[1..], 42));
+            *value.last_mut().unwrap() ^= 1;
+            assert!(
+                !words.is_value_of(&value, 42),
+                "a torn end of {value_bytes} bytes must show"
+            );
+        }
+    }
+
+    #[test]
+    fn requests_are_resp() {
+        let words = Words::new(20);
+        let mut out = Vec::new();
+        words.push(&mut out, Op::Get, 7);
+        assert_eq!(out, b"*2\r\n$3\r\nGET\r\n$16\r\nkey:000000000007\r\n");
+        out.clear();
+        words.push(&mut out, Op::Set, 7);
+        assert!(
+            out.starts_with(
+                b"*3\r\n$3\r\nSET\r\n$16\r\nkey:000000000007\r\n$20\r\nkey:000000000007"
+            )
+        );
+        assert!(out.ends_with(b"\r\n"));
+    }
+}

@@ -1,0 +1,298 @@
+//! The servers that are measured: ours and its peers, each started the same way.
+//!
+//! Promises that a server runs on the CPU and in the cgroup it was given, that it listens on loopback only, and that it is gone
+//! before its cgroup is. Never measures; never keeps data of a peer.
+
+use crate::cgroup::{Cgroup, Usage};
+use crate::client::{Answer, Client};
+use crate::process::{self, Guard};
+use crate::stop;
+use anyhow::{Context, Result, bail};
+use std::collections::HashMap;
+use std::fs;
+use std::net::{Ipv4Addr, SocketAddr, TcpListener};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+/// How long a server may take until it answers; ours may have to write its whole pool once first.
+const READY_MAX_S: u64 = 300;
+/// How long a server may take to stop.
+const STOP_MAX_S: u64 = 120;
+/// Pause between two tries to reach a starting server; it bounds the error of a start's time.
+const READY_PAUSE_US: u64 = 500;
+/// Bound on one wait of the small client.
+const CLIENT_WAIT_MAX_S: u64 = 60;
+
+/// Who serves.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Peer {
+    /// `terrace serve`.
+    Terrace,
+    /// redis-server without persistence.
+    Redis,
+    /// redis-server with an append-only file synced at every write.
+    RedisAlways,
+}
+
+impl Peer {
+    /// Name in tables.
+    pub fn name(self) -> &'static str {
+        match self {
+            Peer::Terrace => "terrace",
+            Peer::Redis => "redis",
+            Peer::RedisAlways => "redis, fsync always",
+        }
+    }
+
+    /// Why it cannot run here, if so.
+    pub fn missing(self) -> Option<&'static str> {
+        match self {
+            Peer::Terrace => None,
+            Peer::Redis | Peer::RedisAlways => (!process::installed("redis-server"))
+                .then_some("not installed (apt-get install redis-server)"),
+        }
+    }
+}
+
+/// How to start a server.
+#[derive(Debug, Clone)]
+pub struct Spec {
+    /// Who.
+    pub peer: Peer,
+    /// The executable of ours.
+    pub exe: PathBuf,
+    /// Pool directory of ours, working directory of a peer.
+    pub dir: PathBuf,
+    /// Where its output goes.
+    pub log: PathBuf,
+    /// Bound on DRAM, ours only.
+    pub dram_bytes: u64,
+    /// Space on the SSD, ours only.
+    pub ssd_bytes: u64,
+    /// The CPU it stays on; None lets it use all.
+    pub cpu: Option<usize>,
+}
+
+impl Spec {
+    fn argv(&self, port: u16) -> Vec<String> {
+        let dir = self.dir.display().to_string();
+        let port_text = port.to_string();
+        let words: Vec<String> = match self.peer {
+            Peer::Terrace => {
+                let addr = format!("127.0.0.1:{port}");
+                let (exe, dram, ssd) = (
+                    self.exe.display().to_string(),
+                    size_text(self.dram_bytes),
+                    size_text(self.ssd_bytes),
+                );
+                let head = [
+                    &exe, "serve", "--pool", &dir, "--dram", &dram, "--ssd", &ssd, "--resp", &addr,
+                ];
+                let tail = ["--durability", "async", "--threads", "1"];
+                head.iter().chain(&tail).map(ToString::to_string).collect()
+            }
+            Peer::Redis | Peer::RedisAlways => {
+                let aof = if self.peer == Peer::RedisAlways {
+                    "yes"
+                } else {
+                    "no"
+                };
+                let head = [
+                    "redis-server",
+                    "--bind",
+                    "127.0.0.1",
+                    "--port",
+                    &port_text,
+                    "--dir",
+                    &dir,
+                    "--save",
+                    "",
+                ];
+                let tail = [
+                    "--appendonly",
+                    aof,
+                    "--appendfsync",
+                    "always",
+                    "--daemonize",
+                    "no",
+                ];
+                head.iter().chain(&tail).map(ToString::to_string).collect()
+            }
+        };
+        words
+    }
+}
+
+/// A size as ours takes it: a whole number of MiB as `M`, else of KiB as `K`.
+fn size_text(bytes: u64) -> String {
+    if bytes.is_multiple_of(1 << 20) {
+        format!("{}M", bytes >> 20)
+    } else {
+        format!("{}K", bytes >> 10)
+    }
+}
+
+/// A running server. Fields in this order: the process must be gone before its group is removed.
+#[derive(Debug)]
+pub struct Server {
+    guard: Guard,
+    cgroup: Option<Cgroup>,
+    addr: SocketAddr,
+    started: Instant,
+    peer: Peer,
+}
+
+impl Server {
+    /// Starts a server and does not wait for it.
+    pub fn start(spec: &Spec, cgroup: Option<Cgroup>) -> Result<Server> {
+        fs::create_dir_all(&spec.dir).with_context(|| format!("making {}", spec.dir.display()))?;
+        let port = free_port()?;
+        let words = spec.argv(port);
+        let argv: Vec<&str> = words.iter().map(String::as_str).collect();
+        let started = Instant::now();
+        let guard = Guard::start(&argv, cgroup.as_ref(), spec.cpu, &spec.log)?;
+        Ok(Server {
+            guard,
+            cgroup,
+            addr: (Ipv4Addr::LOCALHOST, port).into(),
+            started,
+            peer: spec.peer,
+        })
+    }
+
+    /// Starts a server and waits until it answers.
+    pub fn start_ready(spec: &Spec, cgroup: Option<Cgroup>) -> Result<Server> {
+        let mut server = Server::start(spec, cgroup)?;
+        server.wait_for(&["PING"], |answer| {
+            *answer == Answer::Text(b"PONG".to_vec())
+        })?;
+        Ok(server)
+    }
+
+    /// Asks again and again until the answer is accepted; returns the seconds from the start of the process to that answer.
+    pub fn wait_for(&mut self, command: &[&str], accept: impl Fn(&Answer) -> bool) -> Result<f64> {
+        loop {
+            stop::check()?;
+            self.guard.check_running()?;
+            if let Ok(mut client) = Client::connect(self.addr, CLIENT_WAIT_MAX_S)
+                && let Ok(answer) = client.call(command)
+                && accept(&answer)
+            {
+                return Ok(self.started.elapsed().as_secs_f64());
+            }
+            if self.started.elapsed().as_secs() > READY_MAX_S {
+                bail!(
+                    "`{}` did not answer {} within {READY_MAX_S} s",
+                    self.guard.argv(),
+                    command[0]
+                );
+            }
+            std::thread::sleep(Duration::from_micros(READY_PAUSE_US));
+        }
+    }
+
+    /// Where it listens.
+    pub fn addr(&self) -> SocketAddr {
+        self.addr
+    }
+
+    /// Who it is.
+    pub fn peer(&self) -> Peer {
+        self.peer
+    }
+
+    /// Its command line.
+    pub fn argv(&self) -> &str {
+        self.guard.argv()
+    }
+
+    /// What its cgroup went through; None without one.
+    pub fn usage(&self) -> Option<Usage> {
+        self.cgroup.as_ref().map(Cgroup::usage)
+    }
+
+    /// The numbers of its INFO.
+    pub fn info(&self) -> Result<HashMap<String, f64>> {
+        Client::connect(self.addr, CLIENT_WAIT_MAX_S)?.info()
+    }
+
+    /// The number of its keys.
+    pub fn dbsize(&self) -> Result<u64> {
+        match Client::connect(self.addr, CLIENT_WAIT_MAX_S)?.call(&["DBSIZE"])? {
+            Answer::Number(n) => u64::try_from(n).context("DBSIZE below zero"),
+            other => bail!("DBSIZE was answered with {other:?}"),
+        }
+    }
+
+    /// Fails with its log when it has ended.
+    pub fn check_running(&mut self) -> Result<()> {
+        self.guard.check_running()
+    }
+
+    /// Stops it with SHUTDOWN and waits for its end; fails when it ends with an error.
+    pub fn shut_down(mut self) -> Result<()> {
+        let mut client = Client::connect(self.addr, CLIENT_WAIT_MAX_S)?;
+        // A server that stops well closes the connection instead of answering.
+        if let Ok(Answer::Error(text)) = client.call(&["SHUTDOWN"]) {
+            bail!("`{}` refused to shut down: {text}", self.guard.argv());
+        }
+        let status = self.guard.wait_max(STOP_MAX_S)?;
+        if !status.success() {
+            bail!("`{}` ended with {status} after SHUTDOWN", self.guard.argv());
+        }
+        Ok(())
+    }
+
+    /// Kills it with SIGKILL.
+    pub fn kill(mut self) -> Result<()> {
+        self.guard.kill().map(drop)
+    }
+}
+
+fn free_port() -> Result<u16> {
+    // The port could be taken by another process until the server binds it; then the server says so and the run fails.
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).context("finding a free port")?;
+    Ok(listener.local_addr()?.port())
+}
+
+/// Takes both checkpoints of a stopped pool of ours away, so that the next start must read its log.
+pub fn drop_checkpoints(exe: &Path, pool: &Path) -> Result<()> {
+    process::run(&[
+        &exe.display().to_string(),
+        "pool",
+        "drop-checkpoints",
+        &pool.display().to_string(),
+    ])
+    .map(drop)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn argv_of_ours_follows_the_contract() {
+        let spec = Spec {
+            peer: Peer::Terrace,
+            exe: "t".into(),
+            dir: "/p".into(),
+            log: "/l".into(),
+            dram_bytes: 256 << 20,
+            ssd_bytes: 4 << 30,
+            cpu: Some(0),
+        };
+        let argv = spec.argv(7000).join(" ");
+        let contract = "t serve --pool /p --dram 256M --ssd 4096M --resp 127.0.0.1:7000 --durability async --threads 1";
+        assert_eq!(argv, contract);
+        let redis = Spec {
+            peer: Peer::Redis,
+            ..spec
+        }
+        .argv(7000);
+        assert!(
+            redis.windows(2).any(|w| w == ["--save", ""])
+                && redis.windows(2).any(|w| w == ["--appendonly", "no"])
+        );
+        assert_eq!(size_text(1 << 10), "1K");
+    }
+}
