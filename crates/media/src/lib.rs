@@ -1,1 +1,40 @@
-//! To be written.
+//! Where bytes rest: block media ([`FileDevice`], over io_uring with direct I/O), byte media
+//! ([`Arena`], locked shared memory) and their simulated twins ([`sim`]).
+//!
+//! Promises: a buffer lent to the kernel stays alive and unchanged until its completion is
+//! reaped; every operation ends in exactly one [`Done`]; space is reserved when a medium is made,
+//! so that a full file system is met then and not under load; every failure is an error value.
+//!
+//! Never: caches, retries a failed flush, looks at what the bytes mean, or starts a thread.
+
+mod arena;
+mod buf;
+mod disk;
+mod error;
+mod file;
+mod pages;
+mod probe;
+pub mod sim;
+mod sync;
+mod uring;
+
+pub use arena::{Arena, Piece};
+pub use buf::{Buf, Frozen, SegBuf};
+pub use disk::{
+    BLOCKING_TOKEN, Counters, Device, Disk, Done, Op, Wait, flush_blocking, read_blocking,
+    run_among, write_blocking,
+};
+pub use error::MediaError;
+pub use file::FileDevice;
+pub use probe::{Probe, RingFeatures, probe};
+pub use uring::{QueueOptions, TaskRun};
+
+/// Unit and alignment of direct I/O: offsets, lengths and addresses are multiples of it.
+pub const BLOCK_BYTES: usize = 4096;
+
+/// The longest single operation; longer ones are refused by an assertion, since Linux would cut
+/// them short at 2 GiB.
+pub const OP_BYTES_MAX: usize = 1 << 30;
+
+/// The deepest queue a device opens; what is submitted beyond the depth waits in the backlog.
+pub const QUEUE_DEPTH_MAX: u32 = 4096;

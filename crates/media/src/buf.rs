@@ -1,0 +1,274 @@
+//! Buffers for direct I/O: [`Buf`] (owned), [`SegBuf`] (filled from the front) and [`Frozen`]
+//! (a range of a `SegBuf` that is lent out).
+//!
+//! Promises: aligned to `BLOCK_BYTES`; bytes below a `SegBuf`'s frozen mark never change while
+//! any `Frozen` lives; a `Frozen` keeps its memory alive whatever happens to the `SegBuf`.
+//! Never: copies, or hands out a mutable view of frozen bytes.
+
+use crate::BLOCK_BYTES;
+use crate::pages::Pages;
+use std::fmt;
+use std::ops::{Deref, DerefMut, Range};
+use std::sync::Arc;
+
+/// Owned, page-aligned memory.
+pub struct Buf {
+    pages: Pages,
+}
+
+impl Buf {
+    /// `len` zero bytes, rounded up to a multiple of [`BLOCK_BYTES`], at least one block.
+    pub fn zeroed(len: usize) -> Buf {
+        Buf {
+            pages: Pages::zeroed(len),
+        }
+    }
+
+    /// Length in bytes.
+    #[allow(clippy::len_without_is_empty)] // A Buf is never empty.
+    pub fn len(&self) -> usize {
+        self.pages.len()
+    }
+}
+
+impl Deref for Buf {
+    type Target = [u8];
+    fn deref(&self) -> &[u8] {
+        // SAFETY: the memory is initialised and lives as long as `self`; only `deref_mut` writes
+        // to it, and that needs `&mut self`.
+        unsafe { std::slice::from_raw_parts(self.pages.as_ptr(), self.pages.len()) }
+    }
+}
+
+impl DerefMut for Buf {
+    fn deref_mut(&mut self) -> &mut [u8] {
+        // SAFETY: the memory is initialised, lives as long as `self`, and `&mut self` is the only
+        // way to it.
+        unsafe { std::slice::from_raw_parts_mut(self.pages.as_ptr(), self.pages.len()) }
+    }
+}
+
+impl fmt::Debug for Buf {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Buf({} bytes)", self.len())
+    }
+}
+
+/// A segment being filled by one writer. `[..frozen_len]` never changes again and may be lent out
+/// as [`Frozen`]; `[frozen_len..]` is the writer's own.
+pub struct SegBuf {
+    pages: Arc<Pages>,
+    frozen_len: usize,
+}
+
+impl SegBuf {
+    /// `len` zero bytes, rounded up to a multiple of [`BLOCK_BYTES`], nothing frozen.
+    pub fn zeroed(len: usize) -> SegBuf {
+        SegBuf {
+            pages: Arc::new(Pages::zeroed(len)),
+            frozen_len: 0,
+        }
+    }
+
+    /// Length of the whole segment in bytes.
+    #[allow(clippy::len_without_is_empty)] // A SegBuf is never empty.
+    pub fn len(&self) -> usize {
+        self.pages.len()
+    }
+
+    /// Bytes that will not change again.
+    pub fn frozen_len(&self) -> usize {
+        self.frozen_len
+    }
+
+    /// The frozen bytes, `[..frozen_len]`.
+    pub fn frozen(&self) -> &[u8] {
+        self.filled(self.frozen_len)
+    }
+
+    /// The bytes still to be filled, `[frozen_len..]`.
+    pub fn open_mut(&mut self) -> &mut [u8] {
+        let open_len = self.len() - self.frozen_len;
+        // SAFETY: the range lies in the memory (frozen_len <= len, kept by `freeze`) and is
+        // initialised. Every Frozen ends at or before frozen_len, so none overlaps it, and all
+        // other views of it borrow this SegBuf, which `&mut self` excludes.
+        unsafe {
+            std::slice::from_raw_parts_mut(self.pages.as_ptr().add(self.frozen_len), open_len)
+        }
+    }
+
+    /// Any prefix, frozen or not, for the owner to read. Panics if `upto` exceeds the length.
+    pub fn filled(&self, upto: usize) -> &[u8] {
+        assert!(
+            upto <= self.len(),
+            "prefix of {upto} bytes of a segment of {}",
+            self.len()
+        );
+        // SAFETY: in range and initialised. Frozen bytes have no writer; the open rest is written
+        // only through `open_mut`, whose `&mut self` excludes this borrow.
+        unsafe { std::slice::from_raw_parts(self.pages.as_ptr(), upto) }
+    }
+
+    /// Freezes `[frozen_len..upto]` and lends that range. `upto` is a multiple of
+    /// [`BLOCK_BYTES`], not below the mark and not beyond the end, else this panics.
+    pub fn freeze(&mut self, upto: usize) -> Frozen {
+        assert!(
+            upto.is_multiple_of(BLOCK_BYTES),
+            "freeze up to {upto}: not a whole block"
+        );
+        assert!(
+            (self.frozen_len..=self.len()).contains(&upto),
+            "freeze up to {upto}: allowed is {}..={}",
+            self.frozen_len,
+            self.len()
+        );
+        let range = self.frozen_len..upto;
+        self.frozen_len = upto;
+        Frozen {
+            pages: Arc::clone(&self.pages),
+            range,
+        }
+    }
+
+    /// Takes back the mark for filling the memory anew, if no [`Frozen`] lives any more; else
+    /// gives the segment back unchanged. The old bytes stay: the next writer overwrites them.
+    pub fn recycle(mut self) -> Result<SegBuf, SegBuf> {
+        // `get_mut` synchronises with the drop of the last other handle, so that its reads are
+        // over before the next write.
+        if Arc::get_mut(&mut self.pages).is_none() {
+            return Err(self);
+        }
+        self.frozen_len = 0;
+        Ok(self)
+    }
+}
+
+impl fmt::Debug for SegBuf {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "SegBuf({} of {} bytes frozen)",
+            self.frozen_len,
+            self.len()
+        )
+    }
+}
+
+/// A lent, immutable range of a [`SegBuf`]. Cloning lends the same bytes again.
+#[derive(Clone)]
+pub struct Frozen {
+    pages: Arc<Pages>,
+    range: Range<usize>,
+}
+
+impl Frozen {
+    /// Where this range lies in its segment, in bytes.
+    pub fn range(&self) -> Range<usize> {
+        self.range.clone()
+    }
+
+    /// A part of this range, counted from its start. Panics if it does not lie in it.
+    pub fn slice(&self, part: Range<usize>) -> Frozen {
+        assert!(
+            part.start <= part.end && part.end <= self.len(),
+            "{part:?} of {} bytes",
+            self.len()
+        );
+        let start = self.range.start + part.start;
+        Frozen {
+            pages: Arc::clone(&self.pages),
+            range: start..start + part.len(),
+        }
+    }
+}
+
+impl Deref for Frozen {
+    type Target = [u8];
+    fn deref(&self) -> &[u8] {
+        // SAFETY: in range and initialised when it was frozen; the memory lives while this Arc
+        // does; a SegBuf writes only above its mark, which falls only when no Frozen is left.
+        unsafe {
+            std::slice::from_raw_parts(self.pages.as_ptr().add(self.range.start), self.range.len())
+        }
+    }
+}
+
+impl fmt::Debug for Frozen {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Frozen({:?})", self.range)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn buffers_are_aligned_zeroed_and_rounded_up() {
+        for len in [0, 1, 4096, 4097, 127 * 1024, 128 * 1024, 1 << 20] {
+            let mut buf = Buf::zeroed(len);
+            assert_eq!(buf.len(), len.max(1).next_multiple_of(BLOCK_BYTES));
+            assert!(buf.as_ptr().addr().is_multiple_of(BLOCK_BYTES));
+            assert!(buf.iter().all(|&b| b == 0));
+            buf.fill(7);
+            assert!(buf.iter().all(|&b| b == 7));
+        }
+    }
+
+    #[test]
+    fn frozen_bytes_stay_while_the_writer_goes_on() {
+        let mut seg = SegBuf::zeroed(4 * BLOCK_BYTES);
+        seg.open_mut()[..BLOCK_BYTES].fill(1);
+        let first = seg.freeze(BLOCK_BYTES);
+        seg.open_mut().fill(2);
+        assert_eq!(seg.filled(BLOCK_BYTES + 1)[BLOCK_BYTES], 2);
+        let second = seg.freeze(3 * BLOCK_BYTES);
+        seg.open_mut().fill(3);
+        assert!(first.iter().all(|&b| b == 1) && first.len() == BLOCK_BYTES);
+        assert!(second.iter().all(|&b| b == 2) && second.range() == (4096..12288));
+        assert_eq!(second.slice(4096..8192).range(), 8192..12288);
+        assert_eq!(seg.frozen().len(), 3 * BLOCK_BYTES);
+        drop(seg);
+        assert!(
+            second.iter().all(|&b| b == 2),
+            "a Frozen outlives its segment"
+        );
+    }
+
+    #[test]
+    fn recycle_waits_for_the_last_frozen_on_another_thread() {
+        let mut seg = SegBuf::zeroed(1 << 20);
+        seg.open_mut().fill(5);
+        let frozen = seg.freeze(1 << 20);
+        let reader = std::thread::spawn(move || frozen.iter().map(|&b| u64::from(b)).sum::<u64>());
+        let mut sum_known = None;
+        loop {
+            match seg.recycle() {
+                Ok(recycled) => break assert_eq!(recycled.frozen_len(), 0),
+                Err(given_back) => seg = given_back,
+            }
+            assert_eq!(seg.frozen_len(), 1 << 20);
+            assert!(
+                sum_known.is_none(),
+                "the reader has ended, so no Frozen is left"
+            );
+            sum_known = reader.is_finished().then_some(());
+            std::thread::yield_now();
+        }
+        assert_eq!(reader.join().unwrap(), 5 << 20);
+    }
+
+    #[test]
+    #[should_panic(expected = "not a whole block")]
+    fn freezing_part_of_a_block_is_refused() {
+        SegBuf::zeroed(8192).freeze(100);
+    }
+
+    #[test]
+    #[should_panic(expected = "allowed is 4096..=8192")]
+    fn the_mark_never_moves_back() {
+        let mut seg = SegBuf::zeroed(8192);
+        let _first = seg.freeze(4096);
+        seg.freeze(0);
+    }
+}

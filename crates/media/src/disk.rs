@@ -1,0 +1,292 @@
+//! The contract of block media: [`Device`], its queues ([`Disk`]) and operations ([`Op`]), and
+//! helpers that wait for one operation.
+//!
+//! Promises: whatever is submitted ends in exactly one [`Done`], also on error; buffers come back
+//! with it. A flush covers the writes whose `Done` was reaped before the flush was submitted.
+//! Never: orders operations that are in flight together, or retries a failed flush.
+
+use crate::{BLOCK_BYTES, Buf, Frozen, MediaError, OP_BYTES_MAX};
+use std::os::fd::RawFd;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::time::Duration;
+
+/// One operation. Offsets are in bytes from the start of the device.
+#[derive(Debug)]
+pub enum Op {
+    /// Fill `buf` from `offset` on.
+    Read {
+        /// First byte, a multiple of [`BLOCK_BYTES`].
+        offset: u64,
+        /// Filled over its whole length; comes back in [`Done::buf`].
+        buf: Buf,
+    },
+    /// Write a frozen range of a segment.
+    Write {
+        /// First byte, a multiple of [`BLOCK_BYTES`].
+        offset: u64,
+        /// What to write; its length is a multiple of [`BLOCK_BYTES`].
+        data: Frozen,
+    },
+    /// Write an owned buffer.
+    WriteBuf {
+        /// First byte, a multiple of [`BLOCK_BYTES`].
+        offset: u64,
+        /// Written over its whole length; comes back in [`Done::buf`].
+        buf: Buf,
+    },
+    /// Make durable what was written and reaped before this was submitted.
+    Flush,
+}
+
+impl Op {
+    pub(crate) fn name(&self) -> &'static str {
+        match self {
+            Op::Read { .. } => "read",
+            Op::Write { .. } | Op::WriteBuf { .. } => "write",
+            Op::Flush => "flush",
+        }
+    }
+
+    pub(crate) fn offset(&self) -> u64 {
+        match self {
+            Op::Read { offset, .. } | Op::Write { offset, .. } | Op::WriteBuf { offset, .. } => {
+                *offset
+            }
+            Op::Flush => 0,
+        }
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        match self {
+            Op::Read { buf, .. } | Op::WriteBuf { buf, .. } => buf.len(),
+            Op::Write { data, .. } => data.len(),
+            Op::Flush => 0,
+        }
+    }
+
+    /// The buffer that goes back to the caller.
+    pub(crate) fn into_buf(self) -> Option<Buf> {
+        match self {
+            Op::Read { buf, .. } | Op::WriteBuf { buf, .. } => Some(buf),
+            Op::Write { .. } | Op::Flush => None,
+        }
+    }
+
+    /// Panics on a misaligned or overlong operation (a mistake of the caller, not of the world);
+    /// an error if the range does not lie on a device of `device_bytes`.
+    pub(crate) fn check(&self, device_bytes: u64) -> Result<(), MediaError> {
+        let (offset, len) = (self.offset(), self.len());
+        assert!(
+            offset.is_multiple_of(BLOCK_BYTES as u64),
+            "{} at byte {offset}",
+            self.name()
+        );
+        assert!(
+            len.is_multiple_of(BLOCK_BYTES),
+            "{} of {len} bytes",
+            self.name()
+        );
+        assert!(
+            len <= OP_BYTES_MAX,
+            "{} of {len} bytes, allowed is {OP_BYTES_MAX}",
+            self.name()
+        );
+        match offset.checked_add(len as u64) {
+            Some(end) if end <= device_bytes => Ok(()),
+            _ => Err(MediaError::OutOfRange {
+                op: self.name(),
+                offset,
+                len,
+                device_bytes,
+            }),
+        }
+    }
+
+    pub(crate) fn io_error(&self, errno: i32) -> MediaError {
+        MediaError::Io {
+            op: self.name(),
+            offset: self.offset(),
+            len: self.len(),
+            errno,
+        }
+    }
+
+    pub(crate) fn short_error(&self, moved_bytes: usize) -> MediaError {
+        MediaError::Short {
+            op: self.name(),
+            offset: self.offset(),
+            len: self.len(),
+            moved_bytes,
+        }
+    }
+}
+
+/// The end of one operation.
+#[derive(Debug)]
+pub struct Done {
+    /// The token it was submitted under.
+    pub token: u64,
+    /// Whether it was done in full.
+    pub result: Result<(), MediaError>,
+    /// The buffer of a `Read` or `WriteBuf`, also on error. Only a queue whose ring the kernel
+    /// refuses to serve any longer keeps it: the device may still be writing to it.
+    pub buf: Option<Buf>,
+}
+
+/// How long [`Disk::reap`] waits.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Wait {
+    /// Only take what has finished.
+    No,
+    /// Until at least one operation has finished, or the time is up.
+    For(Duration),
+}
+
+/// One thread's submission and completion queue on a device. Dropping it waits for what the
+/// device has in hand, and forgets the backlog.
+pub trait Disk: Send {
+    /// Queues an operation and returns at once; beyond the ring's depth it waits in a local
+    /// backlog, which the caller bounds by what it submits. Offsets and lengths are multiples of
+    /// [`BLOCK_BYTES`] and lengths at most [`OP_BYTES_MAX`], else this panics.
+    fn submit(&mut self, token: u64, op: Op);
+
+    /// Hands what is queued to the kernel, in one system call.
+    fn kick(&mut self);
+
+    /// Kicks, then adds everything that has finished to `done`.
+    fn reap(&mut self, wait: Wait, done: &mut Vec<Done>);
+
+    /// Operations submitted and not yet reaped, the backlog included.
+    fn in_flight(&self) -> usize;
+
+    /// A descriptor that is readable while completions wait to be reaped, for `epoll`.
+    fn poll_fd(&self) -> Option<RawFd>;
+}
+
+/// A block medium.
+pub trait Device: Send + Sync {
+    /// Its length in bytes, a multiple of [`BLOCK_BYTES`]; never changes.
+    fn len_bytes(&self) -> u64;
+
+    /// A new queue that keeps up to `depth` operations in the kernel's hands (1 to
+    /// [`crate::QUEUE_DEPTH_MAX`]). It may move to another thread.
+    fn queue(&self, depth: u32) -> Result<Box<dyn Disk>, MediaError>;
+
+    /// What it is and how it is reached, for people.
+    fn describe(&self) -> String;
+
+    /// What all its queues together have finished without error since it was opened.
+    fn counters(&self) -> Counters;
+}
+
+/// Operations finished without error, and their bytes.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Counters {
+    /// Reads.
+    pub reads: u64,
+    /// Bytes read.
+    pub read_bytes: u64,
+    /// Writes.
+    pub writes: u64,
+    /// Bytes written.
+    pub write_bytes: u64,
+    /// Flushes.
+    pub flushes: u64,
+}
+
+/// [`Counters`] that many queues add to. Relaxed: they are statistics and order nothing.
+#[derive(Debug, Default)]
+pub(crate) struct SharedCounters {
+    reads: AtomicU64,
+    read_bytes: AtomicU64,
+    writes: AtomicU64,
+    write_bytes: AtomicU64,
+    flushes: AtomicU64,
+}
+
+impl SharedCounters {
+    pub(crate) fn count(&self, op: &Op) {
+        match op {
+            Op::Read { .. } => {
+                self.reads.fetch_add(1, Relaxed);
+                self.read_bytes.fetch_add(op.len() as u64, Relaxed);
+            }
+            Op::Write { .. } | Op::WriteBuf { .. } => {
+                self.writes.fetch_add(1, Relaxed);
+                self.write_bytes.fetch_add(op.len() as u64, Relaxed);
+            }
+            Op::Flush => {
+                self.flushes.fetch_add(1, Relaxed);
+            }
+        }
+    }
+
+    pub(crate) fn read(&self) -> Counters {
+        Counters {
+            reads: self.reads.load(Relaxed),
+            read_bytes: self.read_bytes.load(Relaxed),
+            writes: self.writes.load(Relaxed),
+            write_bytes: self.write_bytes.load(Relaxed),
+            flushes: self.flushes.load(Relaxed),
+        }
+    }
+}
+
+/// The token the blocking helpers submit under; callers use any other.
+pub const BLOCKING_TOKEN: u64 = u64::MAX;
+
+/// How long one wait of a blocking helper lasts before it looks again.
+const BLOCKING_WAIT: Duration = Duration::from_millis(100);
+
+/// Submits `op` under [`BLOCKING_TOKEN`] and waits for it; what else finishes meanwhile goes to
+/// `others`. Nothing else in flight may use that token.
+pub fn run_among(disk: &mut dyn Disk, op: Op, others: &mut Vec<Done>) -> Done {
+    disk.submit(BLOCKING_TOKEN, op);
+    let mut finished = Vec::new();
+    let mut own = None;
+    while own.is_none() {
+        disk.reap(Wait::For(BLOCKING_WAIT), &mut finished);
+        for done in finished.drain(..) {
+            match done.token {
+                BLOCKING_TOKEN => own = Some(done),
+                _ => others.push(done),
+            }
+        }
+    }
+    own.expect("the loop ends only with it")
+}
+
+fn run_alone(disk: &mut dyn Disk, op: Op) -> Result<Option<Buf>, MediaError> {
+    assert_eq!(
+        disk.in_flight(),
+        0,
+        "a blocking helper needs an idle queue; see run_among"
+    );
+    let done = run_among(disk, op, &mut Vec::new());
+    done.result.map(|()| done.buf)
+}
+
+/// Reads `len` bytes (rounded up to whole blocks) at `offset` and waits for them. Panics if
+/// anything else is in flight; [`run_among`] allows that.
+pub fn read_blocking(disk: &mut dyn Disk, offset: u64, len: usize) -> Result<Buf, MediaError> {
+    let buf = run_alone(
+        disk,
+        Op::Read {
+            offset,
+            buf: Buf::zeroed(len),
+        },
+    )?;
+    Ok(buf.expect("a read that succeeded gives its buffer back"))
+}
+
+/// Writes `buf` at `offset`, waits, and gives the buffer back. Not durable before a flush. Panics
+/// if anything else is in flight.
+pub fn write_blocking(disk: &mut dyn Disk, offset: u64, buf: Buf) -> Result<Buf, MediaError> {
+    let buf = run_alone(disk, Op::WriteBuf { offset, buf })?;
+    Ok(buf.expect("a write that succeeded gives its buffer back"))
+}
+
+/// Makes all writes reaped so far durable and waits for it. Panics if anything else is in flight.
+pub fn flush_blocking(disk: &mut dyn Disk) -> Result<(), MediaError> {
+    run_alone(disk, Op::Flush).map(|_| ())
+}

@@ -1,0 +1,371 @@
+//! [`FileDevice`]: a block medium on a regular file or a block device, with direct I/O.
+//!
+//! Promises: a file that is made has all its space reserved and every block written once (a later
+//! overwrite then changes no metadata and is durable after one flush of the device's cache); a
+//! file that could not be made in full is removed again; data is readable by the owner only.
+//! Never: overwrites an existing file, or touches a block device that is mounted.
+
+use crate::disk::SharedCounters;
+use crate::sync::SyncDisk;
+use crate::uring::{QueueOptions, UringDisk, build_ring};
+use crate::{BLOCK_BYTES, Buf, Counters, Device, Disk, MediaError, QUEUE_DEPTH_MAX, TaskRun};
+use rustix::fs::{FallocateFlags, OFlags, fallocate, fstatvfs};
+use rustix::io::Errno;
+use std::fs::{File, OpenOptions};
+use std::io::{Seek, SeekFrom};
+use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+/// Length of one write when a new file is filled with zeros.
+const PREWRITE_BYTES: usize = 4 << 20;
+
+/// A regular file or a block device, opened for direct I/O.
+pub struct FileDevice {
+    path: PathBuf,
+    file: Arc<File>,
+    len_bytes: u64,
+    is_direct: bool,
+    is_block_device: bool,
+    engine: Engine,
+    options: QueueOptions,
+    counters: Arc<SharedCounters>,
+}
+
+/// How operations reach the kernel.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Engine {
+    Ring(TaskRun),
+    /// The ring is not to be had, for this reason.
+    Sync(i32),
+}
+
+/// Removes a file that is being made, unless it was finished.
+struct Unfinished<'a> {
+    path: &'a Path,
+    finished: bool,
+}
+
+impl Drop for Unfinished<'_> {
+    fn drop(&mut self) {
+        if !self.finished {
+            // Nothing better can be done here; the caller hears of the first error.
+            let _removed = std::fs::remove_file(self.path);
+        }
+    }
+}
+
+impl FileDevice {
+    /// Makes a file of `len_bytes` (a multiple of [`BLOCK_BYTES`], at least one block) that only
+    /// its owner may read: reserves its space, writes it once with zeros and makes it durable.
+    /// `progress` hears after each step how many bytes are written.
+    ///
+    /// If `path` is a block device or a link to one, nothing is written: the device is opened, and
+    /// must have at least `len_bytes`. It then has its whole length, here as after
+    /// [`FileDevice::open`]; [`FileDevice::limit_len`] takes less.
+    ///
+    /// Errors: [`MediaError::NoSpace`] if the file system cannot hold it, [`MediaError::Exists`] if
+    /// there is a file already, else what the system says. No partial file is left behind.
+    pub fn create(
+        path: &Path,
+        len_bytes: u64,
+        progress: &mut dyn FnMut(u64),
+    ) -> Result<Self, MediaError> {
+        check_len("length of the file in bytes", len_bytes, i64::MAX as u64)?;
+        match std::fs::metadata(path) {
+            Ok(found) if found.file_type().is_block_device() => {
+                let device = Self::open(path)?;
+                check_len("bytes of the block device", len_bytes, device.len_bytes)?;
+                return Ok(device);
+            }
+            Ok(_) => {
+                return Err(MediaError::Exists {
+                    path: path.to_owned(),
+                });
+            }
+            Err(_) => {}
+        }
+        let (file, is_direct) = open_direct(path, OpenOptions::new().create_new(true).mode(0o600))?;
+        let mut unfinished = Unfinished {
+            path,
+            finished: false,
+        };
+        reserve(path, &file, len_bytes)?;
+        prewrite(path, &file, len_bytes, progress)?;
+        file.sync_all()
+            .map_err(|e| MediaError::setup_io("fsync", path.display(), &e))?;
+        sync_parent(path)?;
+        unfinished.finished = true;
+        Ok(Self::assemble(path, file, len_bytes, is_direct, false))
+    }
+
+    /// Opens an existing file or block device for reading and writing. Its length is rounded down
+    /// to whole blocks. A block device that is mounted or in use is refused with `EBUSY`.
+    pub fn open(path: &Path) -> Result<Self, MediaError> {
+        let found = std::fs::metadata(path)
+            .map_err(|e| MediaError::setup_io("open", path.display(), &e))?;
+        let is_block_device = found.file_type().is_block_device();
+        if !is_block_device && !found.is_file() {
+            return Err(MediaError::WrongKind {
+                path: path.to_owned(),
+            });
+        }
+        // O_EXCL on a block device refuses one that is mounted.
+        let extra = if is_block_device {
+            OFlags::EXCL
+        } else {
+            OFlags::empty()
+        };
+        let mut options = OpenOptions::new();
+        let (mut file, is_direct) = open_with(path, &mut options, extra)?;
+        if is_block_device {
+            let sector_bytes = rustix::fs::ioctl_blksszget(&file)
+                .map_err(|e| MediaError::setup("ask the sector size of", path.display(), e))?;
+            if sector_bytes as usize > BLOCK_BYTES {
+                let (what, asked) = ("sector of the block device, in bytes", sector_bytes.into());
+                let allowed = format!("at most {BLOCK_BYTES}");
+                return Err(MediaError::Size {
+                    what,
+                    asked,
+                    allowed,
+                });
+            }
+        }
+        let end_bytes = file
+            .seek(SeekFrom::End(0))
+            .map_err(|e| MediaError::setup_io("measure", path.display(), &e))?;
+        let len_bytes = end_bytes - end_bytes % BLOCK_BYTES as u64;
+        Ok(Self::assemble(
+            path,
+            file,
+            len_bytes,
+            is_direct,
+            is_block_device,
+        ))
+    }
+
+    fn assemble(path: &Path, file: File, len_bytes: u64, is_direct: bool, is_block: bool) -> Self {
+        let options = QueueOptions::default();
+        let engine = match build_ring(1, options.task_run) {
+            Ok((_ring, task_run)) => Engine::Ring(task_run),
+            Err(e) => Engine::Sync(e.raw_os_error().unwrap_or(Errno::NOSYS.raw_os_error())),
+        };
+        FileDevice {
+            path: path.to_owned(),
+            file: Arc::new(file),
+            len_bytes,
+            is_direct,
+            is_block_device: is_block,
+            engine,
+            options,
+            counters: Arc::default(),
+        }
+    }
+
+    /// Whether I/O passes by the page cache. `false` where the file system refuses that (an older
+    /// tmpfs): then the page cache holds a second copy, outside every bound on memory.
+    pub fn is_direct(&self) -> bool {
+        self.is_direct
+    }
+
+    /// Whether io_uring serves it, or the synchronous fallback.
+    pub fn has_ring(&self) -> bool {
+        matches!(self.engine, Engine::Ring(_))
+    }
+
+    /// Uses only the first `len_bytes` (a multiple of [`BLOCK_BYTES`], at most the length).
+    pub fn limit_len(&mut self, len_bytes: u64) -> Result<(), MediaError> {
+        check_len("length to use, in bytes", len_bytes, self.len_bytes)?;
+        self.len_bytes = len_bytes;
+        Ok(())
+    }
+
+    /// How queues made from now on wait. The default is the measured best.
+    pub fn set_queue_options(&mut self, options: QueueOptions) {
+        self.options = options;
+    }
+
+    /// Uses the synchronous fallback although the kernel has io_uring, to test and compare.
+    pub fn without_ring(mut self) -> Self {
+        self.engine = Engine::Sync(0);
+        self
+    }
+}
+
+impl Device for FileDevice {
+    fn len_bytes(&self) -> u64 {
+        self.len_bytes
+    }
+
+    fn queue(&self, depth: u32) -> Result<Box<dyn Disk>, MediaError> {
+        if !(1..=QUEUE_DEPTH_MAX).contains(&depth) {
+            return Err(MediaError::Size {
+                what: "queue depth",
+                asked: depth.into(),
+                allowed: format!("1 to {QUEUE_DEPTH_MAX}"),
+            });
+        }
+        let (file, counters) = (Arc::clone(&self.file), Arc::clone(&self.counters));
+        if let Engine::Sync(_) = self.engine {
+            return Ok(Box::new(SyncDisk::new(file, self.len_bytes, counters)));
+        }
+        UringDisk::new(file, self.len_bytes, depth, self.options, counters)
+            .map(|disk| Box::new(disk) as Box<dyn Disk>)
+            .map_err(|e| MediaError::setup_io("make an io_uring of depth", depth, &e))
+    }
+
+    fn describe(&self) -> String {
+        let kind = if self.is_block_device {
+            "block device"
+        } else {
+            "file"
+        };
+        let direct = if self.is_direct {
+            "direct"
+        } else {
+            "BUFFERED (O_DIRECT refused)"
+        };
+        let engine = match self.engine {
+            Engine::Ring(task_run) => format!("io_uring ({task_run:?})"),
+            Engine::Sync(0) => "synchronous calls (as asked)".to_owned(),
+            Engine::Sync(errno) => {
+                let why = std::io::Error::from_raw_os_error(errno);
+                format!("SYNCHRONOUS calls (io_uring refused: {why})")
+            }
+        };
+        let path = self.path.display();
+        format!(
+            "{kind} {path}, {} bytes, {direct} I/O, {engine}",
+            self.len_bytes
+        )
+    }
+
+    fn counters(&self) -> Counters {
+        self.counters.read()
+    }
+}
+
+fn check_len(what: &'static str, asked: u64, most: u64) -> Result<(), MediaError> {
+    let block = BLOCK_BYTES as u64;
+    if asked >= block && asked.is_multiple_of(block) && asked <= most {
+        return Ok(());
+    }
+    let allowed = format!("multiples of {block} from {block} to {most}");
+    Err(MediaError::Size {
+        what,
+        asked,
+        allowed,
+    })
+}
+
+fn open_direct(path: &Path, options: &mut OpenOptions) -> Result<(File, bool), MediaError> {
+    open_with(path, options, OFlags::empty())
+}
+
+/// Opens with O_DIRECT, or without where the file system refuses it; says which.
+fn open_with(
+    path: &Path,
+    options: &mut OpenOptions,
+    extra: OFlags,
+) -> Result<(File, bool), MediaError> {
+    options.read(true).write(true);
+    let flags = |direct: OFlags| (direct | extra | OFlags::CLOEXEC).bits() as i32;
+    match options.custom_flags(flags(OFlags::DIRECT)).open(path) {
+        Ok(file) => return Ok((file, true)),
+        Err(e) if e.raw_os_error() == Some(Errno::EXIST.raw_os_error()) => {
+            return Err(MediaError::Exists {
+                path: path.to_owned(),
+            });
+        }
+        Err(e) if e.raw_os_error() != Some(Errno::INVAL.raw_os_error()) => {
+            return Err(MediaError::setup_io("open", path.display(), &e));
+        }
+        Err(_) => {}
+    }
+    // A create that was refused for O_DIRECT may have left the empty file behind: it is ours.
+    options.create(true).create_new(false);
+    options
+        .custom_flags(flags(OFlags::empty()))
+        .open(path)
+        .map(|file| (file, false))
+        .map_err(|e| MediaError::setup_io("open", path.display(), &e))
+}
+
+/// Reserves the whole length, so that a full file system is met here.
+fn reserve(path: &Path, file: &File, len_bytes: u64) -> Result<(), MediaError> {
+    match fallocate(file, FallocateFlags::empty(), 0, len_bytes) {
+        // A file system that cannot reserve: writing every block, which comes next, does it too.
+        Ok(()) | Err(Errno::OPNOTSUPP) => Ok(()),
+        Err(errno) => Err(space_error(
+            "reserve space for",
+            path,
+            file,
+            len_bytes,
+            errno,
+        )),
+    }
+}
+
+fn space_error(
+    what: &'static str,
+    path: &Path,
+    file: &File,
+    asked_bytes: u64,
+    errno: Errno,
+) -> MediaError {
+    if !matches!(errno, Errno::NOSPC | Errno::DQUOT | Errno::FBIG) {
+        return MediaError::setup(what, path.display(), errno);
+    }
+    let held_bytes = {
+        use std::os::unix::fs::MetadataExt;
+        file.metadata().map_or(0, |m| m.blocks() * 512)
+    };
+    // What the partial file holds comes free when it is removed.
+    let available_bytes =
+        fstatvfs(file).map_or(0, |fs| fs.f_bavail.saturating_mul(fs.f_frsize)) + held_bytes;
+    MediaError::NoSpace {
+        path: path.to_owned(),
+        asked_bytes,
+        available_bytes,
+    }
+}
+
+fn prewrite(
+    path: &Path,
+    file: &File,
+    len_bytes: u64,
+    progress: &mut dyn FnMut(u64),
+) -> Result<(), MediaError> {
+    let zeros = Buf::zeroed(PREWRITE_BYTES.min(usize::try_from(len_bytes).unwrap_or(usize::MAX)));
+    let mut written_bytes = 0;
+    while written_bytes < len_bytes {
+        let step_bytes = (len_bytes - written_bytes).min(zeros.len() as u64) as usize;
+        match rustix::io::pwrite(file, &zeros[..step_bytes], written_bytes) {
+            Ok(0) => {
+                return Err(MediaError::setup(
+                    "write zeros to",
+                    path.display(),
+                    Errno::IO,
+                ));
+            }
+            Ok(moved_bytes) => {
+                written_bytes += moved_bytes as u64;
+                progress(written_bytes);
+            }
+            Err(Errno::INTR) => {}
+            Err(e) => return Err(space_error("write zeros to", path, file, len_bytes, e)),
+        }
+    }
+    Ok(())
+}
+
+/// Makes the name of a new file durable.
+fn sync_parent(path: &Path) -> Result<(), MediaError> {
+    let parent = match path.parent() {
+        Some(parent) if !parent.as_os_str().is_empty() => parent,
+        _ => Path::new("."),
+    };
+    File::open(parent)
+        .and_then(|directory| directory.sync_all())
+        .map_err(|e| MediaError::setup_io("fsync the directory", parent.display(), &e))
+}

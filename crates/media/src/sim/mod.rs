@@ -1,0 +1,371 @@
+//! A simulated block medium: deterministic from one seed, without real time, able to lose power
+//! at any write or flush and to fail in every way a disk does.
+//!
+//! Promises: a crash image holds, for every sector, either what the last covering flush made
+//! durable or what some later write put there, and nothing else; a flush covers exactly the writes
+//! that were completed before it was submitted; equal seeds and calls give equal results.
+//! Never: reads a clock, makes a thread, or is used from several threads at a time.
+
+mod fault;
+mod rng;
+mod state;
+
+pub use fault::{Fault, Faults};
+pub use rng::Rng;
+
+use crate::disk::SharedCounters;
+use crate::{BLOCK_BYTES, Counters, Device, Disk, Done, MediaError, Op, Wait};
+use state::{State, WriteId};
+use std::os::fd::RawFd;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+/// What a power loss leaves whole: a sector is written or not, never in part.
+pub const SECTOR_BYTES: usize = 512;
+
+/// A step at which the durable state may change; power can be lost after each.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Event {
+    /// Its number; the first is 1. [`SimDevice::events`] is the number of the last.
+    pub number: u64,
+    /// What happened.
+    pub kind: EventKind,
+}
+
+/// The kinds of [`Event`]. Failed operations count like others.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum EventKind {
+    /// A write was handed to the device; from now on any part of it may be there.
+    WriteSubmitted {
+        /// First byte.
+        offset: u64,
+        /// Length in bytes.
+        len: usize,
+    },
+    /// A write has ended.
+    WriteCompleted {
+        /// First byte.
+        offset: u64,
+        /// Length in bytes.
+        len: usize,
+    },
+    /// A flush has ended.
+    FlushCompleted,
+}
+
+/// Called after each event; may take crash images.
+pub type Hook = Box<dyn FnMut(&SimDevice, Event) + Send>;
+
+struct Inner {
+    len_bytes: u64,
+    state: Mutex<State>,
+    hook: Mutex<Option<Hook>>,
+    counters: SharedCounters,
+}
+
+/// A simulated block device. Clones are handles to the same device.
+#[derive(Clone)]
+pub struct SimDevice {
+    inner: Arc<Inner>,
+}
+
+impl SimDevice {
+    /// A device of `len_bytes` zeros (a multiple of [`BLOCK_BYTES`], else this panics).
+    pub fn new(len_bytes: u64, seed: u64) -> SimDevice {
+        Self::with_image(vec![0; len_bytes as usize], seed)
+    }
+
+    /// A device that holds `image`, all of it durable. Panics if that is not whole blocks.
+    pub fn with_image(image: Vec<u8>, seed: u64) -> SimDevice {
+        assert!(
+            image.len().is_multiple_of(BLOCK_BYTES),
+            "an image of {} bytes",
+            image.len()
+        );
+        let inner = Inner {
+            len_bytes: image.len() as u64,
+            state: Mutex::new(State::new(image, seed)),
+            hook: Mutex::new(None),
+            counters: SharedCounters::default(),
+        };
+        SimDevice {
+            inner: Arc::new(inner),
+        }
+    }
+
+    /// Events so far: each submission of a write, each end of a write, each end of a flush.
+    pub fn events(&self) -> u64 {
+        self.state().events
+    }
+
+    /// One state that a power loss right now could leave, chosen by `seed` alone: what is durable,
+    /// plus any part of every write that no completed flush covers, sector by sector, in any order
+    /// where they overlap. The device itself is not changed.
+    pub fn crash_image(&self, seed: u64) -> Vec<u8> {
+        let mut image = Vec::new();
+        self.crash_image_into(seed, &mut image);
+        image
+    }
+
+    /// Like [`SimDevice::crash_image`], into a vector that is used again.
+    pub fn crash_image_into(&self, seed: u64, image: &mut Vec<u8>) {
+        self.state().crash_image_into(seed, image);
+    }
+
+    /// What reads see now.
+    pub fn image(&self) -> Vec<u8> {
+        self.state().volatile.clone()
+    }
+
+    /// What a power loss right now would leave at the least: the base of every crash image.
+    pub fn durable_image(&self) -> Vec<u8> {
+        self.state().durable.clone()
+    }
+
+    /// Writes that a power loss right now could lose or tear.
+    pub fn unflushed_writes(&self) -> usize {
+        self.state().writes.len()
+    }
+
+    /// Sets what is called after each event, or takes it away. Not to be called from a hook.
+    pub fn set_hook(&self, hook: Option<Hook>) {
+        *self
+            .inner
+            .hook
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner) = hook;
+    }
+
+    /// Loses power right after event number `event` (0: at once): from then on every operation
+    /// ends with [`MediaError::Crashed`], events stand still and crash images stay what they are.
+    pub fn crash_at(&self, event: u64) {
+        self.state().crash_at = Some(event);
+    }
+
+    /// Whether power is lost.
+    pub fn has_crashed(&self) -> bool {
+        self.state().has_crashed()
+    }
+
+    /// A handle to set faults with.
+    pub fn faults(&self) -> Faults<'_> {
+        Faults::new(self)
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        // A failing test may have panicked in its hook; the state itself is whole.
+        self.inner
+            .state
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Calls the hook, with no lock on the state held.
+    fn tell(&self, event: Event) {
+        let mut hook = self
+            .inner
+            .hook
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        if let Some(hook) = hook.as_mut() {
+            hook(self, event);
+        }
+    }
+}
+
+impl Device for SimDevice {
+    fn len_bytes(&self) -> u64 {
+        self.inner.len_bytes
+    }
+
+    fn queue(&self, depth: u32) -> Result<Box<dyn Disk>, MediaError> {
+        assert!(depth > 0, "a queue of depth 0");
+        Ok(Box::new(SimDisk {
+            device: self.clone(),
+            in_flight: Vec::new(),
+        }))
+    }
+
+    fn describe(&self) -> String {
+        format!("simulated device, {} bytes", self.inner.len_bytes)
+    }
+
+    fn counters(&self) -> Counters {
+        self.inner.counters.read()
+    }
+}
+
+/// An operation in the simulated device's hands.
+struct Flight {
+    token: u64,
+    op: Op,
+    /// For a write: where the device keeps it. For a flush: nothing.
+    write: Option<WriteId>,
+    /// For a flush: the last write that completed before it was submitted.
+    covers: u64,
+    /// The fault it will end with, drawn when it was submitted.
+    errno: Option<i32>,
+    /// It was refused at submission (range, or power lost).
+    refused: Option<MediaError>,
+}
+
+struct SimDisk {
+    device: SimDevice,
+    in_flight: Vec<Flight>,
+}
+
+impl Disk for SimDisk {
+    fn submit(&mut self, token: u64, op: Op) {
+        let mut refused = op.check(self.device.inner.len_bytes).err();
+        let mut state = self.device.state();
+        if refused.is_none() && state.has_crashed() {
+            refused = Some(MediaError::Crashed);
+        }
+        let mut flight = Flight {
+            token,
+            op,
+            write: None,
+            covers: state.completed,
+            errno: None,
+            refused,
+        };
+        let mut event = None;
+        if flight.refused.is_none() {
+            flight.errno = state.draw_fault(&flight.op);
+            let offset = flight.op.offset();
+            let data: Option<&[u8]> = match &flight.op {
+                Op::Write { data, .. } => Some(data),
+                Op::WriteBuf { buf, .. } => Some(buf),
+                Op::Read { .. } | Op::Flush => None,
+            };
+            if let Some(data) = data {
+                // A copy, so that a segment can be recycled as early as on a real device.
+                flight.write = Some(state.begin_write(offset, data));
+                let kind = EventKind::WriteSubmitted {
+                    offset,
+                    len: data.len(),
+                };
+                event = Some(state.count_event(kind));
+            }
+        }
+        drop(state);
+        self.in_flight.push(flight);
+        if let Some(event) = event {
+            self.device.tell(event);
+        }
+    }
+
+    fn kick(&mut self) {}
+
+    /// Ends a random, non-empty part of what is in flight, in random order; all of it, in order,
+    /// if reordering is off. Never waits.
+    fn reap(&mut self, _wait: Wait, done: &mut Vec<Done>) {
+        let mut ending = self.choose();
+        for flight in ending.drain(..) {
+            let ended = self.end(flight);
+            done.push(ended);
+        }
+    }
+
+    fn in_flight(&self) -> usize {
+        self.in_flight.len()
+    }
+
+    fn poll_fd(&self) -> Option<RawFd> {
+        None
+    }
+}
+
+impl SimDisk {
+    fn choose(&mut self) -> Vec<Flight> {
+        let mut state = self.device.state();
+        if !state.reorder || self.in_flight.is_empty() {
+            return std::mem::take(&mut self.in_flight);
+        }
+        let count = 1 + state.rng.below(self.in_flight.len());
+        let mut chosen = Vec::with_capacity(count);
+        for _ in 0..count {
+            let index = state.rng.below(self.in_flight.len());
+            chosen.push(self.in_flight.remove(index));
+        }
+        chosen
+    }
+
+    fn end(&mut self, mut flight: Flight) -> Done {
+        let mut state = self.device.state();
+        let mut event = None;
+        let result = if let Some(refused) = flight.refused.take() {
+            Err(refused)
+        } else if state.has_crashed() {
+            Err(MediaError::Crashed)
+        } else {
+            let failed = flight.errno.map(|errno| flight.op.io_error(errno));
+            if let Some(kind) = state.end_op(&mut flight) {
+                event = Some(state.count_event(kind));
+            }
+            failed.map_or(Ok(()), Err)
+        };
+        drop(state);
+        if result.is_ok() {
+            self.device.inner.counters.count(&flight.op);
+        }
+        if let Some(event) = event {
+            self.device.tell(event);
+        }
+        Done {
+            token: flight.token,
+            result,
+            buf: flight.op.into_buf(),
+        }
+    }
+}
+
+impl State {
+    /// Lets an operation take effect; the event it makes.
+    fn end_op(&mut self, flight: &mut Flight) -> Option<EventKind> {
+        let failed = flight.errno;
+        match &mut flight.op {
+            Op::Read { offset, buf } => {
+                if failed.is_none() {
+                    self.read(*offset, buf);
+                }
+                None
+            }
+            Op::Write { .. } | Op::WriteBuf { .. } => {
+                let write = flight
+                    .write
+                    .expect("a write in flight is known to the state");
+                match failed {
+                    None => self.complete_write(write),
+                    Some(errno) => self.fail_write(write, errno),
+                }
+                let (offset, len) = (flight.op.offset(), flight.op.len());
+                Some(EventKind::WriteCompleted { offset, len })
+            }
+            Op::Flush => {
+                match failed {
+                    None => self.complete_flush(flight.covers),
+                    Some(_) => self.fail_flush(flight.covers),
+                }
+                Some(EventKind::FlushCompleted)
+            }
+        }
+    }
+}
+
+impl Drop for SimDisk {
+    /// A real queue waits for its writes when it is dropped. Here each of them happened or did
+    /// not, by a toss of the seeded coin.
+    fn drop(&mut self) {
+        let mut state = self.device.state();
+        if state.has_crashed() {
+            return;
+        }
+        for write in self.in_flight.iter().filter_map(|flight| flight.write) {
+            if state.rng.coin() {
+                state.complete_write(write);
+            } else {
+                state.forget_write(write);
+            }
+        }
+    }
+}

@@ -1,0 +1,360 @@
+//! FileDevice on a temporary file: round trips, refusals and limits, over io_uring and over the
+//! synchronous fallback. Checks that both give the same answers.
+
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+use terrace_media::*;
+
+const LEN_BYTES: u64 = 2 << 20;
+const SECOND: Duration = Duration::from_secs(1);
+
+fn make(dir: &Path) -> (PathBuf, FileDevice) {
+    let path = dir.join("blocks");
+    let device = FileDevice::create(&path, LEN_BYTES, &mut |_| {}).unwrap();
+    (path, device)
+}
+
+fn engines(path: &Path) -> Vec<FileDevice> {
+    let mut devices = vec![FileDevice::open(path).unwrap().without_ring()];
+    for task_run in [TaskRun::Interrupt, TaskRun::Coop, TaskRun::Defer] {
+        for spin_us in [0, 50] {
+            let mut device = FileDevice::open(path).unwrap();
+            device.set_queue_options(QueueOptions { task_run, spin_us });
+            devices.push(device);
+        }
+    }
+    devices
+}
+
+fn filled(len: usize, seed: u64) -> Buf {
+    let mut rng = sim::Rng::new(seed);
+    let mut buf = Buf::zeroed(len);
+    buf.chunks_exact_mut(8)
+        .for_each(|c| c.copy_from_slice(&rng.bits().to_le_bytes()));
+    buf
+}
+
+fn reap_all(disk: &mut dyn Disk) -> Vec<Done> {
+    let mut done = Vec::new();
+    let give_up = Instant::now() + 20 * SECOND;
+    while disk.in_flight() > 0 {
+        assert!(
+            Instant::now() < give_up,
+            "{} still in flight",
+            disk.in_flight()
+        );
+        disk.reap(Wait::For(SECOND), &mut done);
+    }
+    done
+}
+
+#[test]
+fn a_new_file_is_private_zero_reserved_and_never_overwritten() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("blocks");
+    let mut heard = Vec::new();
+    let device = FileDevice::create(&path, LEN_BYTES, &mut |bytes| heard.push(bytes)).unwrap();
+    assert_eq!(device.len_bytes(), LEN_BYTES);
+    assert_eq!(heard.last(), Some(&LEN_BYTES));
+    let found = std::fs::metadata(&path).unwrap();
+    assert_eq!(found.permissions().mode() & 0o777, 0o600);
+    assert!(std::os::unix::fs::MetadataExt::blocks(&found) * 512 >= LEN_BYTES);
+    let all = read_blocking(&mut *device.queue(1).unwrap(), 0, LEN_BYTES as usize).unwrap();
+    assert!(all.iter().all(|&b| b == 0));
+    let again = FileDevice::create(&path, LEN_BYTES, &mut |_| {});
+    assert_eq!(again.err(), Some(MediaError::Exists { path }));
+}
+
+#[test]
+fn a_file_that_does_not_fit_is_refused_with_numbers_and_leaves_nothing() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("huge");
+    let asked = 1 << 43; // 8 TiB: beyond this test's disks, within ext4's file size.
+    match FileDevice::create(&path, asked, &mut |_| {}) {
+        Err(MediaError::NoSpace {
+            asked_bytes,
+            available_bytes,
+            ..
+        }) => {
+            assert_eq!(asked_bytes, asked);
+            assert!(
+                available_bytes > 0 && available_bytes < asked,
+                "{available_bytes}"
+            );
+        }
+        other => panic!("{:?}", other.err()),
+    }
+    assert!(!path.exists());
+    for len_bytes in [0, 1000, u64::MAX - 4095] {
+        let refused = FileDevice::create(&path, len_bytes, &mut |_| {});
+        assert!(
+            matches!(refused.err(), Some(MediaError::Size { .. })),
+            "{len_bytes}"
+        );
+    }
+    assert!(matches!(
+        FileDevice::open(dir.path()).err(),
+        Some(MediaError::WrongKind { .. })
+    ));
+    assert_eq!(FileDevice::open(&path).err().unwrap().errno(), Some(2));
+}
+
+#[test]
+fn what_is_written_is_read_again_by_every_engine() {
+    let dir = tempfile::tempdir().unwrap();
+    let (path, _) = make(dir.path());
+    for (round, device) in engines(&path).iter().enumerate() {
+        let mut disk = device.queue(4).unwrap();
+        let data = filled(64 * 1024, round as u64);
+        let copy = data.to_vec();
+        let buf = write_blocking(&mut *disk, 128 * 1024, data).unwrap();
+        assert_eq!(&buf[..], &copy[..]);
+        flush_blocking(&mut *disk).unwrap();
+        let mut seg = SegBuf::zeroed(8192);
+        seg.open_mut().fill(round as u8 + 1);
+        disk.submit(
+            7,
+            Op::Write {
+                offset: 0,
+                data: seg.freeze(4096),
+            },
+        );
+        disk.submit(
+            8,
+            Op::WriteBuf {
+                offset: 4096,
+                buf: filled(4096, 99),
+            },
+        );
+        let mut tokens: Vec<u64> = reap_all(&mut *disk).iter().map(|d| d.token).collect();
+        tokens.sort_unstable();
+        assert_eq!(tokens, [7, 8]);
+        assert!(seg.recycle().is_ok(), "a finished write lets its buffer go");
+        let other = FileDevice::open(&path).unwrap();
+        let mut other_disk = other.queue(1).unwrap();
+        assert_eq!(
+            &read_blocking(&mut *other_disk, 128 * 1024, copy.len()).unwrap()[..],
+            copy
+        );
+        assert!(
+            read_blocking(&mut *other_disk, 0, 4096)
+                .unwrap()
+                .iter()
+                .all(|&b| b == round as u8 + 1)
+        );
+        let counters = device.counters();
+        assert_eq!(
+            (counters.writes, counters.write_bytes, counters.flushes),
+            (3, 73_728, 1)
+        );
+        assert_eq!(
+            (other.counters().reads, other.counters().read_bytes),
+            (2, 69_632)
+        );
+    }
+}
+
+#[test]
+fn many_more_than_the_depth_all_end_once() {
+    let dir = tempfile::tempdir().unwrap();
+    let (path, _) = make(dir.path());
+    for device in engines(&path) {
+        let mut disk = device.queue(3).unwrap();
+        for token in 0..200 {
+            disk.submit(
+                token,
+                Op::WriteBuf {
+                    offset: token * 8192,
+                    buf: filled(8192, token),
+                },
+            );
+        }
+        assert_eq!(disk.in_flight(), 200);
+        let mut tokens: Vec<u64> = reap_all(&mut *disk).iter().map(|d| d.token).collect();
+        tokens.sort_unstable();
+        assert_eq!(tokens, (0..200).collect::<Vec<_>>());
+        for token in 0..200 {
+            disk.submit(
+                token,
+                Op::Read {
+                    offset: token * 8192,
+                    buf: Buf::zeroed(8192),
+                },
+            );
+        }
+        for done in reap_all(&mut *disk) {
+            assert_eq!(done.result, Ok(()));
+            assert_eq!(&done.buf.unwrap()[..], &filled(8192, done.token)[..]);
+        }
+    }
+}
+
+#[test]
+fn operations_off_the_end_and_shortened_files_are_errors_with_the_buffer_back() {
+    let dir = tempfile::tempdir().unwrap();
+    let (path, _) = make(dir.path());
+    for device in engines(&path) {
+        std::fs::OpenOptions::new()
+            .write(true)
+            .open(&path)
+            .unwrap()
+            .set_len(LEN_BYTES)
+            .unwrap();
+        let mut disk = device.queue(2).unwrap();
+        disk.submit(
+            1,
+            Op::Read {
+                offset: LEN_BYTES - 4096,
+                buf: Buf::zeroed(8192),
+            },
+        );
+        let done = reap_all(&mut *disk).pop().unwrap();
+        assert!(matches!(
+            done.result,
+            Err(MediaError::OutOfRange {
+                device_bytes: LEN_BYTES,
+                ..
+            })
+        ));
+        assert_eq!(done.buf.map(|b| b.len()), Some(8192));
+        std::fs::OpenOptions::new()
+            .write(true)
+            .open(&path)
+            .unwrap()
+            .set_len(LEN_BYTES / 2)
+            .unwrap();
+        disk.submit(
+            2,
+            Op::Read {
+                offset: LEN_BYTES / 2 - 4096,
+                buf: Buf::zeroed(8192),
+            },
+        );
+        let done = reap_all(&mut *disk).pop().unwrap();
+        let short = MediaError::Short {
+            op: "read",
+            offset: LEN_BYTES / 2 - 4096,
+            len: 8192,
+            moved_bytes: 4096,
+        };
+        assert_eq!(done.result, Err(short), "{}", device.describe());
+        assert_eq!(
+            device.counters(),
+            Counters::default(),
+            "failures are not counted"
+        );
+    }
+}
+
+#[test]
+fn a_queue_moves_to_the_thread_that_uses_it() {
+    let dir = tempfile::tempdir().unwrap();
+    let (path, _) = make(dir.path());
+    for device in engines(&path) {
+        let mut disk = device.queue(2).unwrap();
+        let read = move || read_blocking(&mut *disk, 0, 4096).map(|buf| buf.len());
+        assert_eq!(std::thread::spawn(read).join().unwrap(), Ok(4096));
+    }
+}
+
+#[test]
+fn dropping_a_queue_waits_for_the_kernel() {
+    let dir = tempfile::tempdir().unwrap();
+    let (path, _) = make(dir.path());
+    for device in engines(&path).into_iter().filter(FileDevice::has_ring) {
+        let mut seg = SegBuf::zeroed(1 << 20);
+        let frozen = seg.freeze(1 << 20);
+        let mut disk = device.queue(2).unwrap();
+        disk.submit(
+            1,
+            Op::Write {
+                offset: 0,
+                data: frozen,
+            },
+        );
+        disk.kick();
+        drop(disk);
+        assert!(seg.recycle().is_ok());
+        assert_eq!(device.counters().writes, u64::from(device.has_ring()));
+    }
+}
+
+#[test]
+fn the_poll_descriptor_is_readable_when_something_ended() {
+    use rustix::event::{PollFd, PollFlags, poll};
+    let dir = tempfile::tempdir().unwrap();
+    let (path, _) = make(dir.path());
+    for device in engines(&path).into_iter().filter(FileDevice::has_ring) {
+        let mut disk = device.queue(2).unwrap();
+        for round in 0..20 {
+            disk.submit(
+                round,
+                Op::Read {
+                    offset: 0,
+                    buf: Buf::zeroed(4096),
+                },
+            );
+            disk.kick();
+            // SAFETY: the descriptor belongs to the queue, which outlives this borrow.
+            let fd = unsafe { std::os::fd::BorrowedFd::borrow_raw(disk.poll_fd().unwrap()) };
+            let timeout = rustix::event::Timespec {
+                tv_sec: 10,
+                tv_nsec: 0,
+            };
+            let ready = loop {
+                match poll(&mut [PollFd::new(&fd, PollFlags::IN)], Some(&timeout)) {
+                    Err(rustix::io::Errno::INTR) => {}
+                    other => break other.unwrap(),
+                }
+            };
+            assert_eq!(ready, 1, "{}", device.describe());
+            let mut done = Vec::new();
+            disk.reap(Wait::No, &mut done);
+            assert_eq!(
+                done.len(),
+                1,
+                "readable means something to reap; {}",
+                device.describe()
+            );
+        }
+    }
+}
+
+#[test]
+fn waiting_with_nothing_to_come_ends_in_time() {
+    let dir = tempfile::tempdir().unwrap();
+    let (path, _) = make(dir.path());
+    for device in engines(&path) {
+        let mut disk = device.queue(2).unwrap();
+        let start = Instant::now();
+        disk.reap(Wait::For(SECOND), &mut Vec::new());
+        assert!(start.elapsed() < SECOND / 2, "an idle queue does not wait");
+    }
+}
+
+#[test]
+fn a_queue_of_impossible_depth_is_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    let (_, device) = make(dir.path());
+    for depth in [0, QUEUE_DEPTH_MAX + 1] {
+        assert!(matches!(
+            device.queue(depth).err(),
+            Some(MediaError::Size { .. })
+        ));
+    }
+}
+
+#[test]
+#[should_panic(expected = "read at byte 100")]
+fn a_misaligned_read_is_a_mistake_of_the_caller() {
+    let dir = tempfile::tempdir().unwrap();
+    let (_, device) = make(dir.path());
+    device.queue(1).unwrap().submit(
+        1,
+        Op::Read {
+            offset: 100,
+            buf: Buf::zeroed(4096),
+        },
+    );
+}
