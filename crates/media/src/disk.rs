@@ -159,7 +159,9 @@ pub trait Disk: Send {
     /// Operations submitted and not yet reaped, the backlog included.
     fn in_flight(&self) -> usize;
 
-    /// A descriptor that is readable while completions wait to be reaped, for `epoll`.
+    /// A descriptor that is readable while completions wait to be reaped, for `epoll`; `None` if
+    /// this queue has none. It does not tell of operations that were refused without asking the
+    /// device: reap once without waiting after submitting.
     fn poll_fd(&self) -> Option<RawFd>;
 }
 

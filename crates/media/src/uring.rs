@@ -29,7 +29,8 @@ pub enum TaskRun {
     Interrupt,
     /// At the thread's next system call, without an interrupt (Linux 5.19).
     Coop,
-    /// Only when the thread reaps (Linux 6.1). The thread that uses the queue first owns it.
+    /// Only when the thread reaps (Linux 6.1). The thread that uses the queue first owns it, and
+    /// there is no descriptor to poll: Linux 6.18 was seen not to wake a poll on such a ring.
     Defer,
 }
 
@@ -423,7 +424,7 @@ impl Disk for UringDisk {
     }
 
     fn poll_fd(&self) -> Option<RawFd> {
-        Some(self.ring.as_raw_fd())
+        (!self.ring.params().is_setup_single_issuer()).then(|| self.ring.as_raw_fd())
     }
 }
 

@@ -38,7 +38,7 @@ fn reads_see_writes_and_a_crash_loses_only_what_no_flush_covers() {
     );
     assert_eq!(first_bytes(&device.durable_image()), [1, 0, 0, 0]);
     assert_eq!(device.unflushed_writes(), 1);
-    let images: Vec<Vec<u8>> = (0..200).map(|seed| device.crash_image(seed)).collect();
+    let images: Vec<Vec<u8>> = (0..2000).map(|seed| device.crash_image(seed)).collect();
     assert!(
         images
             .iter()
