@@ -7,6 +7,7 @@
 //! Never: reads a clock, makes a thread, or is used from several threads at a time.
 
 mod fault;
+mod paged;
 mod rng;
 mod state;
 
@@ -113,12 +114,12 @@ impl SimDevice {
 
     /// What reads see now.
     pub fn image(&self) -> Vec<u8> {
-        self.state().volatile.clone()
+        self.state().volatile.to_vec()
     }
 
     /// What a power loss right now would leave at the least: the base of every crash image.
     pub fn durable_image(&self) -> Vec<u8> {
-        self.state().durable.clone()
+        self.state().durable.to_vec()
     }
 
     /// Writes that a power loss right now could lose or tear.

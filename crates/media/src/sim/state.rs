@@ -6,8 +6,10 @@
 //! Checked by the property test at the end of tests/sim.rs.
 
 use super::fault::Rules;
+use super::paged::{Image, Paged};
 use super::{Event, EventKind, Rng, SECTOR_BYTES};
 use rustix::io::Errno;
+use std::sync::Arc;
 
 /// A write's number, in the order of submission.
 pub(super) type WriteId = u64;
@@ -26,8 +28,8 @@ pub(super) struct Write {
 }
 
 pub(super) struct State {
-    pub(super) durable: Vec<u8>,
-    pub(super) volatile: Vec<u8>,
+    pub(super) durable: Paged,
+    pub(super) volatile: Paged,
     pub(super) writes: Vec<Write>,
     /// Completions of writes so far; numbers the order of completion.
     pub(super) completed: u64,
@@ -49,20 +51,19 @@ impl Write {
     }
 
     /// Puts the counting sectors for which `keep` is true into the image.
-    fn apply(&self, image: &mut [u8], mut keep: impl FnMut(usize) -> bool) {
+    fn apply(&self, image: &mut (impl Image + ?Sized), mut keep: impl FnMut(usize) -> bool) {
         for sector in 0..self.sector_count() {
             if keep(sector) && self.counts(sector) {
                 let from = sector * SECTOR_BYTES;
-                image[self.offset + from..][..SECTOR_BYTES]
-                    .copy_from_slice(&self.data[from..from + SECTOR_BYTES]);
+                image.put(self.offset + from, &self.data[from..from + SECTOR_BYTES]);
             }
         }
     }
 
     /// Puts all counting sectors into the image.
-    fn apply_all(&self, image: &mut [u8]) {
+    fn apply_all(&self, image: &mut (impl Image + ?Sized)) {
         match self.sectors {
-            None => image[self.offset..][..self.data.len()].copy_from_slice(&self.data),
+            None => image.put(self.offset, &self.data),
             Some(_) => self.apply(image, |_| true),
         }
     }
@@ -100,9 +101,10 @@ impl Write {
 
 impl State {
     pub(super) fn new(image: Vec<u8>, seed: u64) -> State {
+        let image = Arc::new(image);
         State {
-            volatile: image.clone(),
-            durable: image,
+            volatile: Paged::new(Arc::clone(&image)),
+            durable: Paged::new(image),
             writes: Vec::new(),
             completed: 0,
             submitted: 0,
@@ -127,7 +129,7 @@ impl State {
     }
 
     pub(super) fn read(&self, offset: u64, into: &mut [u8]) {
-        into.copy_from_slice(&self.volatile[offset as usize..][..into.len()]);
+        self.volatile.read(offset as usize, into);
     }
 
     pub(super) fn begin_write(&mut self, offset: u64, data: &[u8]) -> WriteId {
@@ -202,8 +204,8 @@ impl State {
     }
 
     pub(super) fn flip_bit(&mut self, offset: usize, mask: u8) {
-        self.durable[offset] ^= mask;
-        self.volatile[offset] ^= mask;
+        self.durable.flip(offset, mask);
+        self.volatile.flip(offset, mask);
         for write in &mut self.writes {
             let (start, end) = (write.offset, write.offset + write.data.len());
             if (start..end).contains(&offset) {
@@ -216,10 +218,11 @@ impl State {
     /// independent tosses would hardly ever meet when many writes are open.
     pub(super) fn crash_image_into(&self, seed: u64, image: &mut Vec<u8>) {
         image.clear();
-        image.extend_from_slice(&self.durable);
+        self.durable.copy_to(image);
         if self.writes.is_empty() {
             return;
         }
+        let image = image.as_mut_slice();
         let mut rng = Rng::new(seed);
         match rng.below(16) {
             0 => {} // Everything open is lost.
