@@ -390,3 +390,35 @@ fn small_pools_stay_under_twelve_bytes_a_key() {
         }
     }
 }
+
+/// A page of 63 slots of which one has lost all its bits: it cannot split until that one is refreshed.
+#[test]
+fn a_tag_without_bits_blocks_a_split_until_it_is_refreshed() {
+    let mut index = Index::new(Config {
+        shards: 1,
+        payload_bits: 46,
+    });
+    let worn = 1 << 63 | 1_000;
+    let mut raw: Vec<u64> = (0..62).map(|i| i << 58 | 1 << 46 | i).collect();
+    raw.insert(raw.partition_point(|slot| *slot < worn), worn);
+    index.restore_page(0, 0, 0, &raw).expect("a sound page");
+    let bytes = index.bytes();
+    assert_eq!(index.insert(0, 5 << 59, 2_000), Err(Full));
+    assert_eq!((index.total(), index.bytes()), (63, bytes));
+    // It matches every hash; whoever looks for its key finds it and can refresh it.
+    let hash = 0x7777_0000_0000_0000;
+    let found = index.find(0, hash, |_, payload| payload == 1_000);
+    let (at, _) = found.expect("a slot without bits matches");
+    index.set_refresh(0, hash, at, 1_000);
+    assert_eq!(index.insert(0, 5 << 59, 2_000), Ok(()));
+    assert_eq!(index.page_from(0, 0).depth(), 1);
+    for (hash, payload) in [(hash, 1_000), (5 << 59, 2_000), (61 << 58, 61)] {
+        let found = index.find(0, hash, |_, other| other == payload);
+        assert!(found.is_some(), "payload {payload}");
+    }
+    let other = index.find(0, 1 << 63, |_, payload| payload == 1_000);
+    assert!(
+        other.is_none(),
+        "a refreshed tag no longer matches every hash"
+    );
+}
