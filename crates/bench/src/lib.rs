@@ -8,6 +8,7 @@ mod cgroup;
 mod client;
 mod device;
 mod first;
+mod index;
 pub mod load;
 mod machine;
 mod process;
@@ -82,6 +83,12 @@ const BENCHES: &[Bench] = &[
         about: "the disk's own limit: random reads by queue depth, durable writes",
         parts: &[],
         run: device::run,
+    },
+    Bench {
+        name: "index",
+        about: "the key map alone: bytes of DRAM a key and the longest operation, 1 k to 20 M keys",
+        parts: &[],
+        run: index::run,
     },
 ];
 

@@ -67,6 +67,12 @@ pub fn cpus() -> usize {
     std::thread::available_parallelism().map_or(1, |n| n.get())
 }
 
+/// CPU time the calling thread has used, seconds.
+pub fn thread_cpu_s() -> f64 {
+    let time = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
+    time.tv_sec as f64 + time.tv_nsec as f64 / 1e9
+}
+
 /// Whether we are root: cgroups, swap and dropping caches need it.
 pub fn is_root() -> bool {
     rustix::process::geteuid().is_root()

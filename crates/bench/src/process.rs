@@ -65,6 +65,18 @@ pub fn run(argv: &[&str]) -> Result<String> {
     Ok(String::from_utf8_lossy(&out.stdout).into_owned())
 }
 
+/// A command line as a person would type it.
+fn show(argv: &[&str]) -> String {
+    let word = |word: &&str| {
+        if word.is_empty() {
+            "\"\"".to_owned()
+        } else {
+            (*word).to_owned()
+        }
+    };
+    argv.iter().map(word).collect::<Vec<_>>().join(" ")
+}
+
 /// A running child with its log.
 #[derive(Debug)]
 pub struct Guard {
@@ -91,7 +103,7 @@ impl Guard {
         Ok(Guard {
             child,
             log: log.to_owned(),
-            argv: argv.join(" "),
+            argv: show(argv),
         })
     }
 

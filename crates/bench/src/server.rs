@@ -20,6 +20,8 @@ const READY_MAX_S: u64 = 300;
 const STOP_MAX_S: u64 = 120;
 /// Pause between two tries to reach a starting server; it bounds the error of a start's time.
 const READY_PAUSE_US: u64 = 500;
+/// Pause before a server that failed is looked at.
+const EXPLAIN_PAUSE_MS: u64 = 100;
 /// Bound on one wait of the small client.
 const CLIENT_WAIT_MAX_S: u64 = 60;
 
@@ -227,6 +229,22 @@ impl Server {
     /// Fails with its log when it has ended.
     pub fn check_running(&mut self) -> Result<()> {
         self.guard.check_running()
+    }
+
+    /// Puts the reason before an error that a dead server caused: how it ended, and whether for want of memory.
+    pub fn explain(&mut self, error: anyhow::Error) -> anyhow::Error {
+        // A killed process closes its sockets a moment before it can be waited for.
+        std::thread::sleep(Duration::from_millis(EXPLAIN_PAUSE_MS));
+        let Err(ended) = self.guard.check_running() else {
+            return error;
+        };
+        let kills = self.usage().and_then(|usage| usage.oom_kills).unwrap_or(0);
+        let why = if kills > 0 {
+            ", killed by its cgroup for want of memory"
+        } else {
+            ""
+        };
+        error.context(format!("{ended:#}{why}"))
     }
 
     /// Stops it with SHUTDOWN and waits for its end; fails when it ends with an error.

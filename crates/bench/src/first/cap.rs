@@ -74,7 +74,7 @@ pub fn run(setting: &Setting, report: &mut Report) -> Result<LoadedPool> {
             .map(|s| format!("{}: `{}`", s.peer().name(), s.argv())),
     );
     let progress = Progress::new(2 + 2 * 2 + round_steps(setting, stage.servers.len(), 2));
-    for server in &stage.servers {
+    for server in &mut stage.servers {
         progress.step(format!("loading {}", server.peer().name()));
         let outcome = fill(server, keys, VALUE_BYTES)?;
         part.notes.push(format!(
@@ -172,7 +172,7 @@ fn distribution(
     case: &str,
     load: Load,
 ) -> Result<()> {
-    for server in &stage.servers {
+    for server in &mut stage.servers {
         progress.step(format!("{case}: settling {}", server.peer().name()));
         let settle = Load {
             until: Until::Seconds(setting.options.seconds * SETTLE_ROUNDS),
@@ -271,10 +271,17 @@ fn push_device_row(setting: &Setting, part: &mut Part) {
 }
 
 fn draw(setting: &Setting, report: &mut Report, part: &Part) {
+    let divisor = setting.options.scale_divisor;
+    let (data_mib, cap_mib) = (
+        (KEYS * VALUE_BYTES as u64 / divisor) >> 20,
+        (CAP_BYTES / divisor) >> 20,
+    );
+    let title =
+        format!("{data_mib} MiB of 1 KiB values over {cap_mib} MiB of DRAM, {GET_PERCENT} % GET");
     let mut groups = plot_groups(part, "ops_per_s");
     groups.retain(|g| !g.label.starts_with("disk"));
     let frame = Frame {
-        title: "2 GiB of 1 KiB values over 256 MiB of DRAM, 95 % GET",
+        title: &title,
         x: "",
         y: "operations/s",
         limit: None,

@@ -24,7 +24,8 @@ const COLUMNS: &[&str] = &[
     "ops_per_s",
     "latency_p50_us",
     "latency_p99_us",
-    "latency_p999_us",
+    "load_cpu_share",
+    "load_cpu_ns_per_op",
     "disk_write_bytes_per_set_byte",
 ];
 
@@ -51,7 +52,7 @@ pub fn run(setting: &Setting, report: &mut Report) -> Result<()> {
             .map(|s| format!("{}: `{}`", s.peer().name(), s.argv())),
     );
     let progress = Progress::new(servers.len() as u64 + round_steps(setting, servers.len(), 4));
-    for server in &servers {
+    for server in &mut servers {
         progress.step(format!("loading {}", server.peer().name()));
         fill(server, keys, VALUE_BYTES)?;
     }

@@ -79,7 +79,7 @@ fn spec(setting: &Setting, part: &str, peer: Peer, dram_bytes: u64, ssd_bytes: u
 }
 
 /// Writes every key once, in order.
-fn fill(server: &Server, keys: u64, value_bytes: usize) -> Result<Outcome> {
+fn fill(server: &mut Server, keys: u64, value_bytes: usize) -> Result<Outcome> {
     let load = Load {
         connections: LOAD_CONNECTIONS,
         in_flight: LOAD_IN_FLIGHT,
@@ -96,10 +96,11 @@ fn fill(server: &Server, keys: u64, value_bytes: usize) -> Result<Outcome> {
 }
 
 /// Drives a server and insists on right answers: every key was loaded before.
-fn drive(server: &Server, load: &Load, what: &str) -> Result<Outcome> {
-    let context = || format!("{what}: {}", server.peer().name());
-    let outcome = load::drive(server.addr(), load).with_context(context)?;
-    outcome.check(false).with_context(context)?;
+fn drive(server: &mut Server, load: &Load, what: &str) -> Result<Outcome> {
+    let context = format!("{what}: {}", server.peer().name());
+    let outcome = load::drive(server.addr(), load).map_err(|e| server.explain(e));
+    let outcome = outcome.with_context(|| context.clone())?;
+    outcome.check(false).context(context)?;
     Ok(outcome)
 }
 
@@ -141,6 +142,14 @@ fn round(server: &mut Server, load: &Load, setting: &Setting, samples: &mut Samp
     samples.add("latency_p99_us", outcome.latency_us(0.99));
     samples.add("latency_p999_us", outcome.latency_us(0.999));
     samples.add("latency_max_us", outcome.latency_us(1.0));
+    samples.add(
+        "load_cpu_share",
+        per(Some(outcome.cpu_s), outcome.elapsed_s),
+    );
+    samples.add(
+        "load_cpu_ns_per_op",
+        per(Some(outcome.cpu_s * 1e9), outcome.ops as f64),
+    );
     add_counters(samples, load, &outcome, &before, &after);
     stop::sleep_s(SETTLE_S)
 }

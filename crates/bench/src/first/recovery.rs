@@ -81,7 +81,7 @@ pub fn run(setting: &Setting, report: &mut Report, pool: Option<LoadedPool>) -> 
     progress.step("a pool to recover");
     let mut server = scene.start()?;
     if !loaded {
-        fill(&server, keys, VALUE_BYTES)?;
+        fill(&mut server, keys, VALUE_BYTES)?;
     }
     let mut rows = Vec::new();
     for end in ends {
@@ -104,8 +104,9 @@ pub fn run(setting: &Setting, report: &mut Report, pool: Option<LoadedPool>) -> 
     server.shut_down()?;
     drop(progress);
     part.rows = rows;
+    let plot_title = format!("Time to the first right reply, {keys} keys of 1 KiB");
     let frame = Frame {
-        title: "Time to the first right reply, 2 GiB in 2 M keys",
+        title: &plot_title,
         x: "",
         y: "s",
         limit: None,
@@ -124,12 +125,17 @@ impl Scene<'_> {
         Server::start_ready(&self.spec, group)
     }
 
-    fn end_and_start(&mut self, server: Server, end: End, samples: &mut Samples) -> Result<Server> {
+    fn end_and_start(
+        &mut self,
+        mut server: Server,
+        end: End,
+        samples: &mut Samples,
+    ) -> Result<Server> {
         match end {
             End::CleanStop => server.shut_down()?,
             End::Kill => {
                 drive(
-                    &server,
+                    &mut server,
                     &self.load(0, Until::Seconds(WRITE_S)),
                     "writing before the kill",
                 )?;
@@ -156,7 +162,7 @@ impl Scene<'_> {
             *answer == Answer::Text(b"PONG".to_vec())
         })?;
         let outcome = self
-            .check(&server)
+            .check(&mut server)
             .with_context(|| format!("what was recovered {}", end.name()))?;
         samples.round();
         samples.add("first_reply_s", first_reply_s);
@@ -166,7 +172,7 @@ impl Scene<'_> {
     }
 
     /// Every key is counted and a sample read back; returns the sample's throughput.
-    fn check(&self, server: &Server) -> Result<f64> {
+    fn check(&self, server: &mut Server) -> Result<f64> {
         let counted = server.dbsize()?;
         if counted != self.keys {
             bail!("{} keys were loaded, {counted} are counted", self.keys);

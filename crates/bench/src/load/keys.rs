@@ -49,7 +49,8 @@ impl Rng {
     }
 }
 
-fn mix(mut x: u64) -> u64 {
+/// Makes neighbouring numbers unlike: one-to-one on 64 bits.
+pub fn mix(mut x: u64) -> u64 {
     x ^= x >> 30;
     x = x.wrapping_mul(0xbf58_476d_1ce4_e5b9);
     x ^= x >> 27;

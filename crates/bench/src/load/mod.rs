@@ -10,6 +10,7 @@ mod reply;
 mod words;
 
 pub use keys::KeyChoice;
+pub(crate) use keys::mix;
 pub use reply::{Parsed, Reply, parse};
 pub use words::{KEY_BYTES, VALUE_BYTES_MIN};
 
@@ -98,6 +99,8 @@ pub struct Outcome {
     pub wrong: u64,
     /// From the first request to the last reply, seconds.
     pub elapsed_s: f64,
+    /// CPU time the generating thread used, seconds; near `elapsed_s` the generator is the limit, not the server.
+    pub cpu_s: f64,
     /// Latency of GETs in µs, from the batch's send to this reply.
     pub get_latency_us: Histogram<u64>,
     /// Latency of SETs in µs.
@@ -117,6 +120,7 @@ impl Outcome {
             nils: 0,
             wrong: 0,
             elapsed_s: 0.0,
+            cpu_s: 0.0,
             get_latency_us: histogram(),
             set_latency_us: histogram(),
         }
@@ -311,6 +315,7 @@ impl<'a> Run<'a> {
 
     fn finish(mut self) -> Result<Outcome> {
         let mut events = Events::with_capacity(1024);
+        let cpu_before_s = crate::machine::thread_cpu_s();
         self.source.started = Instant::now();
         self.last_reply = self.source.started;
         for i in 0..self.conns.len() {
@@ -345,6 +350,7 @@ impl<'a> Run<'a> {
                 bail!("the server answered nothing for {STALL_MAX_S} s");
             }
         }
+        self.outcome.cpu_s = crate::machine::thread_cpu_s() - cpu_before_s;
         self.outcome.elapsed_s = self
             .last_reply
             .duration_since(self.source.started)

@@ -84,7 +84,7 @@ pub fn columns(path: &Path, frame: &Frame<'_>, groups: &[Group]) -> Result<()> {
         .map(|(_, _, max)| max)
         .chain(frame.limit)
         .fold(0.0, f64::max)
-        * 1.15;
+        * 1.25;
     if groups.is_empty() || top <= 0.0 {
         return Err(anyhow!("there is no figure to draw"));
     }
