@@ -1,1 +1,285 @@
-//! To be written.
+//! Terrace's RESP door: a server that Redis's clients talk to. Sockets, parsing, execution and replies of a connection
+//! stay on one thread, which also owns its part of the store. Memory is bounded whatever clients do: all buffers of
+//! connections come out of one budget, and what finds no room there waits, or is cut off with an error. It listens on
+//! loopback only, and it keeps no data itself: everything goes to a [`store::Store`].
+
+mod budget;
+mod commands;
+mod conn;
+mod glob;
+mod info;
+pub mod limits;
+mod resp;
+mod service;
+mod shared;
+pub mod store;
+mod table;
+mod thread;
+
+#[cfg(test)]
+mod tests;
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Instant;
+
+use mio::{Poll, Waker};
+use socket2::{Domain, Protocol, Socket, Type};
+
+use crate::limits::{LISTEN_BACKLOG, RESERVED_FDS, SOCKET_BUFFER_BYTES};
+use crate::shared::{Inbox, Shared};
+use crate::store::StoreFactory;
+use crate::thread::{Thread, WAKER};
+
+/// How a server is set up.
+#[derive(Debug, Clone)]
+pub struct ServerOptions {
+    /// Where to listen; loopback only. Port 0 chooses a free one.
+    pub listen: SocketAddr,
+    /// Threads, each of which serves its own connections.
+    pub threads: usize,
+    /// The most connections at once.
+    pub max_clients: usize,
+}
+
+impl Default for ServerOptions {
+    fn default() -> Self {
+        ServerOptions {
+            listen: SocketAddr::from(([127, 0, 0, 1], 6380)),
+            threads: 1,
+            max_clients: 10_000,
+        }
+    }
+}
+
+/// Why a server did not start, or did not stop cleanly.
+#[derive(Debug, thiserror::Error)]
+pub enum ServerError {
+    /// The address is not one of this machine alone.
+    #[error(
+        "{0} is not a loopback address; the server has no passwords and no encryption, so it listens on loopback only: use \
+         127.0.0.1 or [::1]"
+    )]
+    NotLoopback(SocketAddr),
+    /// The address is taken or not allowed.
+    #[error("cannot listen on {addr}: {source}")]
+    Listen {
+        /// What was asked for.
+        addr: SocketAddr,
+        /// Why not.
+        source: std::io::Error,
+    },
+    /// A number of threads that makes no sense.
+    #[error("{0} threads were asked for; 1 to {THREADS_MAX} are allowed")]
+    Threads(usize),
+    /// Anything else that the system refused.
+    #[error("{0}")]
+    System(#[from] std::io::Error),
+    /// A thread could not begin, go on or end.
+    #[error("{0}")]
+    Thread(String),
+}
+
+/// The most threads of a server.
+pub const THREADS_MAX: usize = 256;
+
+/// Makes a running server stop, from any thread.
+#[derive(Clone)]
+pub struct Stopper(Arc<Shared>);
+
+impl Stopper {
+    /// Begins a clean stop; [`Server::run`] returns when it is done.
+    pub fn stop(&self) {
+        self.0.stop();
+    }
+}
+
+/// A server that listens and does not serve yet.
+pub struct Server<F: StoreFactory> {
+    factory: Arc<F>,
+    shared: Arc<Shared>,
+    polls: Vec<Poll>,
+    listener: mio::net::TcpListener,
+}
+
+impl<F: StoreFactory> Server<F> {
+    /// Checks the options and takes the address. Raises the limit of open files as far as the system allows, and
+    /// lowers the most connections to what that leaves.
+    ///
+    /// # Errors
+    /// When the options are refused or the address cannot be had.
+    pub fn bind(options: &ServerOptions, factory: Arc<F>) -> Result<Self, ServerError> {
+        if !options.listen.ip().is_loopback() {
+            return Err(ServerError::NotLoopback(options.listen));
+        }
+        if !(1..=THREADS_MAX).contains(&options.threads) {
+            return Err(ServerError::Threads(options.threads));
+        }
+        let listener = listen(options.listen).map_err(|source| ServerError::Listen {
+            addr: options.listen,
+            source,
+        })?;
+        let max_clients = clients_allowed(options.max_clients);
+        let mut polls = Vec::with_capacity(options.threads);
+        let mut inboxes = Vec::with_capacity(options.threads);
+        for _ in 0..options.threads {
+            let poll = Poll::new()?;
+            inboxes.push(Inbox::new(Waker::new(poll.registry(), WAKER)?));
+            polls.push(poll);
+        }
+        let shared = Arc::new(Shared {
+            addr: listener.local_addr()?,
+            max_clients,
+            started: Instant::now(),
+            counters: (0..options.threads).map(|_| Default::default()).collect(),
+            inboxes: inboxes.into_boxed_slice(),
+            connected: Default::default(),
+            accepted: Default::default(),
+            accepted_ever: Default::default(),
+            rejected: Default::default(),
+            starved_ms: Default::default(),
+            returned_ms: Default::default(),
+            stopping: Default::default(),
+            clients: Default::default(),
+            about: factory.clone(),
+        });
+        Ok(Server {
+            factory,
+            shared,
+            polls,
+            listener,
+        })
+    }
+
+    /// The address that is listened on.
+    pub fn local_addr(&self) -> SocketAddr {
+        self.shared.addr
+    }
+
+    /// A handle that stops this server.
+    pub fn stopper(&self) -> Stopper {
+        Stopper(self.shared.clone())
+    }
+
+    /// Serves until it is stopped (by a [`Stopper`] or by SHUTDOWN). Every thread has left the store when this
+    /// returns.
+    ///
+    /// # Errors
+    /// When a thread could not begin or end properly; the others are stopped then, too.
+    pub fn run(self) -> Result<(), ServerError> {
+        let Server {
+            factory,
+            shared,
+            polls,
+            listener,
+        } = self;
+        let mut listener = Some(listener);
+        let mut threads = Vec::new();
+        for (index, poll) in polls.into_iter().enumerate() {
+            let (factory, shared, listener) = (factory.clone(), shared.clone(), listener.take());
+            let stop = Stopper(shared.clone());
+            let body = move || {
+                // Also when this thread panics: a server that serves half of its clients helps nobody.
+                let _stop = StopOnDrop(stop);
+                run_thread(&*factory, index, shared, poll, listener)
+            };
+            threads.push(
+                std::thread::Builder::new()
+                    .name(format!("resp-{index}"))
+                    .spawn(body)?,
+            );
+        }
+        let mut first_error = None;
+        for thread in threads {
+            let ended = thread
+                .join()
+                .unwrap_or_else(|_| Err("a server thread panicked".to_string()));
+            first_error = first_error.or(ended.err());
+        }
+        first_error.map_or(Ok(()), |e| Err(ServerError::Thread(e)))
+    }
+}
+
+struct StopOnDrop(Stopper);
+
+impl Drop for StopOnDrop {
+    fn drop(&mut self) {
+        self.0.stop();
+    }
+}
+
+fn run_thread<F: StoreFactory>(
+    factory: &F,
+    index: usize,
+    shared: Arc<Shared>,
+    poll: Poll,
+    listener: Option<mio::net::TcpListener>,
+) -> Result<(), String> {
+    let waking = shared.clone();
+    let store = factory.open(
+        index,
+        Arc::new(move || drop(waking.inboxes[index].waker.wake())),
+    )?;
+    Thread::new(index, store, shared, poll, listener)
+        .map_err(|e| e.to_string())?
+        .run()
+}
+
+/// The kernel's buffers are bounded, too: a bound set on the listener holds for what it accepts.
+fn listen(addr: SocketAddr) -> std::io::Result<mio::net::TcpListener> {
+    let socket = Socket::new(
+        Domain::for_address(addr),
+        Type::STREAM.nonblocking().cloexec(),
+        Some(Protocol::TCP),
+    )?;
+    socket.set_reuse_address(true)?;
+    socket.set_recv_buffer_size(SOCKET_BUFFER_BYTES)?;
+    socket.set_send_buffer_size(SOCKET_BUFFER_BYTES)?;
+    socket.bind(&addr.into())?;
+    socket.listen(LISTEN_BACKLOG)?;
+    Ok(mio::net::TcpListener::from_std(socket.into()))
+}
+
+/// How many clients the limit of open files leaves room for, after it was raised as far as needed and allowed.
+fn clients_allowed(wanted: usize) -> usize {
+    use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+    let limit = getrlimit(Resource::Nofile);
+    let needed = wanted as u64 + RESERVED_FDS;
+    let Some(current) = limit.current.filter(|&current| current < needed) else {
+        return wanted;
+    };
+    // Root may raise the hard limit, others only up to it.
+    let hard = limit.maximum.map_or(needed, |maximum| maximum.max(needed));
+    let raised = setrlimit(
+        Resource::Nofile,
+        Rlimit {
+            current: Some(needed),
+            maximum: limit.maximum.map(|_| hard),
+        },
+    )
+    .map(|()| needed)
+    .or_else(|_| {
+        let most = limit.maximum.unwrap_or(needed).min(needed);
+        setrlimit(
+            Resource::Nofile,
+            Rlimit {
+                current: Some(most),
+                maximum: limit.maximum,
+            },
+        )
+        .map(|()| most)
+    })
+    .unwrap_or(current);
+    let allowed = raised
+        .saturating_sub(RESERVED_FDS)
+        .min(wanted as u64)
+        .max(1) as usize;
+    if allowed < wanted {
+        tracing::warn!(
+            wanted,
+            allowed,
+            "the limit of open files allows fewer clients; raise it with ulimit -n"
+        );
+    }
+    allowed
+}

@@ -1,0 +1,318 @@
+//! The commands about the connection: HELLO, CLIENT, AUTH, QUIT, RESET. There are no passwords: the server listens on
+//! loopback only.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use super::admin::lines;
+use super::{Cx, Done, Fault, Flow, SYNTAX, unknown_subcommand, wrong_arity};
+use crate::resp::encode;
+use crate::resp::parse::integer;
+use crate::shared::{Client, Message, Shared, lock};
+use crate::store::Store;
+use crate::table;
+
+/// The longest name of a connection in bytes.
+const NAME_MAX_BYTES: usize = 256;
+
+const NO_PASSWORD: &str = "AUTH <password> called without any password configured for the default user. \
+                           Are you sure your configuration is correct?";
+
+/// AUTH [username] password: as in Redis without passwords, the default user is let in with any, but only by name.
+pub fn auth<S: Store>(cx: &mut Cx<'_, S>, args: &[&[u8]]) -> Done<S> {
+    match args.len() {
+        2 => Err(Fault::text(NO_PASSWORD)),
+        3 if args[1] == b"default" => {
+            encode::ok(cx.out);
+            Ok(Flow::Done)
+        }
+        3 => Err(Fault::Prefixed(
+            "WRONGPASS",
+            "invalid username-password pair or user is disabled.".to_string(),
+        )),
+        _ => Err(SYNTAX),
+    }
+}
+
+/// QUIT
+pub fn quit<S: Store>(cx: &mut Cx<'_, S>) -> Done<S> {
+    encode::ok(cx.out);
+    Ok(Flow::Close)
+}
+
+/// RESET
+pub fn reset<S: Store>(cx: &mut Cx<'_, S>) -> Done<S> {
+    cx.session.resp3 = false;
+    cx.session.client.resp.store(2, Ordering::Relaxed);
+    *lock(&cx.session.client.name) = None;
+    encode::simple(cx.out, "RESET");
+    Ok(Flow::Done)
+}
+
+fn set_name<S: Store>(cx: &Cx<'_, S>, name: &[u8]) -> Result<(), Fault> {
+    if name.len() > NAME_MAX_BYTES {
+        let len = name.len();
+        return Err(Fault::text(format!(
+            "Client names have at most {NAME_MAX_BYTES} bytes; this one has {len}"
+        )));
+    }
+    if !name.iter().all(|b| (b'!'..=b'~').contains(b)) {
+        return Err(Fault::text(
+            "Client names cannot contain spaces, newlines or special characters.",
+        ));
+    }
+    let name = String::from_utf8_lossy(name).into_owned().into_boxed_str();
+    *lock(&cx.session.client.name) = (!name.is_empty()).then_some(name);
+    Ok(())
+}
+
+/// HELLO [protover [AUTH username password] [SETNAME clientname]]
+pub fn hello<S: Store>(cx: &mut Cx<'_, S>, args: &[&[u8]]) -> Done<S> {
+    let version = match args.get(1) {
+        None => None,
+        Some(text) => {
+            let not_integer = || Fault::text("Protocol version is not an integer or out of range");
+            let version = integer(text).ok_or_else(not_integer)?;
+            if !(2..=3).contains(&version) {
+                return Err(Fault::Prefixed(
+                    "NOPROTO",
+                    "unsupported protocol version".to_string(),
+                ));
+            }
+            Some(version)
+        }
+    };
+    let mut name = None;
+    let mut rest = args.get(2..).unwrap_or_default();
+    while let [option, more @ ..] = rest {
+        if option.eq_ignore_ascii_case(b"auth") && more.len() >= 2 {
+            // Without passwords the default user is let in with any.
+            if more[0] != b"default" {
+                let text = "invalid username-password pair or user is disabled.";
+                return Err(Fault::Prefixed("WRONGPASS", text.to_string()));
+            }
+            rest = &more[2..];
+        } else if option.eq_ignore_ascii_case(b"setname") && !more.is_empty() {
+            name = Some(more[0]);
+            rest = &more[1..];
+        } else {
+            let option = String::from_utf8_lossy(option);
+            return Err(Fault::text(format!(
+                "Syntax error in HELLO option '{option}'"
+            )));
+        }
+    }
+    if let Some(name) = name {
+        set_name(cx, name)?;
+    }
+    if let Some(version) = version {
+        cx.session.resp3 = version == 3;
+        cx.session
+            .client
+            .resp
+            .store(version as u8, Ordering::Relaxed);
+    }
+    hello_reply(cx);
+    Ok(Flow::Done)
+}
+
+fn hello_reply<S: Store>(cx: &mut Cx<'_, S>) {
+    let resp3 = cx.session.resp3;
+    encode::map(cx.out, resp3, 7);
+    for (field, value) in [("server", "redis"), ("version", crate::info::REDIS_VERSION)] {
+        encode::bulk(cx.out, field.as_bytes());
+        encode::bulk(cx.out, value.as_bytes());
+    }
+    encode::bulk(cx.out, b"proto");
+    encode::int(cx.out, if resp3 { 3 } else { 2 });
+    encode::bulk(cx.out, b"id");
+    encode::count(cx.out, cx.session.client.id);
+    for (field, value) in [("mode", "standalone"), ("role", "master")] {
+        encode::bulk(cx.out, field.as_bytes());
+        encode::bulk(cx.out, value.as_bytes());
+    }
+    encode::bulk(cx.out, b"modules");
+    encode::array(cx.out, 0);
+}
+
+/// CLIENT ID | GETNAME | SETNAME | SETINFO | INFO | LIST | KILL | NO-EVICT | HELP
+pub fn client<S: Store>(cx: &mut Cx<'_, S>, args: &[&[u8]]) -> Done<S> {
+    let sub = args[1].to_ascii_lowercase();
+    let needs = |n: usize| match args.len() == n {
+        true => Ok(()),
+        false => Err(wrong_arity(&format!(
+            "client|{}",
+            String::from_utf8_lossy(&sub)
+        ))),
+    };
+    match sub.as_slice() {
+        b"id" => {
+            needs(2)?;
+            encode::count(cx.out, cx.session.client.id);
+        }
+        b"getname" => {
+            needs(2)?;
+            let name = lock(&cx.session.client.name).clone();
+            match name {
+                Some(name) => encode::bulk(cx.out, name.as_bytes()),
+                None => encode::null(cx.out, cx.session.resp3),
+            }
+        }
+        b"setname" => {
+            needs(3)?;
+            set_name(cx, args[2])?;
+            encode::ok(cx.out);
+        }
+        b"setinfo" => {
+            needs(4)?;
+            set_info(args[2])?;
+            encode::ok(cx.out);
+        }
+        b"info" => {
+            needs(2)?;
+            let line = describe(cx.shared, &cx.session.client);
+            encode::verbatim(cx.out, cx.session.resp3, line.as_bytes());
+        }
+        b"list" => list(cx, &args[2..])?,
+        b"kill" => return kill(cx, args),
+        b"no-evict" => {
+            needs(3)?;
+            if !args[2].eq_ignore_ascii_case(b"on") && !args[2].eq_ignore_ascii_case(b"off") {
+                return Err(SYNTAX);
+            }
+            encode::ok(cx.out);
+        }
+        b"help" if args.len() == 2 => lines(
+            cx,
+            &[
+                "CLIENT <subcommand> [<arg> [value] [opt] ...]. Subcommands are:",
+                "GETNAME",
+                "ID",
+                "INFO",
+                "KILL <ip:port> | <option> <value> [<option> <value> [...]]. Options: ADDR, ID, SKIPME",
+                "LIST [TYPE NORMAL] [ID <id> ...]",
+                "NO-EVICT (ON|OFF)",
+                "SETINFO <LIB-NAME|LIB-VER> <value>",
+                "SETNAME <name>",
+            ],
+        ),
+        _ => return Err(unknown_subcommand("CLIENT", args[1])),
+    }
+    Ok(Flow::Done)
+}
+
+/// What libraries tell about themselves is taken and not kept.
+fn set_info(option: &[u8]) -> Result<(), Fault> {
+    if option.eq_ignore_ascii_case(b"lib-name") || option.eq_ignore_ascii_case(b"lib-ver") {
+        return Ok(());
+    }
+    Err(Fault::text(format!(
+        "Unrecognized option '{}'",
+        String::from_utf8_lossy(option)
+    )))
+}
+
+fn describe(shared: &Shared, client: &Client) -> String {
+    let now_s = shared.uptime_s();
+    let last = client.last_command.load(Ordering::Relaxed) as usize;
+    format!(
+        "id={} addr={} laddr={} fd={} name={} age={} idle={} flags=N db=0 sub=0 psub=0 ssub=0 multi=-1 events=r cmd={} \
+         user=default redir=-1 resp={}\n",
+        client.id,
+        client.addr,
+        shared.addr,
+        client.fd,
+        lock(&client.name).as_deref().unwrap_or(""),
+        now_s.saturating_sub(client.since_s),
+        now_s.saturating_sub(client.active_s.load(Ordering::Relaxed)),
+        table::COMMANDS.get(last).map_or("NULL", |c| c.name),
+        client.resp.load(Ordering::Relaxed),
+    )
+}
+
+fn list<S: Store>(cx: &mut Cx<'_, S>, options: &[&[u8]]) -> Result<(), Fault> {
+    let ids: Option<Vec<u64>> = match options {
+        [] => None,
+        [kind, value] if kind.eq_ignore_ascii_case(b"type") => {
+            if !value.eq_ignore_ascii_case(b"normal") {
+                let value = String::from_utf8_lossy(value);
+                return Err(Fault::text(format!("Unknown client type '{value}'")));
+            }
+            None
+        }
+        [kind, ids @ ..] if kind.eq_ignore_ascii_case(b"id") && !ids.is_empty() => {
+            let parsed: Option<Vec<u64>> = ids
+                .iter()
+                .map(|id| integer(id).map(|id| id as u64))
+                .collect();
+            Some(parsed.ok_or_else(|| Fault::text("Invalid client ID"))?)
+        }
+        _ => return Err(SYNTAX),
+    };
+    let text: String = {
+        let clients = lock(&cx.shared.clients);
+        let wanted =
+            |client: &&Arc<Client>| ids.as_ref().is_none_or(|ids| ids.contains(&client.id));
+        clients
+            .values()
+            .filter(wanted)
+            .map(|client| describe(cx.shared, client))
+            .collect()
+    };
+    encode::verbatim(cx.out, cx.session.resp3, text.as_bytes());
+    Ok(())
+}
+
+/// CLIENT KILL addr | [ID id] [ADDR addr] [SKIPME yes | no]
+fn kill<S: Store>(cx: &mut Cx<'_, S>, args: &[&[u8]]) -> Done<S> {
+    if args.len() < 3 {
+        return Err(wrong_arity("client|kill"));
+    }
+    let old_form = args.len() == 3;
+    let (mut id, mut addr, mut skip_me) = (None, None, !old_form);
+    if old_form {
+        addr = Some(args[2]);
+    }
+    for option in args[if old_form { 3 } else { 2 }..].chunks(2) {
+        let [name, value] = option else {
+            return Err(SYNTAX);
+        };
+        if name.eq_ignore_ascii_case(b"id") {
+            let number = integer(value)
+                .and_then(|n| u64::try_from(n).ok())
+                .filter(|&n| n > 0);
+            id = Some(number.ok_or_else(|| Fault::text("client-id should be greater than 0"))?);
+        } else if name.eq_ignore_ascii_case(b"addr") {
+            addr = Some(*value);
+        } else if name.eq_ignore_ascii_case(b"skipme") {
+            skip_me = match value.to_ascii_lowercase().as_slice() {
+                b"yes" => true,
+                b"no" => false,
+                _ => return Err(SYNTAX),
+            };
+        } else {
+            return Err(SYNTAX);
+        }
+    }
+    let me = cx.session.client.id;
+    let chosen: Vec<Arc<Client>> = lock(&cx.shared.clients)
+        .values()
+        .filter(|c| id.is_none_or(|id| c.id == id))
+        .filter(|c| addr.is_none_or(|addr| c.addr.to_string().as_bytes() == addr))
+        .filter(|c| !(skip_me && c.id == me))
+        .cloned()
+        .collect();
+    for client in chosen.iter().filter(|c| c.id != me) {
+        cx.shared.inboxes[client.thread].send(Message::Kill(client.id));
+    }
+    match (old_form, chosen.is_empty()) {
+        (true, true) => return Err(Fault::text("No such client")),
+        (true, false) => encode::ok(cx.out),
+        (false, _) => encode::count(cx.out, chosen.len() as u64),
+    }
+    Ok(if chosen.iter().any(|c| c.id == me) {
+        Flow::Close
+    } else {
+        Flow::Done
+    })
+}

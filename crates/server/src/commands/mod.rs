@@ -1,0 +1,291 @@
+//! Executes one command: checks it against the table and runs its handler. A handler that cannot finish answers
+//! `Flow::Wait` and has written nothing (or, for the commands that go on where they were, only whole parts that
+//! `Progress` knows of); it is then called again with the same arguments.
+
+mod admin;
+mod client;
+mod keys;
+mod options;
+mod scan;
+mod strings;
+
+use std::borrow::Cow;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use crate::limits::KEY_MAX_BYTES;
+use crate::resp::assemble::LargeArg;
+use crate::resp::encode;
+use crate::shared::{Client, Counters, Shared, add};
+use crate::store::{Outcome, Step, Store, StoreError, Wait};
+use crate::table::{self, Command, Id};
+
+/// How far a command came.
+pub enum Flow<L> {
+    /// Its reply is complete.
+    Done,
+    /// Again later.
+    Wait(Wait),
+    /// Its reply ends with this value: the header is written, bytes and line end are to follow.
+    Large(L),
+    /// This value is to follow, then the command goes on.
+    LargeThenMore(L),
+    /// The command goes on when the output has drained.
+    OutputFull,
+    /// Its reply is complete, and so is the connection.
+    Close,
+    /// The server is to stop.
+    Shutdown,
+}
+
+/// Why a command failed.
+#[derive(Debug)]
+pub enum Fault {
+    /// The text after `-ERR `.
+    Err(Cow<'static, str>),
+    /// A text with a first word of its own.
+    Prefixed(&'static str, String),
+}
+
+impl From<StoreError> for Fault {
+    fn from(e: StoreError) -> Self {
+        Fault::Prefixed(e.prefix, e.text)
+    }
+}
+
+impl Fault {
+    fn text(text: impl Into<Cow<'static, str>>) -> Self {
+        Fault::Err(text.into())
+    }
+}
+
+/// What a handler answers.
+pub type Done<S> = Result<Flow<<S as Store>::Large>, Fault>;
+
+const SYNTAX: Fault = Fault::Err(Cow::Borrowed("syntax error"));
+const NOT_AN_INTEGER: Fault = Fault::Err(Cow::Borrowed("value is not an integer or out of range"));
+
+/// Unwraps a step, or leaves the handler to wait.
+macro_rules! ready {
+    ($outcome:expr) => {
+        match $outcome? {
+            $crate::store::Step::Done(value) => value,
+            $crate::store::Step::Wait(wait) => return Ok($crate::commands::Flow::Wait(wait)),
+        }
+    };
+}
+pub(crate) use ready;
+
+/// What the connection itself brings to its commands.
+pub struct Session {
+    /// Whether the client asked for RESP3.
+    pub resp3: bool,
+    /// What others may know of it.
+    pub client: Arc<Client>,
+}
+
+/// Where a command of several steps stands.
+pub struct Progress<S: Store> {
+    /// The next key (MGET) or cursor (SCAN).
+    pub next: u64,
+    /// Whether anything was done.
+    pub begun: bool,
+    /// Lookups under way, by the index of their key.
+    pub window: Vec<(usize, S::Task)>,
+    /// The keys that a SCAN has gathered, as bulk strings.
+    pub found: Vec<u8>,
+    /// How many keys it has seen, at least one a step.
+    pub seen: u64,
+}
+
+impl<S: Store> Default for Progress<S> {
+    fn default() -> Self {
+        Progress {
+            next: 0,
+            begun: false,
+            window: Vec::new(),
+            found: Vec::new(),
+            seen: 0,
+        }
+    }
+}
+
+/// Everything a handler works with.
+pub struct Cx<'c, S: Store> {
+    /// The store.
+    pub store: &'c mut S,
+    /// The command's task.
+    pub task: &'c mut S::Task,
+    /// Who owns it.
+    pub owner: u64,
+    /// Where the command stands.
+    pub progress: &'c mut Progress<S>,
+    /// Values that came in piece by piece.
+    pub large: &'c mut [LargeArg<S::Upload>],
+    /// The connection's own state.
+    pub session: &'c mut Session,
+    /// What all threads share.
+    pub shared: &'c Shared,
+    /// This thread's counters.
+    pub counters: &'c Counters,
+    /// Where the reply goes.
+    pub out: &'c mut Vec<u8>,
+}
+
+/// Executes `args`, whose first is the name. An error has become a reply when this returns.
+#[inline]
+pub fn execute<S: Store>(cx: &mut Cx<'_, S>, args: &[&[u8]]) -> Flow<S::Large> {
+    let start = cx.out.len();
+    let flow = match table::find(args[0]) {
+        Some(command) if command.takes(args.len()) => {
+            cx.session
+                .client
+                .last_command
+                .store(table::index_of(command) as u8, Ordering::Relaxed);
+            dispatch(cx, command, args)
+        }
+        Some(command) => Err(wrong_arity(command.name)),
+        None => Err(unknown(args)),
+    };
+    match flow {
+        Ok(Flow::Wait(wait)) => Flow::Wait(wait),
+        Ok(flow) => flow,
+        Err(fault) => {
+            if !cx.progress.begun {
+                cx.out.truncate(start);
+            }
+            add(&cx.counters.errors, 1);
+            write_fault(cx.out, &fault);
+            Flow::Done
+        }
+    }
+}
+
+fn write_fault(out: &mut Vec<u8>, fault: &Fault) {
+    match fault {
+        Fault::Err(text) => encode::error(out, "ERR", text),
+        Fault::Prefixed(prefix, text) => encode::error(out, prefix, text),
+    }
+}
+
+#[cold]
+fn wrong_arity(name: &str) -> Fault {
+    Fault::text(format!("wrong number of arguments for '{name}' command"))
+}
+
+/// Redis's text, which shows at most 128 bytes of the name and about as many of the arguments.
+#[cold]
+fn unknown(args: &[&[u8]]) -> Fault {
+    const SHOWN_BYTES: usize = 128;
+    let shown = |bytes: &[u8], most: usize| {
+        String::from_utf8_lossy(&bytes[..bytes.len().min(most)]).into_owned()
+    };
+    let mut list = String::new();
+    for arg in &args[1..] {
+        if list.len() >= SHOWN_BYTES {
+            break;
+        }
+        list += &format!("'{}' ", shown(arg, SHOWN_BYTES - list.len()));
+    }
+    Fault::text(format!(
+        "unknown command '{}', with args beginning with: {list}",
+        shown(args[0], SHOWN_BYTES)
+    ))
+}
+
+#[cold]
+fn unknown_subcommand(container: &str, sub: &[u8]) -> Fault {
+    let sub = String::from_utf8_lossy(&sub[..sub.len().min(128)]).into_owned();
+    Fault::text(format!("unknown subcommand '{sub}'. Try {container} HELP."))
+}
+
+#[inline]
+fn dispatch<S: Store>(cx: &mut Cx<'_, S>, command: &Command, args: &[&[u8]]) -> Done<S> {
+    check_keys(command, args)?;
+    match command.id {
+        Id::Get => strings::get(cx, args),
+        Id::Set => strings::set(cx, args),
+        Id::Getset => strings::getset(cx, args),
+        Id::Setnx => strings::setnx(cx, args),
+        Id::Setex => strings::setex(cx, args, 1000),
+        Id::Psetex => strings::setex(cx, args, 1),
+        Id::Getdel => strings::getdel(cx, args),
+        Id::Strlen => strings::strlen(cx, args),
+        Id::Mget => strings::mget(cx, args),
+        Id::Mset => strings::mset(cx, args),
+        Id::Incr => strings::incr(cx, args, Some(1)),
+        Id::Decr => strings::incr(cx, args, Some(-1)),
+        Id::Incrby => strings::incr(cx, args, None),
+        Id::Decrby => strings::decrby(cx, args),
+        Id::Del | Id::Unlink => keys::del(cx, args),
+        Id::Exists | Id::Touch => keys::exists(cx, args),
+        Id::Expire => keys::expire(cx, args, "expire", 1000, true),
+        Id::Pexpire => keys::expire(cx, args, "pexpire", 1, true),
+        Id::Expireat => keys::expire(cx, args, "expireat", 1000, false),
+        Id::Pexpireat => keys::expire(cx, args, "pexpireat", 1, false),
+        Id::Ttl => keys::ttl(cx, args, keys::Shown::LeftSeconds),
+        Id::Pttl => keys::ttl(cx, args, keys::Shown::LeftMillis),
+        Id::Expiretime => keys::ttl(cx, args, keys::Shown::AtSeconds),
+        Id::Pexpiretime => keys::ttl(cx, args, keys::Shown::AtMillis),
+        Id::Persist => keys::persist(cx, args),
+        Id::Type => keys::key_type(cx, args),
+        Id::Scan => scan::scan(cx, args),
+        Id::Dbsize => admin::dbsize(cx),
+        Id::Flushall | Id::Flushdb => admin::flush(cx, args),
+        Id::Ping => admin::ping(cx, args),
+        Id::Echo => admin::echo(cx, args),
+        Id::Info => admin::info(cx, args),
+        Id::Command => admin::command(cx, args),
+        Id::Config => admin::config(cx, args),
+        Id::Select => admin::select(cx, args),
+        Id::Time => admin::time(cx),
+        Id::Shutdown => admin::shutdown(args),
+        Id::Hello => client::hello(cx, args),
+        Id::Client => client::client(cx, args),
+        Id::Auth => client::auth(cx, args),
+        Id::Quit => client::quit(cx),
+        Id::Reset => client::reset(cx),
+    }
+}
+
+/// Refuses keys that no store can hold, before anything is done.
+#[inline]
+fn check_keys(command: &Command, args: &[&[u8]]) -> Result<(), Fault> {
+    let (first, last, step) = command.keys;
+    if first == 0 {
+        return Ok(());
+    }
+    let last = if last < 0 {
+        args.len() - 1
+    } else {
+        last as usize
+    };
+    for key in args[first as usize..=last].iter().step_by(step as usize) {
+        if key.len() > KEY_MAX_BYTES {
+            return Err(key_too_long(key.len()));
+        }
+    }
+    Ok(())
+}
+
+#[cold]
+fn key_too_long(len: usize) -> Fault {
+    Fault::text(format!(
+        "key is {len} bytes long; at most {KEY_MAX_BYTES} are allowed; use a shorter key"
+    ))
+}
+
+/// The index of a command's last key, for COMMAND GETKEYS.
+fn key_positions(command: &Command, args: usize) -> impl Iterator<Item = usize> + use<> {
+    let (first, last, step) = command.keys;
+    let last = if last < 0 { args as i32 + last } else { last };
+    (first..=last)
+        .step_by(step.max(1) as usize)
+        .filter(|&at| at > 0)
+        .map(|at| at as usize)
+}
+
+/// Looks through a step without leaving the handler.
+fn step_of<T>(outcome: Outcome<T>) -> Result<Step<T>, Fault> {
+    outcome.map_err(Fault::from)
+}

@@ -1,0 +1,63 @@
+//! Every bound of the server in one place, each with its unit in its name. Nothing here is computed and nothing here
+//! is a setting: settings live in `ServerOptions`.
+
+/// The longest key, as the store promises it.
+pub const KEY_MAX_BYTES: usize = 65_535;
+/// The longest value that is handed over in one piece; longer ones are streamed.
+pub const INLINE_MAX_BYTES: usize = 65_536;
+/// The longest value at all.
+pub const VALUE_MAX_BYTES: u64 = 64 << 20;
+/// The pieces a streamed value consists of (all but the last have exactly this length).
+pub const PIECE_BYTES: usize = 61_440;
+/// The longest bulk string the protocol lets a client announce (Redis's `proto-max-bulk-len`).
+pub const BULK_MAX_BYTES: i64 = 512 << 20;
+/// The most arguments of one command.
+pub const MULTIBULK_MAX_ARGS: i64 = 1_048_576;
+/// The longest inline command, and the longest header line (Redis's `PROTO_INLINE_MAX_SIZE`).
+pub const INLINE_COMMAND_MAX_BYTES: usize = 64 << 10;
+/// The most bytes of small arguments that one command may bring.
+pub const COMMAND_MAX_BYTES: usize = 16 << 20;
+/// What one read takes from a socket.
+pub const READ_MAX_BYTES: usize = 64 << 10;
+/// An incomplete command longer than this is taken apart as it arrives, instead of being parsed again from its start.
+pub const ASSEMBLE_ABOVE_BYTES: usize = 16 << 10;
+/// The buffer that every thread reads into: a kept remainder and one read.
+pub const SCRATCH_BYTES: usize = INLINE_COMMAND_MAX_BYTES + 2 * READ_MAX_BYTES;
+/// With more reply bytes than this waiting, a connection executes no further command.
+pub const OUTPUT_LIMIT_BYTES: usize = 64 << 10;
+/// The next piece of a streamed value is fetched when at most this much waits to be sent.
+pub const OUTPUT_LOW_BYTES: usize = 16 << 10;
+/// What a thread holds of the buffer budget in advance, so that what it has read and answered always finds a place.
+pub const STANDING_BYTES: isize = 256 << 10;
+/// Kernel buffers of one socket, each way.
+pub const SOCKET_BUFFER_BYTES: usize = 128 << 10;
+/// A connection that holds buffers this long without progress is cut off when others starve.
+pub const STUCK_AFTER_MS: u64 = 2_000;
+/// A connection that waits for a buffer is patient this long, if buffers come back to others meanwhile.
+pub const GRANT_WAIT_MAX_MS: u64 = 120_000;
+/// What one read takes while buffers are short, so that a waiting connection holds little.
+pub const READ_TIGHT_BYTES: usize = 4 << 10;
+/// How often a command that waits for room is tried again without being told.
+pub const ROOM_RETRY_MS: u64 = 2;
+/// How often a starving thread looks for connections to cut off.
+pub const STARVE_CHECK_MS: u64 = 100;
+/// How many keys of one MGET are looked up at the same time.
+pub const MGET_WINDOW_KEYS: usize = 16;
+/// How many keys one step of a SCAN asks the store for.
+pub const SCAN_STEP_KEYS: usize = 64;
+/// A SCAN answers early when its keys fill this much.
+pub const SCAN_REPLY_BYTES: usize = 64 << 10;
+/// Arguments of one command that need no grant; above, 16 bytes each are granted while it runs.
+pub const ARGS_FREE: usize = 1_024;
+/// Events fetched by one poll.
+pub const EVENTS_MAX: usize = 1_024;
+/// Sockets accepted in a row before other work gets its turn.
+pub const ACCEPT_MAX: usize = 256;
+/// The longest a thread sleeps.
+pub const SLEEP_MAX_MS: u64 = 500;
+/// How long a stopping server tries to send replies that wait for durability.
+pub const STOP_DRAIN_MS: u64 = 3_000;
+/// The length of the listener's queue.
+pub const LISTEN_BACKLOG: i32 = 1_024;
+/// File descriptors kept for everything that is not a client.
+pub const RESERVED_FDS: u64 = 64;

@@ -1,0 +1,655 @@
+//! Serves one connection as far as it goes without waiting: reads, executes, writes. Whatever stops it is left in the
+//! connection's state, from which the next call goes on; nothing is done twice and nothing is forgotten.
+
+use std::borrow::Cow;
+use std::io::{self, Read};
+use std::sync::atomic::Ordering;
+
+use crate::commands::{Cx, Flow, Progress, execute};
+use crate::conn::{Block, Conn, Parked, Sending, finish_parked};
+use crate::limits::{
+    ARGS_FREE, ASSEMBLE_ABOVE_BYTES, INLINE_MAX_BYTES, KEY_MAX_BYTES, OUTPUT_LIMIT_BYTES,
+    OUTPUT_LOW_BYTES, PIECE_BYTES, READ_MAX_BYTES, READ_TIGHT_BYTES, VALUE_MAX_BYTES,
+};
+use crate::resp::assemble::{Assembly, Event, LargeArg};
+use crate::resp::encode;
+use crate::resp::parse::{self, Parsed};
+use crate::shared::add;
+use crate::store::{Step, Store, StoreError, Wait};
+use crate::table;
+use crate::thread::Env;
+
+/// How a connection was left.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Status {
+    /// It waits for something that will be noticed.
+    Idle,
+    /// It could go on, and only made way for others.
+    Again,
+    /// It is to be closed.
+    Close,
+}
+
+/// Turns in a row before others are served.
+const ROUNDS_MAX: usize = 4;
+
+enum Advance {
+    Moved,
+    Stuck,
+}
+
+/// Serves `conn`.
+pub fn service<S: Store>(env: &mut Env<S>, conn: &mut Conn<S>) -> Status {
+    for _ in 0..ROUNDS_MAX {
+        if conn.settle(env).is_err() {
+            return Status::Close;
+        }
+        if conn.closing || conn.block != Block::None || conn.output.pending() > OUTPUT_LIMIT_BYTES {
+            return ended(conn);
+        }
+        // Who holds a buffer already must be able to go on, or it would never come back.
+        if !env.budget.ready(&mut env.store) && !conn.is_provided_for() {
+            conn.block = Block::Grant;
+            return Status::Idle;
+        }
+        match advance(env, conn) {
+            Ok(Advance::Moved) => conn.progress_ms = env.now_ms,
+            Ok(Advance::Stuck) => {
+                if conn.settle(env).is_err() {
+                    return Status::Close;
+                }
+                return ended(conn);
+            }
+            Err(_) => return Status::Close,
+        }
+    }
+    match conn.settle(env) {
+        Ok(()) if conn.closing || conn.block != Block::None => ended(conn),
+        Ok(()) => Status::Again,
+        Err(_) => Status::Close,
+    }
+}
+
+/// A connection that is to end does so when its last byte has left.
+fn ended<S: Store>(conn: &Conn<S>) -> Status {
+    let in_work = conn
+        .work
+        .as_ref()
+        .is_some_and(|w| w.sending.is_some() || w.parked.is_some());
+    let busy = in_work || conn.block != Block::None || !conn.need_more;
+    match (conn.closing || (conn.eof && !busy)) && conn.output.pending() == 0 {
+        true => Status::Close,
+        false => Status::Idle,
+    }
+}
+
+fn advance<S: Store>(env: &mut Env<S>, conn: &mut Conn<S>) -> io::Result<Advance> {
+    if let Some(work) = &conn.work {
+        if work.sending.is_some() {
+            return Ok(pump(env, conn));
+        }
+        if work.parked.is_some() && work.assembly.is_some() {
+            execute_assembled(env, conn);
+            return Ok(Advance::Moved);
+        }
+    }
+    if !conn.need_more {
+        // Also without bytes: what was assembled may wait for nothing more.
+        let data = std::mem::take(&mut conn.input);
+        let consumed = consume(env, conn, &data[conn.input_at..]);
+        conn.input_at += consumed;
+        conn.input = data;
+        if conn.input_at == conn.input.len() {
+            conn.free_input(&mut env.store, &mut env.budget);
+        }
+        return Ok(Advance::Moved);
+    }
+    if conn.eof || !conn.readable {
+        return Ok(Advance::Stuck);
+    }
+    read(env, conn)
+}
+
+/// Reads once and consumes what came.
+fn read<S: Store>(env: &mut Env<S>, conn: &mut Conn<S>) -> io::Result<Advance> {
+    if conn.input.is_empty()
+        && let Some(piece) = conn
+            .work
+            .as_mut()
+            .and_then(|w| w.assembly.as_mut())
+            .and_then(Assembly::direct)
+    {
+        // A long value goes where it is wanted, without a copy.
+        let want = piece.len();
+        let Some(n) = read_some(&mut conn.stream, piece, &mut conn.readable, &mut conn.eof)? else {
+            return Ok(Advance::Stuck);
+        };
+        conn.readable &= n == want;
+        add(&env.counters().input_bytes, n as u64);
+        if let Some(assembly) = conn.work.as_mut().and_then(|w| w.assembly.as_mut()) {
+            assembly.filled_directly(n);
+        }
+        consume(env, conn, &[]);
+        return Ok(Advance::Moved);
+    }
+    let mut scratch = std::mem::take(&mut env.scratch);
+    let kept = conn.input.len() - conn.input_at;
+    scratch[..kept].copy_from_slice(&conn.input[conn.input_at..]);
+    let want = if env.tight {
+        READ_TIGHT_BYTES
+    } else {
+        READ_MAX_BYTES
+    }
+    .min(scratch.len() - kept);
+    let read = read_some(
+        &mut conn.stream,
+        &mut scratch[kept..kept + want],
+        &mut conn.readable,
+        &mut conn.eof,
+    );
+    if let Ok(Some(n)) = read {
+        conn.readable &= n == want;
+        add(&env.counters().input_bytes, n as u64);
+        conn.free_input(&mut env.store, &mut env.budget);
+        let data = &scratch[..kept + n];
+        let consumed = consume(env, conn, data);
+        conn.keep_input(&mut env.budget, &data[consumed..]);
+    }
+    env.scratch = scratch;
+    Ok(if read?.is_some() {
+        Advance::Moved
+    } else {
+        Advance::Stuck
+    })
+}
+
+/// One read. A short one on an edge-triggered socket means that it is empty; `None`: nothing came.
+fn read_some(
+    stream: &mut mio::net::TcpStream,
+    into: &mut [u8],
+    readable: &mut bool,
+    eof: &mut bool,
+) -> io::Result<Option<usize>> {
+    loop {
+        match stream.read(into) {
+            Ok(0) => {
+                *eof = true;
+                return Ok(None);
+            }
+            Ok(n) => return Ok(Some(n)),
+            Err(e) if e.kind() == io::ErrorKind::WouldBlock => {
+                *readable = false;
+                return Ok(None);
+            }
+            Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
+            Err(e) => return Err(e),
+        }
+    }
+}
+
+/// Consumes commands from `data` until it ends, something must wait, or enough was answered.
+fn consume<S: Store>(env: &mut Env<S>, conn: &mut Conn<S>, data: &[u8]) -> usize {
+    conn.need_more = false;
+    let mut at = 0;
+    loop {
+        let assembling = conn.work.as_ref().is_some_and(|w| w.assembly.is_some());
+        let before = at;
+        at += if assembling {
+            feed(env, conn, &data[at..])
+        } else {
+            run(env, conn, &data[at..])
+        };
+        let stopped = conn.need_more || conn.closing || conn.block != Block::None;
+        let full = env.out.len() + conn.output.pending() > OUTPUT_LIMIT_BYTES;
+        let waiting = conn
+            .work
+            .as_ref()
+            .is_some_and(|w| w.sending.is_some() || w.parked.is_some());
+        let switched = assembling != conn.work.as_ref().is_some_and(|w| w.assembly.is_some());
+        if stopped || full || waiting || (at == before && !switched) {
+            return at;
+        }
+        if at == data.len() && !switched {
+            conn.need_more = true;
+            return at;
+        }
+    }
+}
+
+/// Executes whole commands that lie in `data`.
+fn run<S: Store>(env: &mut Env<S>, conn: &mut Conn<S>, data: &[u8]) -> usize {
+    let mut args: Vec<&[u8]> = recycle(std::mem::take(&mut env.args));
+    let mut at = 0;
+    let mut commands = 0;
+    while env.out.len() + conn.output.pending() <= OUTPUT_LIMIT_BYTES {
+        if at == data.len() {
+            conn.need_more = true;
+            break;
+        }
+        let rest = &data[at..];
+        let (len, executed) = match parse::command(rest, &mut args) {
+            Parsed::Command(len) => (
+                len,
+                args.is_empty() || execute_args(env, conn, &args, &mut []),
+            ),
+            Parsed::Inline(len, words) => {
+                let words: Vec<&[u8]> = words.iter().map(Vec::as_slice).collect();
+                (
+                    len,
+                    words.is_empty() || execute_args(env, conn, &words, &mut []),
+                )
+            }
+            Parsed::Incomplete if rest.len() <= ASSEMBLE_ABOVE_BYTES || rest[0] != b'*' => {
+                conn.need_more = true;
+                break;
+            }
+            Parsed::Incomplete | Parsed::Large => {
+                conn.work().assembly = Some(Assembly::default());
+                break;
+            }
+            Parsed::Bad(text) => {
+                protocol_error(env, conn, text);
+                break;
+            }
+        };
+        if executed {
+            at += len;
+            commands += 1;
+        }
+        if !executed || conn.closing || conn.work.is_some() {
+            break;
+        }
+    }
+    if commands > 0 {
+        add(&env.counters().commands, commands);
+        conn.session
+            .client
+            .active_s
+            .store((env.now_ms / 1000) as u32, Ordering::Relaxed);
+    }
+    env.args = recycle(args);
+    at
+}
+
+/// Keeps a vector's memory across borrows: in-place collection reuses the allocation.
+fn recycle<'a, 'b>(mut args: Vec<&'a [u8]>) -> Vec<&'b [u8]> {
+    args.clear();
+    if args.capacity() > ARGS_FREE {
+        return Vec::new();
+    }
+    args.into_iter().map(|_| -> &'b [u8] { &[] }).collect()
+}
+
+#[cold]
+fn protocol_error<S: Store>(env: &mut Env<S>, conn: &mut Conn<S>, text: Cow<'static, str>) {
+    add(&env.counters().errors, 1);
+    encode::error(&mut env.out, "ERR", &format!("Protocol error: {text}"));
+    conn.closing = true;
+}
+
+/// Executes one command; answers whether it is through (its reply complete, or a long value on its way).
+#[inline]
+fn execute_args<S: Store>(
+    env: &mut Env<S>,
+    conn: &mut Conn<S>,
+    args: &[&[u8]],
+    large: &mut [LargeArg<S::Upload>],
+) -> bool {
+    let parked = conn.work.as_mut().and_then(|w| w.parked.take());
+    let (mut task, mut progress) = match parked {
+        Some(Parked { task, progress }) => (task, progress),
+        None => (env.store.task(conn.key), Progress::default()),
+    };
+    let start = conn.output.end(env.out.len());
+    let mut cx = Cx {
+        store: &mut env.store,
+        task: &mut task,
+        owner: conn.key,
+        progress: &mut progress,
+        large,
+        session: &mut conn.session,
+        shared: &env.shared,
+        counters: &env.shared.counters[env.index],
+        out: &mut env.out,
+    };
+    let flow = execute(&mut cx, args);
+    if let Some(epoch) = S::durable_at(&task)
+        && epoch > env.store.durable_epoch()
+    {
+        conn.output.hold(start, epoch);
+    }
+    if matches!(flow, Flow::Done) && progress.window.is_empty() {
+        env.store.finish(task);
+        return true;
+    }
+    after(env, conn, flow, Parked { task, progress })
+}
+
+/// What follows a command that did not simply end.
+#[cold]
+fn after<S: Store>(
+    env: &mut Env<S>,
+    conn: &mut Conn<S>,
+    flow: Flow<S::Large>,
+    parked: Parked<S>,
+) -> bool {
+    let (through, large) = match flow {
+        Flow::Wait(wait) => {
+            conn.block = block_of(wait);
+            (false, None)
+        }
+        Flow::OutputFull => (false, None),
+        Flow::LargeThenMore(large) => (false, Some(large)),
+        Flow::Large(large) => (true, Some(large)),
+        Flow::Done => (true, None),
+        Flow::Close => {
+            conn.closing = true;
+            (true, None)
+        }
+        Flow::Shutdown => {
+            conn.closing = true;
+            env.shared.stop();
+            (true, None)
+        }
+    };
+    if through {
+        finish_parked(&mut env.store, parked);
+    } else {
+        conn.work().parked = Some(parked);
+    }
+    if let Some(large) = large {
+        let left_bytes = S::large_len(&large);
+        conn.work().sending = Some(Sending {
+            large,
+            piece: 0,
+            left_bytes,
+            task: None,
+        });
+    }
+    conn.rest();
+    through
+}
+
+fn block_of(wait: Wait) -> Block {
+    match wait {
+        Wait::Io => Block::Io,
+        Wait::Room => Block::Room,
+    }
+}
+
+/// Sends the next piece of a long value, when the one before has left.
+fn pump<S: Store>(env: &mut Env<S>, conn: &mut Conn<S>) -> Advance {
+    if conn.output.pending() > OUTPUT_LOW_BYTES {
+        return Advance::Stuck;
+    }
+    let Some(mut sending) = conn.work.as_mut().and_then(|w| w.sending.take()) else {
+        return Advance::Stuck;
+    };
+    let mut task = match sending.task.take() {
+        Some(task) => task,
+        None => env.store.task(conn.key),
+    };
+    let expected = sending.left_bytes.min(PIECE_BYTES as u64) as usize;
+    let out = &mut env.out;
+    let outcome = env
+        .store
+        .read_piece(&mut task, &sending.large, sending.piece, |bytes| {
+            out.extend_from_slice(bytes);
+            bytes.len()
+        });
+    match outcome {
+        Ok(Step::Wait(wait)) => {
+            sending.task = Some(task);
+            conn.work().sending = Some(sending);
+            conn.block = block_of(wait);
+            return Advance::Moved;
+        }
+        Ok(Step::Done(len)) if len == expected => {
+            sending.left_bytes -= len as u64;
+            sending.piece += 1;
+        }
+        other => {
+            // The header has left: what follows cannot be an error any more. A closed connection is unmistakable.
+            let why = other
+                .err()
+                .map_or_else(|| "a piece of the wrong length".to_string(), |e| e.text);
+            tracing::error!(client = conn.session.client.id, %why, "a value could not be sent to its end; connection closed");
+            env.out.clear();
+            conn.closing = true;
+        }
+    }
+    env.store.finish(task);
+    if sending.left_bytes > 0 && !conn.closing {
+        conn.work().sending = Some(sending);
+        return Advance::Moved;
+    }
+    env.store.release(sending.large);
+    if !conn.closing {
+        env.out.extend_from_slice(b"\r\n");
+    }
+    conn.rest();
+    Advance::Moved
+}
+
+/// Hands `data` to the assembly and does what it asks for.
+fn feed<S: Store>(env: &mut Env<S>, conn: &mut Conn<S>, data: &[u8]) -> usize {
+    let mut at = 0;
+    loop {
+        let Some(work) = conn.work.as_mut() else {
+            return at;
+        };
+        let Some(assembly) = work.assembly.as_mut() else {
+            return at;
+        };
+        let (taken, event) = assembly.step(&data[at..]);
+        at += taken;
+        match event {
+            Event::More => {
+                conn.need_more = true;
+                return at;
+            }
+            Event::Grow(capacity) => {
+                let bytes = assembly.growth_bytes(capacity);
+                if !env.budget.ask(&mut env.store, bytes) {
+                    conn.block = Block::Grant;
+                    return at;
+                }
+                assembly.grow(capacity);
+                work.assembly_granted_bytes += bytes;
+            }
+            Event::NeedBuffer => {
+                if !env.budget.ask(&mut env.store, PIECE_BYTES) {
+                    conn.block = Block::Grant;
+                    return at;
+                }
+                assembly.give_buffer();
+                work.assembly_granted_bytes += PIECE_BYTES;
+            }
+            Event::LargeBegins { index, len_bytes } => {
+                if !begin_upload(env, conn, index, len_bytes) {
+                    return at;
+                }
+            }
+            Event::PieceFull => {
+                if !upload_piece(env, conn) {
+                    return at;
+                }
+            }
+            Event::Complete => {
+                execute_assembled(env, conn);
+                return at;
+            }
+            Event::Bad(text) => {
+                protocol_error(env, conn, text);
+                return at;
+            }
+        }
+    }
+}
+
+/// Why a long argument is refused, if it is.
+fn refusal<U>(assembly: &Assembly<U>, index: u32, len_bytes: u64) -> Option<String> {
+    let Some(name) = assembly.name() else {
+        return Some(format!(
+            "ERR unknown command: its name would be {len_bytes} bytes long"
+        ));
+    };
+    let shown = String::from_utf8_lossy(&name[..name.len().min(128)]).to_lowercase();
+    let Some(command) = table::find(name) else {
+        let args: Vec<String> = (1..assembly.args_len().min(4))
+            .filter_map(|i| assembly.arg(i))
+            .map(|arg| format!("'{}' ", String::from_utf8_lossy(&arg[..arg.len().min(40)])))
+            .collect();
+        let name = String::from_utf8_lossy(&name[..name.len().min(128)]);
+        return Some(format!(
+            "ERR unknown command '{name}', with args beginning with: {}",
+            args.concat()
+        ));
+    };
+    if !command.takes(assembly.args_total()) {
+        return Some(format!(
+            "ERR wrong number of arguments for '{shown}' command"
+        ));
+    }
+    if !command.large.allows(index) {
+        return Some(format!(
+            "ERR argument {index} of '{shown}' is {len_bytes} bytes long; at most {INLINE_MAX_BYTES} are allowed there \
+             (keys: {KEY_MAX_BYTES}); send a shorter one"
+        ));
+    }
+    (len_bytes > VALUE_MAX_BYTES).then(|| {
+        format!("ERR value is {len_bytes} bytes long; at most {VALUE_MAX_BYTES} are allowed; split it over several keys")
+    })
+}
+
+/// Begins to bring a long argument in; false: something must wait first.
+fn begin_upload<S: Store>(
+    env: &mut Env<S>,
+    conn: &mut Conn<S>,
+    index: u32,
+    len_bytes: u64,
+) -> bool {
+    let key = conn.key;
+    let work = conn.work();
+    let Some(assembly) = work.assembly.as_mut() else {
+        return false;
+    };
+    if let Some(text) = refusal(assembly, index, len_bytes) {
+        refuse(env, conn, text);
+        return true;
+    }
+    let mut task = work
+        .upload_task
+        .take()
+        .unwrap_or_else(|| env.store.task(key));
+    match env.store.upload_begin(&mut task, len_bytes) {
+        Ok(Step::Done(upload)) => {
+            env.store.finish(task);
+            assembly.accept(upload);
+            true
+        }
+        Ok(Step::Wait(wait)) => {
+            work.upload_task = Some(task);
+            conn.block = block_of(wait);
+            false
+        }
+        Err(e) => {
+            env.store.finish(task);
+            refuse(env, conn, error_text(e));
+            true
+        }
+    }
+}
+
+fn upload_piece<S: Store>(env: &mut Env<S>, conn: &mut Conn<S>) -> bool {
+    let key = conn.key;
+    let work = conn.work();
+    let Some(assembly) = work.assembly.as_mut() else {
+        return false;
+    };
+    let Some((upload, piece)) = assembly.piece() else {
+        return false;
+    };
+    let mut task = work
+        .upload_task
+        .take()
+        .unwrap_or_else(|| env.store.task(key));
+    match env.store.upload_piece(&mut task, upload, piece) {
+        Ok(Step::Done(())) => {
+            env.store.finish(task);
+            let freed = assembly.piece_done();
+            work.assembly_granted_bytes -= freed;
+            env.budget.give(&mut env.store, freed);
+            true
+        }
+        Ok(Step::Wait(wait)) => {
+            work.upload_task = Some(task);
+            conn.block = block_of(wait);
+            false
+        }
+        Err(e) => {
+            env.store.finish(task);
+            refuse(env, conn, error_text(e));
+            true
+        }
+    }
+}
+
+fn error_text(e: StoreError) -> String {
+    format!("{} {}", e.prefix, e.text)
+}
+
+/// The rest of the command is passed over; its uploads and buffers are given back at once.
+fn refuse<S: Store>(env: &mut Env<S>, conn: &mut Conn<S>, text: String) {
+    let work = conn.work();
+    let Some(assembly) = work.assembly.as_mut() else {
+        return;
+    };
+    assembly.refuse(text);
+    for upload in assembly.large.drain(..).filter_map(|l| l.upload) {
+        env.store.upload_abort(upload);
+    }
+    let held = assembly.held_bytes();
+    env.budget.give(
+        &mut env.store,
+        work.assembly_granted_bytes.saturating_sub(held),
+    );
+    work.assembly_granted_bytes = work.assembly_granted_bytes.min(held);
+}
+
+/// Executes (or goes on with) a command that came in parts.
+fn execute_assembled<S: Store>(env: &mut Env<S>, conn: &mut Conn<S>) {
+    let Some(mut assembly) = conn.work.as_mut().and_then(|w| w.assembly.take()) else {
+        return;
+    };
+    let mut through = true;
+    if let Some(text) = assembly.refusal() {
+        let (prefix, rest) = text.split_once(' ').unwrap_or(("ERR", text));
+        encode::error(&mut env.out, prefix, rest);
+        add(&env.counters().errors, 1);
+    } else if assembly.args_len() > 0 {
+        let args_bytes = assembly.args_len().saturating_sub(ARGS_FREE) * size_of::<&[u8]>();
+        if args_bytes > 0 && !env.budget.ask(&mut env.store, args_bytes) {
+            conn.block = Block::Grant;
+            conn.work().assembly = Some(assembly);
+            return;
+        }
+        let (text, ends, large) = assembly.parts();
+        let mut args = Vec::with_capacity(ends.len());
+        Assembly::<S::Upload>::args(text, ends, &mut args);
+        through = execute_args(env, conn, &args, large);
+        env.budget.give(&mut env.store, args_bytes);
+    }
+    if !through {
+        conn.work().assembly = Some(assembly);
+        return;
+    }
+    add(&env.counters().commands, 1);
+    for upload in assembly.large.into_iter().filter_map(|l| l.upload) {
+        env.store.upload_abort(upload);
+    }
+    let work = conn.work();
+    let granted = std::mem::take(&mut work.assembly_granted_bytes);
+    env.budget.give(&mut env.store, granted);
+    conn.rest();
+}

@@ -1,0 +1,209 @@
+//! What all threads of a server know together: its settings, its counters, the list of clients and the way to stop.
+//! Counters are written by one thread each and summed up by INFO; nothing here is locked while commands execute,
+//! except by the commands that ask for it (CLIENT LIST, INFO).
+
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
+
+use mio::Waker;
+use mio::net::TcpStream;
+
+/// A lock that a panicking thread left behind still guards whole data: everything in it is written in one step.
+pub fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// What is sent to a thread.
+pub enum Message {
+    /// A new connection.
+    Accepted(TcpStream, Arc<Client>),
+    /// Cut this one off.
+    Kill(u64),
+}
+
+/// A thread's inbox.
+pub struct Inbox {
+    messages: Mutex<Vec<Message>>,
+    /// Gets the thread out of its poll.
+    pub waker: Waker,
+}
+
+impl Inbox {
+    /// An empty one.
+    pub fn new(waker: Waker) -> Self {
+        Inbox {
+            messages: Mutex::new(Vec::new()),
+            waker,
+        }
+    }
+
+    /// Sends; a failing wake-up only delays the message to the thread's next turn.
+    pub fn send(&self, message: Message) {
+        lock(&self.messages).push(message);
+        let _ = self.waker.wake();
+    }
+
+    /// Everything that was sent.
+    pub fn take(&self) -> Vec<Message> {
+        std::mem::take(&mut *lock(&self.messages))
+    }
+}
+
+/// What others may know of a connection.
+pub struct Client {
+    /// Its number, never used again.
+    pub id: u64,
+    /// The other side.
+    pub addr: SocketAddr,
+    /// The thread that serves it.
+    pub thread: usize,
+    /// Its file descriptor.
+    pub fd: i32,
+    /// Seconds after the server's start at which it came.
+    pub since_s: u32,
+    /// Seconds after the server's start at which it last sent a command.
+    pub active_s: AtomicU32,
+    /// Its last command (an index into the table, 255: none).
+    pub last_command: AtomicU8,
+    /// 2 or 3.
+    pub resp: AtomicU8,
+    /// CLIENT SETNAME.
+    pub name: Mutex<Option<Box<str>>>,
+}
+
+/// Counters of one thread. Written by that thread only, so that adding is a load and a store.
+#[derive(Default)]
+#[repr(align(128))]
+pub struct Counters {
+    /// Commands that were executed.
+    pub commands: AtomicU64,
+    /// Keys that a GET or MGET found.
+    pub hits: AtomicU64,
+    /// Keys that it did not.
+    pub misses: AtomicU64,
+    /// Bytes read from sockets.
+    pub input_bytes: AtomicU64,
+    /// Bytes written to sockets.
+    pub output_bytes: AtomicU64,
+    /// Error replies.
+    pub errors: AtomicU64,
+    /// Connections cut off because they held buffers that others needed.
+    pub cut_off: AtomicU64,
+    /// Bytes of connection buffers.
+    pub buffer_bytes: AtomicU64,
+    /// Commands that wait for the device or for room right now.
+    pub waiting: AtomicU64,
+}
+
+/// Adds to a counter of the calling thread's own.
+#[inline]
+pub fn add(counter: &AtomicU64, by: u64) {
+    counter.store(
+        counter.load(Ordering::Relaxed).wrapping_add(by),
+        Ordering::Relaxed,
+    );
+}
+
+/// What INFO and CONFIG ask the store's owner.
+pub trait About: Send + Sync {
+    /// See `StoreFactory::tiers`.
+    fn tiers(&self) -> Vec<(String, String)>;
+    /// See `StoreFactory::keys`.
+    fn keys(&self) -> u64;
+    /// See `StoreFactory::dram_bytes`.
+    fn dram_bytes(&self) -> u64;
+    /// See `StoreFactory::durability`.
+    fn durability(&self) -> &'static str;
+}
+
+impl<F: crate::store::StoreFactory> About for F {
+    fn tiers(&self) -> Vec<(String, String)> {
+        crate::store::StoreFactory::tiers(self)
+    }
+    fn keys(&self) -> u64 {
+        crate::store::StoreFactory::keys(self)
+    }
+    fn dram_bytes(&self) -> u64 {
+        crate::store::StoreFactory::dram_bytes(self)
+    }
+    fn durability(&self) -> &'static str {
+        crate::store::StoreFactory::durability(self)
+    }
+}
+
+/// What all threads share.
+pub struct Shared {
+    /// The address that is listened on.
+    pub addr: SocketAddr,
+    /// The most connections at once.
+    pub max_clients: usize,
+    /// When the server started.
+    pub started: Instant,
+    /// One for each thread.
+    pub counters: Box<[Counters]>,
+    /// One for each thread.
+    pub inboxes: Box<[Inbox]>,
+    /// Connections right now.
+    pub connected: AtomicUsize,
+    /// Connections since the start or CONFIG RESETSTAT.
+    pub accepted: AtomicU64,
+    /// Connections ever; the last one's number.
+    pub accepted_ever: AtomicU64,
+    /// Connections refused because there were too many.
+    pub rejected: AtomicU64,
+    /// When (in milliseconds since the start) a thread last found no room for a buffer; 0: never.
+    pub starved_ms: AtomicU64,
+    /// When a buffer last came back, likewise.
+    pub returned_ms: AtomicU64,
+    /// Set once, when the server is to stop.
+    pub stopping: AtomicBool,
+    /// Who is connected.
+    pub clients: Mutex<BTreeMap<u64, Arc<Client>>>,
+    /// The store's owner.
+    pub about: Arc<dyn About>,
+}
+
+impl Shared {
+    /// Makes every thread stop.
+    pub fn stop(&self) {
+        self.stopping.store(true, Ordering::Release);
+        for inbox in &self.inboxes {
+            let _ = inbox.waker.wake();
+        }
+    }
+
+    /// Seconds since the start.
+    pub fn uptime_s(&self) -> u32 {
+        self.started.elapsed().as_secs() as u32
+    }
+
+    /// A counter, over all threads.
+    pub fn sum(&self, pick: impl Fn(&Counters) -> &AtomicU64) -> u64 {
+        self.counters
+            .iter()
+            .map(|c| pick(c).load(Ordering::Relaxed))
+            .sum()
+    }
+
+    /// Sets the counters of CONFIG RESETSTAT back.
+    pub fn reset_counters(&self) {
+        for c in &self.counters {
+            for counter in [
+                &c.commands,
+                &c.hits,
+                &c.misses,
+                &c.input_bytes,
+                &c.output_bytes,
+                &c.errors,
+                &c.cut_off,
+            ] {
+                counter.store(0, Ordering::Relaxed);
+            }
+        }
+        self.accepted.store(0, Ordering::Relaxed);
+        self.rejected.store(0, Ordering::Relaxed);
+    }
+}

@@ -1,0 +1,315 @@
+//! The table of commands: what COMMAND tells clients, and what the dispatcher checks before a handler runs. Names are
+//! found through a small hash table that is built at compile time. It executes nothing.
+
+/// Which handler a command has.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[allow(missing_docs)] // the names are the commands'
+pub enum Id {
+    Auth,
+    Client,
+    Command,
+    Config,
+    Dbsize,
+    Decr,
+    Decrby,
+    Del,
+    Echo,
+    Exists,
+    Expire,
+    Expireat,
+    Expiretime,
+    Flushall,
+    Flushdb,
+    Get,
+    Getdel,
+    Getset,
+    Hello,
+    Incr,
+    Incrby,
+    Info,
+    Mget,
+    Mset,
+    Persist,
+    Pexpire,
+    Pexpireat,
+    Pexpiretime,
+    Ping,
+    Psetex,
+    Pttl,
+    Quit,
+    Reset,
+    Scan,
+    Select,
+    Set,
+    Setex,
+    Setnx,
+    Shutdown,
+    Strlen,
+    Time,
+    Touch,
+    Ttl,
+    Type,
+    Unlink,
+}
+
+/// One command.
+#[derive(Debug, Clone, Copy)]
+pub struct Command {
+    /// Its name, in small letters.
+    pub name: &'static str,
+    /// Its handler.
+    pub id: Id,
+    /// The number of arguments with the name; negative: at least so many.
+    pub arity: i32,
+    /// Redis's flags.
+    pub flags: &'static [&'static str],
+    /// First key, last key (negative: from the end), step.
+    pub keys: (i32, i32, i32),
+    /// Which arguments may be longer than `INLINE_MAX_BYTES`.
+    pub large: Large,
+    /// Redis's group.
+    pub group: &'static str,
+    /// What it does, in a line.
+    pub summary: &'static str,
+}
+
+/// Which arguments of a command are values, and may be long.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Large {
+    /// None.
+    No,
+    /// This one.
+    At(u32),
+    /// Every second one, from this one on.
+    EverySecondFrom(u32),
+}
+
+impl Large {
+    /// Whether argument `index` may be long.
+    pub fn allows(self, index: u32) -> bool {
+        match self {
+            Large::No => false,
+            Large::At(at) => index == at,
+            Large::EverySecondFrom(from) => index >= from && (index - from).is_multiple_of(2),
+        }
+    }
+}
+
+const W: &[&str] = &["write", "denyoom"];
+const WF: &[&str] = &["write", "denyoom", "fast"];
+const D: &[&str] = &["write", "fast"];
+const DEL: &[&str] = &["write"];
+const R: &[&str] = &["readonly", "fast"];
+const RS: &[&str] = &["readonly"];
+const C: &[&str] = &["noscript", "loading", "stale", "fast", "no_auth"];
+const A: &[&str] = &["admin", "noscript", "loading", "stale"];
+const F: &[&str] = &["loading", "stale", "fast"];
+const S: &[&str] = &["loading", "stale"];
+
+const ONE: (i32, i32, i32) = (1, 1, 1);
+const ALL: (i32, i32, i32) = (1, -1, 1);
+const NONE: (i32, i32, i32) = (0, 0, 0);
+
+type Row = (
+    &'static str,
+    Id,
+    i32,
+    &'static [&'static str],
+    (i32, i32, i32),
+    &'static str,
+    &'static str,
+);
+
+#[rustfmt::skip]
+const ROWS: &[Row] = &[
+    ("auth", Id::Auth, -2, C, NONE, "connection", "Authenticates the connection."),
+    ("client", Id::Client, -2, S, NONE, "connection", "A container for client connection commands."),
+    ("command", Id::Command, -1, S, NONE, "server", "Returns detailed information about all commands."),
+    ("config", Id::Config, -2, A, NONE, "server", "A container for server configuration commands."),
+    ("dbsize", Id::Dbsize, 1, R, NONE, "server", "Returns the number of keys in the database."),
+    ("decr", Id::Decr, 2, WF, ONE, "string", "Decrements the integer value of a key by one."),
+    ("decrby", Id::Decrby, 3, WF, ONE, "string", "Decrements a number from the integer value of a key."),
+    ("del", Id::Del, -2, DEL, ALL, "generic", "Deletes one or more keys."),
+    ("echo", Id::Echo, 2, F, NONE, "connection", "Returns the given string."),
+    ("exists", Id::Exists, -2, R, ALL, "generic", "Determines whether one or more keys exist."),
+    ("expire", Id::Expire, -3, D, ONE, "generic", "Sets the expiration time of a key in seconds."),
+    ("expireat", Id::Expireat, -3, D, ONE, "generic", "Sets the expiration time of a key to a Unix timestamp."),
+    ("expiretime", Id::Expiretime, 2, R, ONE, "generic", "Returns the expiration time of a key as a Unix timestamp."),
+    ("flushall", Id::Flushall, -1, DEL, NONE, "server", "Removes all keys from all databases."),
+    ("flushdb", Id::Flushdb, -1, DEL, NONE, "server", "Removes all keys from the current database."),
+    ("get", Id::Get, 2, R, ONE, "string", "Returns the string value of a key."),
+    ("getdel", Id::Getdel, 2, D, ONE, "string", "Returns the string value of a key after deleting the key."),
+    ("getset", Id::Getset, 3, WF, ONE, "string", "Returns the previous string value of a key after setting it to a new value."),
+    ("hello", Id::Hello, -1, C, NONE, "connection", "Handshakes with the server."),
+    ("incr", Id::Incr, 2, WF, ONE, "string", "Increments the integer value of a key by one."),
+    ("incrby", Id::Incrby, 3, WF, ONE, "string", "Increments the integer value of a key by a number."),
+    ("info", Id::Info, -1, S, NONE, "server", "Returns information and statistics about the server."),
+    ("mget", Id::Mget, -2, R, ALL, "string", "Atomically returns the string values of one or more keys."),
+    ("mset", Id::Mset, -3, W, (1, -1, 2), "string", "Atomically creates or modifies the string values of one or more keys."),
+    ("persist", Id::Persist, 2, D, ONE, "generic", "Removes the expiration time of a key."),
+    ("pexpire", Id::Pexpire, -3, D, ONE, "generic", "Sets the expiration time of a key in milliseconds."),
+    ("pexpireat", Id::Pexpireat, -3, D, ONE, "generic", "Sets the expiration time of a key to a Unix milliseconds timestamp."),
+    ("pexpiretime", Id::Pexpiretime, 2, R, ONE, "generic", "Returns the expiration time of a key as a Unix milliseconds timestamp."),
+    ("ping", Id::Ping, -1, F, NONE, "connection", "Returns the server's liveliness response."),
+    ("psetex", Id::Psetex, 4, W, ONE, "string", "Sets both string value and expiration time in milliseconds of a key."),
+    ("pttl", Id::Pttl, 2, R, ONE, "generic", "Returns the expiration time in milliseconds of a key."),
+    ("quit", Id::Quit, -1, C, NONE, "connection", "Closes the connection."),
+    ("reset", Id::Reset, 1, C, NONE, "connection", "Resets the connection."),
+    ("scan", Id::Scan, -2, RS, NONE, "generic", "Iterates over the key names in the database."),
+    ("select", Id::Select, 2, F, NONE, "connection", "Changes the selected database."),
+    ("set", Id::Set, -3, W, ONE, "string", "Sets the string value of a key, ignoring its type."),
+    ("setex", Id::Setex, 4, W, ONE, "string", "Sets the string value and expiration time of a key."),
+    ("setnx", Id::Setnx, 3, WF, ONE, "string", "Sets the string value of a key only when the key doesn't exist."),
+    ("shutdown", Id::Shutdown, -1, A, NONE, "server", "Synchronously saves the database(s) to disk and shuts down the server."),
+    ("strlen", Id::Strlen, 2, R, ONE, "string", "Returns the length of a string value."),
+    ("time", Id::Time, 1, F, NONE, "server", "Returns the server time."),
+    ("touch", Id::Touch, -2, R, ALL, "generic", "Returns the number of existing keys out of those specified."),
+    ("ttl", Id::Ttl, 2, R, ONE, "generic", "Returns the expiration time in seconds of a key."),
+    ("type", Id::Type, 2, R, ONE, "generic", "Determines the type of value stored at a key."),
+    ("unlink", Id::Unlink, -2, D, ALL, "generic", "Asynchronously deletes one or more keys."),
+];
+
+const fn large_of(id: Id) -> Large {
+    match id {
+        Id::Set | Id::Setnx | Id::Getset => Large::At(2),
+        Id::Setex | Id::Psetex => Large::At(3),
+        Id::Mset => Large::EverySecondFrom(2),
+        _ => Large::No,
+    }
+}
+
+/// The number of commands.
+pub const COUNT: usize = ROWS.len();
+
+/// All commands, by name.
+pub static COMMANDS: [Command; COUNT] = build_commands();
+
+const fn build_commands() -> [Command; COUNT] {
+    let empty = Command {
+        name: "",
+        id: Id::Ping,
+        arity: 0,
+        flags: &[],
+        keys: NONE,
+        large: Large::No,
+        group: "",
+        summary: "",
+    };
+    let mut all = [empty; COUNT];
+    let mut i = 0;
+    while i < COUNT {
+        let (name, id, arity, flags, keys, group, summary) = ROWS[i];
+        all[i] = Command {
+            name,
+            id,
+            arity,
+            flags,
+            keys,
+            large: large_of(id),
+            group,
+            summary,
+        };
+        i += 1;
+    }
+    all
+}
+
+const SLOTS: usize = 256;
+const LONGEST_NAME_BYTES: usize = 16;
+
+const fn hash(name: &[u8]) -> usize {
+    let mut h: u32 = name.len() as u32;
+    let mut i = 0;
+    while i < name.len() {
+        h = (h ^ name[i] as u32).wrapping_mul(0x0100_0193);
+        i += 1;
+    }
+    (h ^ h >> 13) as usize % SLOTS
+}
+
+static BY_HASH: [u8; SLOTS] = build_slots();
+
+const fn build_slots() -> [u8; SLOTS] {
+    let mut slots = [u8::MAX; SLOTS];
+    let mut i = 0;
+    while i < COUNT {
+        let mut at = hash(ROWS[i].0.as_bytes());
+        while slots[at] != u8::MAX {
+            at = (at + 1) % SLOTS;
+        }
+        slots[at] = i as u8;
+        i += 1;
+    }
+    slots
+}
+
+/// The command of this name, in letters of any size.
+#[inline]
+pub fn find(name: &[u8]) -> Option<&'static Command> {
+    let mut small = [0u8; LONGEST_NAME_BYTES];
+    let small = small.get_mut(..name.len())?;
+    small.copy_from_slice(name);
+    small.make_ascii_lowercase();
+    let mut at = hash(small);
+    while BY_HASH[at] != u8::MAX {
+        let command = &COMMANDS[BY_HASH[at] as usize];
+        if command.name.as_bytes() == small {
+            return Some(command);
+        }
+        at = (at + 1) % SLOTS;
+    }
+    None
+}
+
+/// The index of a command among [`COMMANDS`].
+pub fn index_of(command: &Command) -> usize {
+    BY_HASH[slot_of(command.name.as_bytes())] as usize
+}
+
+fn slot_of(name: &[u8]) -> usize {
+    let mut at = hash(name);
+    while COMMANDS[BY_HASH[at] as usize].name.as_bytes() != name {
+        at = (at + 1) % SLOTS;
+    }
+    at
+}
+
+impl Command {
+    /// Whether a call with so many arguments (the name included) is one.
+    #[inline]
+    pub fn takes(&self, args: usize) -> bool {
+        if self.arity >= 0 {
+            args == self.arity as usize
+        } else {
+            args >= self.arity.unsigned_abs() as usize
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_command_is_found_in_any_case() {
+        for (i, command) in COMMANDS.iter().enumerate() {
+            let big = command.name.to_ascii_uppercase();
+            assert_eq!(find(big.as_bytes()).map(|c| c.id), Some(command.id));
+            assert_eq!(index_of(command), i);
+        }
+        assert!(find(b"").is_none() && find(b"getx").is_none() && find(&[b'g'; 4000]).is_none());
+    }
+
+    #[test]
+    fn long_arguments_are_values_only() {
+        let mset = find(b"mset").unwrap().large;
+        assert!(
+            !mset.allows(0)
+                && !mset.allows(1)
+                && mset.allows(2)
+                && !mset.allows(3)
+                && mset.allows(4)
+        );
+        assert!(!find(b"get").unwrap().large.allows(1));
+    }
+}

@@ -1,0 +1,479 @@
+//! A small store in memory for the tests of the protocol. It makes calls wait at random as the real one does, makes
+//! writes durable only when it is turned, and checks the caller's side of the contract: same arguments after a wait,
+//! every task, hold, upload and grant given back.
+
+use std::collections::HashMap;
+use std::collections::hash_map::DefaultHasher;
+use std::hash::{Hash, Hasher};
+use std::os::fd::RawFd;
+use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use crate::limits::{INLINE_MAX_BYTES, PIECE_BYTES};
+use crate::store::*;
+
+struct Entry {
+    value: Arc<Vec<u8>>,
+    expires_ms: Option<u64>,
+}
+
+/// How the double behaves, and what all its threads share.
+#[derive(Default)]
+pub struct Settings {
+    /// Calls of 1,000 that wait.
+    pub wait_per_mille: u64,
+    /// Replies wait until writes are durable.
+    pub sync: bool,
+    /// The budget for buffers.
+    pub budget_bytes: i64,
+    /// Nothing becomes durable any more.
+    pub fail: AtomicBool,
+}
+
+pub struct Factory {
+    settings: Settings,
+    data: Arc<Mutex<HashMap<Vec<u8>, Entry>>>,
+    granted: AtomicI64,
+    pub granted_peak: AtomicI64,
+    open: AtomicI64,
+    epoch: AtomicU64,
+}
+
+impl Factory {
+    pub fn new(settings: Settings) -> Arc<Self> {
+        Arc::new(Factory {
+            settings,
+            data: Default::default(),
+            granted: Default::default(),
+            granted_peak: Default::default(),
+            open: Default::default(),
+            epoch: Default::default(),
+        })
+    }
+
+    /// Makes every write from now on fail to become durable.
+    pub fn fail(&self) {
+        self.settings.fail.store(true, Ordering::SeqCst);
+    }
+
+    /// Tasks, holds and uploads that nobody gave back, and bytes granted.
+    pub fn leaks(&self) -> (i64, i64) {
+        (
+            self.open.load(Ordering::SeqCst),
+            self.granted.load(Ordering::SeqCst),
+        )
+    }
+}
+
+/// The factory as the server sees it (a local type, so that the trait can be implemented for an `Arc` of it).
+pub struct Shared(pub Arc<Factory>);
+
+impl StoreFactory for Shared {
+    type Store = Double;
+    fn open(&self, index: usize, _wake: Arc<dyn Fn() + Send + Sync>) -> Result<Double, String> {
+        Ok(Double {
+            home: self.0.clone(),
+            ready: Vec::new(),
+            random: 0x9e37_79b9 + index as u64,
+            durable: 0,
+        })
+    }
+    fn tiers(&self) -> Vec<(String, String)> {
+        vec![("keys".into(), self.keys().to_string())]
+    }
+    fn keys(&self) -> u64 {
+        self.0.data.lock().unwrap().len() as u64
+    }
+    fn dram_bytes(&self) -> u64 {
+        self.0.settings.budget_bytes as u64
+    }
+    fn durability(&self) -> &'static str {
+        if self.0.settings.sync {
+            "sync"
+        } else {
+            "async"
+        }
+    }
+}
+
+pub struct Double {
+    home: Arc<Factory>,
+    ready: Vec<u64>,
+    random: u64,
+    durable: u64,
+}
+
+pub struct Task {
+    owner: u64,
+    waited: bool,
+    call: Option<u64>,
+    durable_at: Option<u64>,
+}
+
+pub struct Held(Arc<Vec<u8>>);
+
+pub struct Upload {
+    len: u64,
+    bytes: Vec<u8>,
+}
+
+fn fingerprint(call: impl Hash) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    call.hash(&mut hasher);
+    hasher.finish()
+}
+
+impl Double {
+    fn chance(&mut self) -> u64 {
+        self.random ^= self.random << 13;
+        self.random ^= self.random >> 7;
+        self.random ^= self.random << 17;
+        self.random % 1000
+    }
+
+    /// Waits at random, once a call, and checks that the same call comes back.
+    fn gate(&mut self, t: &mut Task, call: impl Hash) -> Option<Wait> {
+        if self.home.settings.wait_per_mille == 0 {
+            return None;
+        }
+        let call = fingerprint(call);
+        assert!(
+            t.call.is_none_or(|before| before == call),
+            "another call came with the task of a waiting one"
+        );
+        if t.waited || self.chance() >= self.home.settings.wait_per_mille {
+            return None;
+        }
+        t.waited = true;
+        t.call = Some(call);
+        if self.chance() < 500 {
+            self.ready.push(t.owner);
+            Some(Wait::Io)
+        } else {
+            Some(Wait::Room)
+        }
+    }
+
+    fn wrote(&mut self, t: &mut Task) {
+        if self.home.settings.sync {
+            t.durable_at = Some(self.home.epoch.fetch_add(1, Ordering::SeqCst) + 1);
+        }
+    }
+
+    fn open(&self, by: i64) {
+        self.home.open.fetch_add(by, Ordering::SeqCst);
+    }
+
+    fn show<R>(&self, value: Option<Arc<Vec<u8>>>, f: impl FnOnce(Value<'_, Held>) -> R) -> R {
+        match value {
+            None => f(Value::Absent),
+            Some(v) if v.len() > INLINE_MAX_BYTES => {
+                self.open(1);
+                f(Value::Large(Held(v)))
+            }
+            Some(v) => f(Value::Inline(&v)),
+        }
+    }
+
+    fn look(&self, key: &[u8]) -> Option<(Arc<Vec<u8>>, Option<u64>)> {
+        let now = self.now_ms();
+        let mut data = self.home.data.lock().unwrap();
+        let entry = data.get(key)?;
+        if entry.expires_ms.is_some_and(|at| at <= now) {
+            data.remove(key);
+            return None;
+        }
+        Some((entry.value.clone(), entry.expires_ms))
+    }
+
+    fn take(&self, value: &mut NewValue<'_, Upload>) -> Arc<Vec<u8>> {
+        match value {
+            NewValue::Inline(bytes) => Arc::new(bytes.to_vec()),
+            NewValue::Large(upload) => {
+                self.open(-1);
+                let upload = upload.take().expect("an upload is used once");
+                assert_eq!(upload.bytes.len() as u64, upload.len);
+                Arc::new(upload.bytes)
+            }
+        }
+    }
+
+    fn put(&self, key: &[u8], value: Arc<Vec<u8>>, expires_ms: Option<u64>) {
+        self.home
+            .data
+            .lock()
+            .unwrap()
+            .insert(key.to_vec(), Entry { value, expires_ms });
+    }
+}
+
+macro_rules! gate {
+    ($self:ident, $t:ident, $($call:expr),+) => {
+        if let Some(wait) = $self.gate($t, ($($call,)+)) {
+            return Ok(Step::Wait(wait));
+        }
+    };
+}
+
+impl Store for Double {
+    type Task = Task;
+    type Large = Held;
+    type Upload = Upload;
+
+    fn turn(&mut self) -> Turn {
+        if !self.home.settings.fail.load(Ordering::SeqCst) {
+            self.durable = self.home.epoch.load(Ordering::SeqCst);
+        }
+        let busy = !self.ready.is_empty() || self.home.settings.sync;
+        Turn {
+            busy,
+            sleep_at_most: Duration::from_millis(100),
+            room: self.random.is_multiple_of(2),
+        }
+    }
+    fn take_ready(&mut self, out: &mut Vec<u64>) {
+        out.append(&mut self.ready);
+    }
+    fn poll_fd(&self) -> Option<RawFd> {
+        None
+    }
+    fn durable_epoch(&self) -> u64 {
+        self.durable
+    }
+    fn failed(&self) -> Option<String> {
+        self.home
+            .settings
+            .fail
+            .load(Ordering::SeqCst)
+            .then(|| "the disk is gone".to_string())
+    }
+    fn now_ms(&self) -> u64 {
+        std::time::SystemTime::now()
+            .duration_since(std::time::UNIX_EPOCH)
+            .unwrap()
+            .as_millis() as u64
+    }
+    fn task(&mut self, owner: u64) -> Task {
+        self.open(1);
+        Task {
+            owner,
+            waited: false,
+            call: None,
+            durable_at: None,
+        }
+    }
+    fn finish(&mut self, _: Task) {
+        self.open(-1);
+    }
+    fn durable_at(task: &Task) -> Option<u64> {
+        task.durable_at
+    }
+    fn grant(&mut self, bytes: usize) -> bool {
+        let bytes = bytes as i64;
+        let after = self.home.granted.fetch_add(bytes, Ordering::SeqCst) + bytes;
+        if after > self.home.settings.budget_bytes {
+            self.home.granted.fetch_sub(bytes, Ordering::SeqCst);
+            return false;
+        }
+        self.home.granted_peak.fetch_max(after, Ordering::SeqCst);
+        true
+    }
+    fn ungrant(&mut self, bytes: usize) {
+        let before = self.home.granted.fetch_sub(bytes as i64, Ordering::SeqCst);
+        assert!(before >= bytes as i64, "more was given back than granted");
+    }
+    fn close(self) -> Result<(), String> {
+        Ok(())
+    }
+
+    fn get<R>(
+        &mut self,
+        t: &mut Task,
+        key: &[u8],
+        f: impl FnOnce(Value<'_, Held>) -> R,
+    ) -> Outcome<R> {
+        gate!(self, t, "get", key);
+        if key == b"damaged" {
+            return Err(StoreError::err("the value of this key is damaged"));
+        }
+        let value = self.look(key).map(|(v, _)| v);
+        Ok(Step::Done(self.show(value, f)))
+    }
+    fn strlen(&mut self, t: &mut Task, key: &[u8]) -> Outcome<u64> {
+        gate!(self, t, "strlen", key);
+        Ok(Step::Done(
+            self.look(key).map_or(0, |(v, _)| v.len() as u64),
+        ))
+    }
+    fn set<R>(
+        &mut self,
+        t: &mut Task,
+        key: &[u8],
+        value: &mut NewValue<'_, Upload>,
+        cond: Cond,
+        expiry: Expiry,
+        old: Option<impl FnOnce(Value<'_, Held>) -> R>,
+    ) -> Outcome<(bool, Option<R>)> {
+        gate!(self, t, "set", key);
+        let before = self.look(key);
+        let hold = match (cond, &before) {
+            (Cond::IfAbsent, Some(_)) | (Cond::IfPresent, None) => false,
+            _ => true,
+        };
+        let expires_ms = match expiry {
+            Expiry::None => None,
+            Expiry::Keep => before.as_ref().and_then(|(_, e)| *e),
+            Expiry::At(at) => Some(at),
+        };
+        if hold {
+            let value = self.take(value);
+            self.put(key, value, expires_ms);
+            self.wrote(t);
+        }
+        let shown = old.map(|f| self.show(before.map(|(v, _)| v), f));
+        Ok(Step::Done((hold, shown)))
+    }
+    fn del(&mut self, t: &mut Task, keys: &[&[u8]]) -> Outcome<u64> {
+        gate!(self, t, "del", keys);
+        let found = keys.iter().filter(|k| {
+            self.look(k).is_some() && self.home.data.lock().unwrap().remove(**k).is_some()
+        });
+        let count = found.count() as u64;
+        self.wrote(t);
+        Ok(Step::Done(count))
+    }
+    fn exists(&mut self, t: &mut Task, keys: &[&[u8]]) -> Outcome<u64> {
+        gate!(self, t, "exists", keys);
+        Ok(Step::Done(
+            keys.iter().filter(|k| self.look(k).is_some()).count() as u64,
+        ))
+    }
+    fn mset(&mut self, t: &mut Task, pairs: &mut [(&[u8], NewValue<'_, Upload>)]) -> Outcome<()> {
+        gate!(self, t, "mset", pairs.len());
+        for (key, value) in pairs {
+            let value = self.take(value);
+            self.put(key, value, None);
+        }
+        self.wrote(t);
+        Ok(Step::Done(()))
+    }
+    fn incr_by(&mut self, t: &mut Task, key: &[u8], delta: i64) -> Outcome<i64> {
+        gate!(self, t, "incr", key, delta);
+        let (value, expires_ms) = self.look(key).unwrap_or((Arc::new(b"0".to_vec()), None));
+        let value = crate::resp::parse::integer(&value)
+            .ok_or_else(|| StoreError::err("value is not an integer or out of range"))?
+            .checked_add(delta)
+            .ok_or_else(|| StoreError::err("increment or decrement would overflow"))?;
+        self.put(key, Arc::new(value.to_string().into_bytes()), expires_ms);
+        self.wrote(t);
+        Ok(Step::Done(value))
+    }
+    fn expire(
+        &mut self,
+        t: &mut Task,
+        key: &[u8],
+        at_ms: Option<u64>,
+        cond: ExpireCond,
+    ) -> Outcome<bool> {
+        gate!(self, t, "expire", key, at_ms.is_some());
+        let Some((value, before)) = self.look(key) else {
+            return Ok(Step::Done(false));
+        };
+        let Some(at) = at_ms else {
+            self.put(key, value, None);
+            return Ok(Step::Done(before.is_some()));
+        };
+        let hold = match cond {
+            ExpireCond::Always => true,
+            ExpireCond::Nx => before.is_none(),
+            ExpireCond::Xx => before.is_some(),
+            ExpireCond::Gt => before.is_some_and(|b| at > b),
+            ExpireCond::Lt => before.is_none_or(|b| at < b),
+        };
+        if hold {
+            self.put(key, value, Some(at));
+            self.wrote(t);
+        }
+        Ok(Step::Done(hold))
+    }
+    fn expiry(&mut self, t: &mut Task, key: &[u8]) -> Outcome<ExpiryOf> {
+        gate!(self, t, "expiry", key);
+        Ok(Step::Done(match self.look(key) {
+            None => ExpiryOf::Absent,
+            Some((_, None)) => ExpiryOf::Never,
+            Some((_, Some(at))) => ExpiryOf::At(at),
+        }))
+    }
+    fn scan(
+        &mut self,
+        t: &mut Task,
+        cursor: u64,
+        count: usize,
+        f: &mut dyn FnMut(&[u8]),
+    ) -> Outcome<u64> {
+        gate!(self, t, "scan", cursor, count);
+        let data = self.home.data.lock().unwrap();
+        let mut places: Vec<(u64, &Vec<u8>)> =
+            data.keys().map(|k| (fingerprint(k) | 1, k)).collect();
+        places.sort_unstable();
+        let mut rest = places.into_iter().filter(|(place, _)| *place > cursor);
+        let mut last = 0;
+        for (place, key) in rest.by_ref().take(count) {
+            f(key);
+            last = place;
+        }
+        Ok(Step::Done(if rest.next().is_some() { last } else { 0 }))
+    }
+    fn dbsize(&mut self) -> u64 {
+        self.home.data.lock().unwrap().len() as u64
+    }
+    fn flush_all(&mut self, t: &mut Task) -> Outcome<()> {
+        gate!(self, t, "flush");
+        self.home.data.lock().unwrap().clear();
+        self.wrote(t);
+        Ok(Step::Done(()))
+    }
+
+    fn upload_begin(&mut self, t: &mut Task, len_bytes: u64) -> Outcome<Upload> {
+        gate!(self, t, "begin", len_bytes);
+        self.open(1);
+        Ok(Step::Done(Upload {
+            len: len_bytes,
+            bytes: Vec::new(),
+        }))
+    }
+    fn upload_piece(&mut self, t: &mut Task, upload: &mut Upload, piece: &[u8]) -> Outcome<()> {
+        gate!(self, t, "piece", upload.bytes.len(), piece);
+        let left = upload.len - upload.bytes.len() as u64;
+        assert_eq!(
+            piece.len() as u64,
+            left.min(PIECE_BYTES as u64),
+            "a piece has the agreed length"
+        );
+        upload.bytes.extend_from_slice(piece);
+        Ok(Step::Done(()))
+    }
+    fn upload_abort(&mut self, _: Upload) {
+        self.open(-1);
+    }
+    fn large_len(large: &Held) -> u64 {
+        large.0.len() as u64
+    }
+    fn read_piece<R>(
+        &mut self,
+        t: &mut Task,
+        large: &Held,
+        n: u32,
+        f: impl FnOnce(&[u8]) -> R,
+    ) -> Outcome<R> {
+        gate!(self, t, "read", n);
+        let start = n as usize * PIECE_BYTES;
+        Ok(Step::Done(f(
+            &large.0[start..large.0.len().min(start + PIECE_BYTES)]
+        )))
+    }
+    fn release(&mut self, _: Held) {
+        self.open(-1);
+    }
+}

@@ -1,0 +1,537 @@
+//! One thread of the server: its poll, its access to the store and its connections. A turn of its loop polls, serves
+//! what moved, lets the store work, and serves what the store has finished. Nothing in it blocks but the poll.
+
+use std::io;
+use std::os::fd::AsRawFd;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use mio::net::{TcpListener, TcpStream};
+use mio::unix::SourceFd;
+use mio::{Events, Interest, Poll, Token};
+use slab::Slab;
+
+use crate::budget::Budget;
+use crate::commands::Session;
+use crate::conn::{Block, Conn};
+use crate::limits::{
+    ACCEPT_MAX, EVENTS_MAX, GRANT_WAIT_MAX_MS, OUTPUT_LIMIT_BYTES, ROOM_RETRY_MS, SCRATCH_BYTES,
+    SLEEP_MAX_MS, STARVE_CHECK_MS, STOP_DRAIN_MS, STUCK_AFTER_MS,
+};
+use crate::resp::encode;
+use crate::service::{Status, service};
+use crate::shared::{Client, Counters, Message, Shared, add, lock};
+use crate::store::Store;
+
+/// The token of the thread's waker.
+pub const WAKER: Token = Token(usize::MAX - 1);
+const LISTENER: Token = Token(usize::MAX - 2);
+const STORE: Token = Token(usize::MAX - 3);
+
+/// Reply memory beyond this is not kept between commands.
+const OUT_KEPT_BYTES: usize = 4 * OUTPUT_LIMIT_BYTES;
+/// Connections cut off in one go.
+const CUT_OFF_MAX: usize = 16;
+
+/// What serving a connection needs of its thread.
+pub struct Env<S: Store> {
+    /// The thread's number.
+    pub index: usize,
+    /// Its access to the store.
+    pub store: S,
+    /// What all threads share.
+    pub shared: Arc<Shared>,
+    /// Its part of the buffer budget.
+    pub budget: Budget,
+    /// Where sockets are read to.
+    pub scratch: Vec<u8>,
+    /// Where replies are written to.
+    pub out: Vec<u8>,
+    /// Memory for arguments; always empty here.
+    pub args: Vec<&'static [u8]>,
+    /// Buffers were short a moment ago.
+    pub tight: bool,
+    /// Milliseconds since the server started, as of this turn.
+    pub now_ms: u64,
+}
+
+impl<S: Store> Env<S> {
+    /// This thread's counters.
+    #[inline]
+    pub fn counters(&self) -> &Counters {
+        &self.shared.counters[self.index]
+    }
+
+    /// Empties the reply buffer.
+    #[inline]
+    pub fn forget_out(&mut self) {
+        self.out.clear();
+        if self.out.capacity() > OUT_KEPT_BYTES {
+            self.out = Vec::with_capacity(2 * OUTPUT_LIMIT_BYTES);
+        }
+    }
+}
+
+/// A thread of the server.
+pub struct Thread<S: Store> {
+    env: Env<S>,
+    poll: Poll,
+    listener: Option<TcpListener>,
+    conns: Slab<Conn<S>>,
+    serial: u32,
+    next_thread: usize,
+    /// Slots to be served again.
+    again: Vec<usize>,
+    /// Keys of connections that wait for room.
+    waiters: Vec<u64>,
+    /// Keys of connections with held output.
+    held: Vec<u64>,
+    retried: Instant,
+    starve_checked_ms: u64,
+    durable_seen: u64,
+    ready: Vec<u64>,
+}
+
+impl<S: Store> Thread<S> {
+    /// A thread that has not begun.
+    ///
+    /// # Errors
+    /// When the listener or the store cannot be polled, or when the budget is too small for a thread's buffers.
+    pub fn new(
+        index: usize,
+        mut store: S,
+        shared: Arc<Shared>,
+        poll: Poll,
+        listener: Option<TcpListener>,
+    ) -> io::Result<Self> {
+        let mut listener = listener;
+        if let Some(listener) = &mut listener {
+            poll.registry()
+                .register(listener, LISTENER, Interest::READABLE)?;
+        }
+        if let Some(fd) = store.poll_fd() {
+            poll.registry()
+                .register(&mut SourceFd(&fd), STORE, Interest::READABLE)?;
+        }
+        let own_bytes = SCRATCH_BYTES + OUT_KEPT_BYTES;
+        let mut budget = Budget::default();
+        if !store.grant(own_bytes) || !budget.ready(&mut store) {
+            let needed = own_bytes + crate::limits::STANDING_BYTES as usize;
+            return Err(io::Error::other(format!(
+                "an eighth of the DRAM cap is for connection buffers, and thread {index} found less than the {needed} bytes it \
+                 needs; raise --dram or lower --threads"
+            )));
+        }
+        let env = Env {
+            index,
+            store,
+            shared,
+            budget,
+            scratch: vec![0; SCRATCH_BYTES],
+            out: Vec::with_capacity(2 * OUTPUT_LIMIT_BYTES),
+            args: Vec::new(),
+            tight: false,
+            now_ms: 0,
+        };
+        Ok(Thread {
+            env,
+            poll,
+            listener,
+            conns: Slab::new(),
+            serial: 0,
+            next_thread: 0,
+            again: Vec::new(),
+            waiters: Vec::new(),
+            held: Vec::new(),
+            retried: Instant::now(),
+            starve_checked_ms: 0,
+            durable_seen: 0,
+            ready: Vec::new(),
+        })
+    }
+
+    /// Serves until the server stops, then leaves the store.
+    ///
+    /// # Errors
+    /// When the poll fails, or the store could not be left cleanly.
+    pub fn run(mut self) -> Result<(), String> {
+        let mut events = Events::with_capacity(EVENTS_MAX);
+        let mut timeout = Duration::ZERO;
+        while !self.env.shared.stopping.load(Ordering::Acquire) {
+            self.poll_once(&mut events, timeout)?;
+            timeout = self.turn();
+        }
+        self.stop()
+    }
+
+    fn poll_once(&mut self, events: &mut Events, timeout: Duration) -> Result<(), String> {
+        match self.poll.poll(events, Some(timeout)) {
+            Ok(()) => {}
+            Err(e) if e.kind() == io::ErrorKind::Interrupted => return Ok(()),
+            Err(e) => return Err(format!("polling the sockets failed: {e}")),
+        }
+        self.env.now_ms = self.env.shared.started.elapsed().as_millis() as u64;
+        for event in events.iter() {
+            match event.token() {
+                WAKER => self.messages(),
+                LISTENER => self.accept(),
+                STORE => {}
+                Token(slot) => {
+                    let Some(conn) = self.conns.get_mut(slot) else {
+                        continue;
+                    };
+                    conn.readable |=
+                        event.is_readable() || event.is_read_closed() || event.is_error();
+                    conn.writable |= event.is_writable();
+                    if event.is_error()
+                        || (event.is_write_closed() && event.is_read_closed() && conn.eof)
+                    {
+                        // Nobody is there to read a reply.
+                        self.close(slot);
+                        continue;
+                    }
+                    self.serve(slot);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Lets the store work and serves what that made possible; answers how long to sleep.
+    fn turn(&mut self) -> Duration {
+        let turn = self.env.store.turn();
+        let mut ready = std::mem::take(&mut self.ready);
+        self.env.store.take_ready(&mut ready);
+        for key in ready.drain(..) {
+            if let Some(slot) = self.slot_of(key)
+                && self.conns[slot].block == Block::Io
+            {
+                self.conns[slot].block = Block::None;
+                self.serve(slot);
+            }
+        }
+        self.ready = ready;
+        self.retry(turn.room);
+        self.release_held();
+        for slot in std::mem::take(&mut self.again) {
+            if let Some(conn) = self.conns.get_mut(slot) {
+                conn.again = false;
+                self.serve(slot);
+            }
+        }
+        self.relieve();
+        self.env
+            .counters()
+            .buffer_bytes
+            .store(self.env.budget.used_bytes(), Ordering::Relaxed);
+        self.env
+            .counters()
+            .waiting
+            .store(self.waiters.len() as u64, Ordering::Relaxed);
+        if turn.busy || !self.again.is_empty() {
+            Duration::ZERO
+        } else if !self.waiters.is_empty() {
+            turn.sleep_at_most.min(Duration::from_millis(ROOM_RETRY_MS))
+        } else {
+            turn.sleep_at_most.min(Duration::from_millis(SLEEP_MAX_MS))
+        }
+    }
+
+    fn slot_of(&self, key: u64) -> Option<usize> {
+        let slot = key as u32 as usize;
+        (self.conns.get(slot)?.key == key).then_some(slot)
+    }
+
+    /// Tries those that wait for room, when there may be some.
+    fn retry(&mut self, room: bool) {
+        let due = self.retried.elapsed() >= Duration::from_millis(ROOM_RETRY_MS);
+        if self.waiters.is_empty() || !(room || due) {
+            return;
+        }
+        self.retried = Instant::now();
+        for key in std::mem::take(&mut self.waiters) {
+            let Some(slot) = self.slot_of(key) else {
+                continue;
+            };
+            let conn = &mut self.conns[slot];
+            conn.queued = false;
+            if matches!(conn.block, Block::Room | Block::Grant) {
+                conn.block = Block::None;
+                self.serve(slot);
+            }
+        }
+    }
+
+    /// Sends what has become durable; and when nothing ever will, says so to those who wait for it.
+    fn release_held(&mut self) {
+        if self.held.is_empty() {
+            return;
+        }
+        if let Some(reason) = self.env.store.failed() {
+            for key in std::mem::take(&mut self.held) {
+                if let Some(slot) = self.slot_of(key) {
+                    self.fail_held(slot, &reason);
+                }
+            }
+            return;
+        }
+        let durable = self.env.store.durable_epoch();
+        if durable == self.durable_seen {
+            return;
+        }
+        self.durable_seen = durable;
+        for key in std::mem::take(&mut self.held) {
+            if let Some(slot) = self.slot_of(key) {
+                self.conns[slot].listed = false;
+                self.serve(slot);
+            }
+        }
+    }
+
+    /// The replies cannot be told apart any more, so one error takes the place of all, and the connection ends.
+    fn fail_held(&mut self, slot: usize, reason: &str) {
+        let conn = &mut self.conns[slot];
+        conn.listed = false;
+        if conn.output.is_held() {
+            conn.output.drop_held();
+            conn.closing = true;
+            encode::error(
+                &mut self.env.out,
+                "ERR",
+                &format!("the write was not made durable: {reason}"),
+            );
+            add(&self.env.counters().errors, 1);
+        }
+        self.serve(slot);
+    }
+
+    fn serve(&mut self, slot: usize) {
+        let Some(conn) = self.conns.get_mut(slot) else {
+            return;
+        };
+        match service(&mut self.env, conn) {
+            Status::Close => return self.close(slot),
+            Status::Again if !conn.again => {
+                conn.again = true;
+                self.again.push(slot);
+            }
+            _ => {}
+        }
+        if matches!(conn.block, Block::Room | Block::Grant) && !conn.queued {
+            conn.queued = true;
+            self.waiters.push(conn.key);
+        }
+        if conn.output.is_held() && !conn.listed {
+            conn.listed = true;
+            self.held.push(conn.key);
+        }
+    }
+
+    fn close(&mut self, slot: usize) {
+        self.env.forget_out();
+        let mut conn = self.conns.remove(slot);
+        conn.tear_down(&mut self.env);
+        // A failure to deregister has no consequence: the socket is closed right after.
+        let _ = self.poll.registry().deregister(&mut conn.stream);
+        lock(&self.env.shared.clients).remove(&conn.session.client.id);
+        self.env.shared.connected.fetch_sub(1, Ordering::Relaxed);
+        if self.conns.is_empty() {
+            self.conns.shrink_to_fit();
+        }
+    }
+
+    fn messages(&mut self) {
+        for message in self.env.shared.inboxes[self.env.index].take() {
+            match message {
+                Message::Accepted(stream, client) => self.adopt(stream, client),
+                Message::Kill(id) => {
+                    let found = self
+                        .conns
+                        .iter()
+                        .find(|(_, c)| c.session.client.id == id)
+                        .map(|(slot, _)| slot);
+                    if let Some(slot) = found {
+                        self.close(slot);
+                    }
+                }
+            }
+        }
+    }
+
+    fn accept(&mut self) {
+        for _ in 0..ACCEPT_MAX {
+            let Some(listener) = &self.listener else {
+                return;
+            };
+            match listener.accept() {
+                Ok((stream, addr)) => self.deal(stream, addr),
+                Err(e) if e.kind() == io::ErrorKind::WouldBlock => return,
+                Err(e)
+                    if e.kind() == io::ErrorKind::Interrupted
+                        || e.kind() == io::ErrorKind::ConnectionAborted => {}
+                Err(e) => {
+                    tracing::warn!(error = %e, "a connection could not be accepted");
+                    break;
+                }
+            }
+        }
+        // The edge was not used up: come back for the rest.
+        let _ = self.env.shared.inboxes[self.env.index].waker.wake();
+        if let Some(listener) = &mut self.listener {
+            let _ = self
+                .poll
+                .registry()
+                .reregister(listener, LISTENER, Interest::READABLE);
+        }
+    }
+
+    /// Gives a new connection to the thread whose turn it is.
+    fn deal(&mut self, stream: TcpStream, addr: std::net::SocketAddr) {
+        let shared = self.env.shared.clone();
+        if shared.connected.fetch_add(1, Ordering::Relaxed) >= shared.max_clients {
+            shared.connected.fetch_sub(1, Ordering::Relaxed);
+            shared.rejected.fetch_add(1, Ordering::Relaxed);
+            // One attempt: whoever does not read it sees the closed connection.
+            let _ = io::Write::write(&mut &stream, b"-ERR max number of clients reached\r\n");
+            return;
+        }
+        let id = shared.accepted_ever.fetch_add(1, Ordering::Relaxed) + 1;
+        shared.accepted.fetch_add(1, Ordering::Relaxed);
+        let _ = stream.set_nodelay(true);
+        let thread = self.next_thread % shared.inboxes.len();
+        self.next_thread += 1;
+        let client = Arc::new(Client {
+            id,
+            addr,
+            thread,
+            fd: stream.as_raw_fd(),
+            since_s: shared.uptime_s(),
+            active_s: shared.uptime_s().into(),
+            last_command: u8::MAX.into(),
+            resp: 2.into(),
+            name: None.into(),
+        });
+        lock(&shared.clients).insert(id, client.clone());
+        if thread == self.env.index {
+            self.adopt(stream, client);
+        } else {
+            shared.inboxes[thread].send(Message::Accepted(stream, client));
+        }
+    }
+
+    fn adopt(&mut self, mut stream: TcpStream, client: Arc<Client>) {
+        let entry = self.conns.vacant_entry();
+        let slot = entry.key();
+        self.serial = self.serial.wrapping_add(1);
+        let key = u64::from(self.serial) << 32 | slot as u64;
+        if let Err(e) = self.poll.registry().register(
+            &mut stream,
+            Token(slot),
+            Interest::READABLE | Interest::WRITABLE,
+        ) {
+            tracing::warn!(error = %e, "a connection could not be polled and is closed");
+            lock(&self.env.shared.clients).remove(&client.id);
+            self.env.shared.connected.fetch_sub(1, Ordering::Relaxed);
+            return;
+        }
+        entry.insert(Conn::new(
+            stream,
+            key,
+            Session {
+                resp3: false,
+                client,
+            },
+            self.env.now_ms,
+        ));
+        // An edge from before the registration is reported by it: nothing to do until then.
+    }
+
+    /// When buffers run out anywhere, cuts off those who have held theirs longest without getting on.
+    fn relieve(&mut self) {
+        let now = self.env.now_ms;
+        if std::mem::take(&mut self.env.budget.refused) {
+            self.env
+                .shared
+                .starved_ms
+                .store(now.max(1), Ordering::Relaxed);
+        }
+        if std::mem::take(&mut self.env.budget.returned) {
+            self.env.shared.returned_ms.store(now, Ordering::Relaxed);
+        }
+        let starved = self.env.shared.starved_ms.load(Ordering::Relaxed);
+        let recent = starved > 0 && now.saturating_sub(starved) < 2 * SLEEP_MAX_MS;
+        self.env.tight = recent;
+        if !recent || now < self.starve_checked_ms + STARVE_CHECK_MS {
+            return;
+        }
+        self.starve_checked_ms = now;
+        // Who waits for a buffer is not to blame, as long as buffers come back.
+        let patience_ms =
+            match now.saturating_sub(self.env.shared.returned_ms.load(Ordering::Relaxed)) {
+                0..STUCK_AFTER_MS => GRANT_WAIT_MAX_MS,
+                _ => STUCK_AFTER_MS,
+            };
+        let is_stuck = |c: &Conn<S>| {
+            let most_ms = match c.block {
+                Block::Grant => patience_ms,
+                _ if c.is_peers_fault() => STUCK_AFTER_MS,
+                _ => return false,
+            };
+            c.held_bytes() > 0 && now.saturating_sub(c.progress_ms) >= most_ms
+        };
+        let mut stuck: Vec<(u64, usize)> = self
+            .conns
+            .iter()
+            .filter(|(_, c)| is_stuck(c))
+            .map(|(slot, c)| (c.progress_ms, slot))
+            .collect();
+        stuck.sort_unstable();
+        for (_, slot) in stuck.into_iter().take(CUT_OFF_MAX) {
+            self.cut_off(slot);
+        }
+    }
+
+    fn cut_off(&mut self, slot: usize) {
+        let conn = &mut self.conns[slot];
+        let held = conn.held_bytes();
+        tracing::warn!(
+            client = conn.session.client.id,
+            held,
+            "cut off: it held buffers without progress while others starved"
+        );
+        if conn.output.pending() == 0 {
+            let text = format!(
+                "-ERR connection cut off: it held {held} bytes of buffers for {STUCK_AFTER_MS} ms without progress while others \
+                 waited for them; read replies and finish commands faster\r\n"
+            );
+            // One attempt, since there is no buffer to keep it in.
+            let _ = io::Write::write(&mut conn.stream, text.as_bytes());
+        }
+        add(&self.env.counters().cut_off, 1);
+        self.close(slot);
+    }
+
+    /// Sends what waits for durability, as long as that helps, then closes everything.
+    fn stop(mut self) -> Result<(), String> {
+        self.listener = None;
+        let deadline = Instant::now() + Duration::from_millis(STOP_DRAIN_MS);
+        while !self.held.is_empty() && Instant::now() < deadline {
+            self.env.store.turn();
+            // Only what is answered already: nothing new is executed.
+            for (_, conn) in &mut self.conns {
+                conn.closing = true;
+            }
+            self.release_held();
+            std::thread::sleep(Duration::from_micros(200));
+        }
+        let slots: Vec<usize> = self.conns.iter().map(|(slot, _)| slot).collect();
+        for slot in slots {
+            let _ = self.conns[slot].settle(&mut self.env);
+            self.close(slot);
+        }
+        self.env.budget.close(&mut self.env.store);
+        self.env.store.ungrant(SCRATCH_BYTES + OUT_KEPT_BYTES);
+        self.env.store.close()
+    }
+}
