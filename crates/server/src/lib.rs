@@ -8,6 +8,7 @@ mod commands;
 mod conn;
 mod glob;
 mod info;
+mod intake;
 pub mod limits;
 mod resp;
 mod service;

@@ -7,16 +7,16 @@ use std::sync::atomic::Ordering;
 
 use crate::commands::{Cx, Flow, Progress, execute};
 use crate::conn::{Block, Conn, Parked, Sending, finish_parked};
+use crate::intake::{execute_assembled, feed};
 use crate::limits::{
-    ARGS_FREE, ASSEMBLE_ABOVE_BYTES, INLINE_MAX_BYTES, KEY_MAX_BYTES, OUTPUT_LIMIT_BYTES,
-    OUTPUT_LOW_BYTES, PIECE_BYTES, READ_MAX_BYTES, READ_TIGHT_BYTES, VALUE_MAX_BYTES,
+    ARGS_FREE, ASSEMBLE_ABOVE_BYTES, OUTPUT_LIMIT_BYTES, OUTPUT_LOW_BYTES, PIECE_BYTES,
+    READ_MAX_BYTES, READ_TIGHT_BYTES,
 };
-use crate::resp::assemble::{Assembly, Event, LargeArg};
+use crate::resp::assemble::{Assembly, LargeArg};
 use crate::resp::encode;
 use crate::resp::parse::{self, Parsed};
 use crate::shared::add;
-use crate::store::{Step, Store, StoreError, Wait};
-use crate::table;
+use crate::store::{Step, Store, Wait};
 use crate::thread::Env;
 
 /// How a connection was left.
@@ -281,7 +281,11 @@ fn recycle<'a, 'b>(mut args: Vec<&'a [u8]>) -> Vec<&'b [u8]> {
 }
 
 #[cold]
-fn protocol_error<S: Store>(env: &mut Env<S>, conn: &mut Conn<S>, text: Cow<'static, str>) {
+pub(crate) fn protocol_error<S: Store>(
+    env: &mut Env<S>,
+    conn: &mut Conn<S>,
+    text: Cow<'static, str>,
+) {
     add(&env.counters().errors, 1);
     encode::error(&mut env.out, "ERR", &format!("Protocol error: {text}"));
     conn.closing = true;
@@ -289,7 +293,7 @@ fn protocol_error<S: Store>(env: &mut Env<S>, conn: &mut Conn<S>, text: Cow<'sta
 
 /// Executes one command; answers whether it is through (its reply complete, or a long value on its way).
 #[inline]
-fn execute_args<S: Store>(
+pub(crate) fn execute_args<S: Store>(
     env: &mut Env<S>,
     conn: &mut Conn<S>,
     args: &[&[u8]],
@@ -370,7 +374,7 @@ fn after<S: Store>(
     through
 }
 
-fn block_of(wait: Wait) -> Block {
+pub(crate) fn block_of(wait: Wait) -> Block {
     match wait {
         Wait::Io => Block::Io,
         Wait::Room => Block::Room,
@@ -429,227 +433,4 @@ fn pump<S: Store>(env: &mut Env<S>, conn: &mut Conn<S>) -> Advance {
     }
     conn.rest();
     Advance::Moved
-}
-
-/// Hands `data` to the assembly and does what it asks for.
-fn feed<S: Store>(env: &mut Env<S>, conn: &mut Conn<S>, data: &[u8]) -> usize {
-    let mut at = 0;
-    loop {
-        let Some(work) = conn.work.as_mut() else {
-            return at;
-        };
-        let Some(assembly) = work.assembly.as_mut() else {
-            return at;
-        };
-        let (taken, event) = assembly.step(&data[at..]);
-        at += taken;
-        match event {
-            Event::More => {
-                conn.need_more = true;
-                return at;
-            }
-            Event::Grow(capacity) => {
-                let bytes = assembly.growth_bytes(capacity);
-                if !env.budget.ask(&mut env.store, bytes) {
-                    conn.block = Block::Grant;
-                    return at;
-                }
-                assembly.grow(capacity);
-                work.assembly_granted_bytes += bytes;
-            }
-            Event::NeedBuffer => {
-                if !env.budget.ask(&mut env.store, PIECE_BYTES) {
-                    conn.block = Block::Grant;
-                    return at;
-                }
-                assembly.give_buffer();
-                work.assembly_granted_bytes += PIECE_BYTES;
-            }
-            Event::LargeBegins { index, len_bytes } => {
-                if !begin_upload(env, conn, index, len_bytes) {
-                    return at;
-                }
-            }
-            Event::PieceFull => {
-                if !upload_piece(env, conn) {
-                    return at;
-                }
-            }
-            Event::Complete => {
-                execute_assembled(env, conn);
-                return at;
-            }
-            Event::Bad(text) => {
-                protocol_error(env, conn, text);
-                return at;
-            }
-        }
-    }
-}
-
-/// Why a long argument is refused, if it is.
-fn refusal<U>(assembly: &Assembly<U>, index: u32, len_bytes: u64) -> Option<String> {
-    let Some(name) = assembly.name() else {
-        return Some(format!(
-            "ERR unknown command: its name would be {len_bytes} bytes long"
-        ));
-    };
-    let shown = String::from_utf8_lossy(&name[..name.len().min(128)]).to_lowercase();
-    let Some(command) = table::find(name) else {
-        let args: Vec<String> = (1..assembly.args_len().min(4))
-            .filter_map(|i| assembly.arg(i))
-            .map(|arg| format!("'{}' ", String::from_utf8_lossy(&arg[..arg.len().min(40)])))
-            .collect();
-        let name = String::from_utf8_lossy(&name[..name.len().min(128)]);
-        return Some(format!(
-            "ERR unknown command '{name}', with args beginning with: {}",
-            args.concat()
-        ));
-    };
-    if !command.takes(assembly.args_total()) {
-        return Some(format!(
-            "ERR wrong number of arguments for '{shown}' command"
-        ));
-    }
-    if !command.large.allows(index) {
-        return Some(format!(
-            "ERR argument {index} of '{shown}' is {len_bytes} bytes long; at most {INLINE_MAX_BYTES} are allowed there \
-             (keys: {KEY_MAX_BYTES}); send a shorter one"
-        ));
-    }
-    (len_bytes > VALUE_MAX_BYTES).then(|| {
-        format!("ERR value is {len_bytes} bytes long; at most {VALUE_MAX_BYTES} are allowed; split it over several keys")
-    })
-}
-
-/// Begins to bring a long argument in; false: something must wait first.
-fn begin_upload<S: Store>(
-    env: &mut Env<S>,
-    conn: &mut Conn<S>,
-    index: u32,
-    len_bytes: u64,
-) -> bool {
-    let key = conn.key;
-    let work = conn.work();
-    let Some(assembly) = work.assembly.as_mut() else {
-        return false;
-    };
-    if let Some(text) = refusal(assembly, index, len_bytes) {
-        refuse(env, conn, text);
-        return true;
-    }
-    let mut task = work
-        .upload_task
-        .take()
-        .unwrap_or_else(|| env.store.task(key));
-    match env.store.upload_begin(&mut task, len_bytes) {
-        Ok(Step::Done(upload)) => {
-            env.store.finish(task);
-            assembly.accept(upload);
-            true
-        }
-        Ok(Step::Wait(wait)) => {
-            work.upload_task = Some(task);
-            conn.block = block_of(wait);
-            false
-        }
-        Err(e) => {
-            env.store.finish(task);
-            refuse(env, conn, error_text(e));
-            true
-        }
-    }
-}
-
-fn upload_piece<S: Store>(env: &mut Env<S>, conn: &mut Conn<S>) -> bool {
-    let key = conn.key;
-    let work = conn.work();
-    let Some(assembly) = work.assembly.as_mut() else {
-        return false;
-    };
-    let Some((upload, piece)) = assembly.piece() else {
-        return false;
-    };
-    let mut task = work
-        .upload_task
-        .take()
-        .unwrap_or_else(|| env.store.task(key));
-    match env.store.upload_piece(&mut task, upload, piece) {
-        Ok(Step::Done(())) => {
-            env.store.finish(task);
-            let freed = assembly.piece_done();
-            work.assembly_granted_bytes -= freed;
-            env.budget.give(&mut env.store, freed);
-            true
-        }
-        Ok(Step::Wait(wait)) => {
-            work.upload_task = Some(task);
-            conn.block = block_of(wait);
-            false
-        }
-        Err(e) => {
-            env.store.finish(task);
-            refuse(env, conn, error_text(e));
-            true
-        }
-    }
-}
-
-fn error_text(e: StoreError) -> String {
-    format!("{} {}", e.prefix, e.text)
-}
-
-/// The rest of the command is passed over; its uploads and buffers are given back at once.
-fn refuse<S: Store>(env: &mut Env<S>, conn: &mut Conn<S>, text: String) {
-    let work = conn.work();
-    let Some(assembly) = work.assembly.as_mut() else {
-        return;
-    };
-    assembly.refuse(text);
-    for upload in assembly.large.drain(..).filter_map(|l| l.upload) {
-        env.store.upload_abort(upload);
-    }
-    let held = assembly.held_bytes();
-    env.budget.give(
-        &mut env.store,
-        work.assembly_granted_bytes.saturating_sub(held),
-    );
-    work.assembly_granted_bytes = work.assembly_granted_bytes.min(held);
-}
-
-/// Executes (or goes on with) a command that came in parts.
-fn execute_assembled<S: Store>(env: &mut Env<S>, conn: &mut Conn<S>) {
-    let Some(mut assembly) = conn.work.as_mut().and_then(|w| w.assembly.take()) else {
-        return;
-    };
-    let mut through = true;
-    if let Some(text) = assembly.refusal() {
-        let (prefix, rest) = text.split_once(' ').unwrap_or(("ERR", text));
-        encode::error(&mut env.out, prefix, rest);
-        add(&env.counters().errors, 1);
-    } else if assembly.args_len() > 0 {
-        let args_bytes = assembly.args_len().saturating_sub(ARGS_FREE) * size_of::<&[u8]>();
-        if args_bytes > 0 && !env.budget.ask(&mut env.store, args_bytes) {
-            conn.block = Block::Grant;
-            conn.work().assembly = Some(assembly);
-            return;
-        }
-        let (text, ends, large) = assembly.parts();
-        let mut args = Vec::with_capacity(ends.len());
-        Assembly::<S::Upload>::args(text, ends, &mut args);
-        through = execute_args(env, conn, &args, large);
-        env.budget.give(&mut env.store, args_bytes);
-    }
-    if !through {
-        conn.work().assembly = Some(assembly);
-        return;
-    }
-    add(&env.counters().commands, 1);
-    for upload in assembly.large.into_iter().filter_map(|l| l.upload) {
-        env.store.upload_abort(upload);
-    }
-    let work = conn.work();
-    let granted = std::mem::take(&mut work.assembly_granted_bytes);
-    env.budget.give(&mut env.store, granted);
-    conn.rest();
 }

@@ -317,10 +317,10 @@ impl Store for Double {
     ) -> Outcome<(bool, Option<R>)> {
         gate!(self, t, "set", key);
         let before = self.look(key);
-        let hold = match (cond, &before) {
-            (Cond::IfAbsent, Some(_)) | (Cond::IfPresent, None) => false,
-            _ => true,
-        };
+        let hold = !matches!(
+            (cond, &before),
+            (Cond::IfAbsent, Some(_)) | (Cond::IfPresent, None)
+        );
         let expires_ms = match expiry {
             Expiry::None => None,
             Expiry::Keep => before.as_ref().and_then(|(_, e)| *e),
