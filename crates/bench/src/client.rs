@@ -5,6 +5,7 @@
 use crate::load::{Parsed, Reply, parse};
 use anyhow::{Context, Result, bail};
 use std::collections::HashMap;
+use std::fmt;
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::time::Duration;
@@ -28,6 +29,23 @@ pub enum Answer {
     Error(String),
     /// Nil.
     Nil,
+}
+
+/// Longest part of an answer that a message shows.
+const SHOWN_BYTES_MAX: usize = 120;
+
+impl fmt::Display for Answer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Answer::Text(text) => {
+                let shown = String::from_utf8_lossy(&text[..text.len().min(SHOWN_BYTES_MAX)]);
+                write!(f, "{} bytes: {shown:?}", text.len())
+            }
+            Answer::Number(n) => write!(f, "{n}"),
+            Answer::Error(text) => write!(f, "the error {text}"),
+            Answer::Nil => f.write_str("nil"),
+        }
+    }
 }
 
 impl Client {
@@ -84,7 +102,7 @@ impl Client {
     pub fn info(&mut self) -> Result<HashMap<String, f64>> {
         match self.call(&["INFO", "all"])? {
             Answer::Text(text) => Ok(parse_info(&String::from_utf8_lossy(&text))),
-            other => bail!("INFO was answered with {other:?}"),
+            other => bail!("INFO was answered with {other}"),
         }
     }
 }

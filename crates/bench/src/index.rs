@@ -128,8 +128,7 @@ impl Trip {
 }
 
 /// Runs the bench.
-pub fn run(setting: &Setting) -> Result<Report> {
-    let mut report = Report::new("index", &setting.options);
+pub fn run(setting: &Setting, report: &mut Report) -> Result<()> {
     report.repeats = setting.options.repeats.max(PASSES_MIN);
     let keys_last = (KEYS_LAST / setting.options.scale_divisor).max(KEYS_FIRST * 4);
     let passes = report.repeats;
@@ -139,8 +138,8 @@ pub fn run(setting: &Setting) -> Result<Report> {
             .join()
             .unwrap_or_else(|_| bail!("the index failed inside itself"))
     })?;
-    judge(setting, &mut report, &trips);
-    Ok(report)
+    judge(setting, report, &trips);
+    Ok(())
 }
 
 fn all_passes(passes: u32, keys_last: u64) -> Result<Vec<(Trip, Trip)>> {

@@ -68,7 +68,7 @@ struct Bench {
     name: &'static str,
     about: &'static str,
     parts: &'static [&'static str],
-    run: fn(&Setting) -> Result<Report>,
+    run: fn(&Setting, &mut Report) -> Result<()>,
 }
 
 const BENCHES: &[Bench] = &[
@@ -164,14 +164,19 @@ pub fn run(name: &str, options: Options) -> Result<i32> {
         exe,
         options,
     };
-    let mut report = (bench.run)(&setting)?;
+    let mut report = Report::new(name, &setting.options);
+    let finished = (bench.run)(&setting, &mut report);
     drop(work);
+    if let Err(e) = &finished {
+        // What was measured before is written all the same: it may have taken long.
+        report.ended_early = Some(format!("{e:#}"));
+    }
     if setting.options.scale_divisor != 1 {
         report.unjudge("data sizes were scaled down: a smoke test, its bars are not judged");
     }
     report.write(&setting.out_dir)?;
     print(&report, &setting)?;
-    Ok(report.exit_code())
+    finished.map(|()| report.exit_code())
 }
 
 fn print(report: &Report, setting: &Setting) -> Result<()> {

@@ -171,21 +171,23 @@ impl Server {
         Ok(server)
     }
 
-    /// Asks again and again until the answer is accepted; returns the seconds from the start of the process to that answer.
-    pub fn wait_for(&mut self, command: &[&str], accept: impl Fn(&Answer) -> bool) -> Result<f64> {
+    /// Asks again and again until the `wanted` answer comes; returns the seconds from the start of the process to it.
+    ///
+    /// A server that cannot be reached or answers with an error (still loading) is asked again; any other answer is wrong, and
+    /// fails at once.
+    pub fn wait_for(&mut self, command: &[&str], wanted: impl Fn(&Answer) -> bool) -> Result<f64> {
         loop {
             stop::check()?;
             self.guard.check_running()?;
-            if let Ok(mut client) = Client::connect(self.addr, CLIENT_WAIT_MAX_S)
-                && let Ok(answer) = client.call(command)
-                && accept(&answer)
-            {
-                return Ok(self.started.elapsed().as_secs_f64());
+            match Client::connect(self.addr, CLIENT_WAIT_MAX_S).and_then(|mut c| c.call(command)) {
+                Ok(answer) if wanted(&answer) => return Ok(self.started.elapsed().as_secs_f64()),
+                Ok(Answer::Error(_)) | Err(_) => {}
+                Ok(answer) => bail!("{} was answered with {answer}", command.join(" ")),
             }
             if self.started.elapsed().as_secs() > READY_MAX_S {
+                let argv = self.guard.argv();
                 bail!(
-                    "`{}` did not answer {} within {READY_MAX_S} s",
-                    self.guard.argv(),
+                    "`{argv}` did not answer {} within {READY_MAX_S} s",
                     command[0]
                 );
             }
@@ -222,7 +224,7 @@ impl Server {
     pub fn dbsize(&self) -> Result<u64> {
         match Client::connect(self.addr, CLIENT_WAIT_MAX_S)?.call(&["DBSIZE"])? {
             Answer::Number(n) => u64::try_from(n).context("DBSIZE below zero"),
-            other => bail!("DBSIZE was answered with {other:?}"),
+            other => bail!("DBSIZE was answered with {other}"),
         }
     }
 

@@ -34,19 +34,18 @@ const LOAD_CONNECTIONS: usize = 8;
 const LOAD_IN_FLIGHT: usize = 32;
 
 /// Runs the parts that were asked for.
-pub fn run(setting: &Setting) -> Result<Report> {
-    let mut report = Report::new("first", &setting.options);
+pub fn run(setting: &Setting, report: &mut Report) -> Result<()> {
     if setting.wants("dram") {
-        dram::run(setting, &mut report)?;
+        dram::run(setting, report)?;
     }
     let mut pool = None;
     if setting.wants("cap") {
-        pool = Some(cap::run(setting, &mut report)?);
+        pool = Some(cap::run(setting, report)?);
     }
     if setting.wants("recovery") {
-        recovery::run(setting, &mut report, pool)?;
+        recovery::run(setting, report, pool)?;
     }
-    Ok(report)
+    Ok(())
 }
 
 /// A cgroup, or a note that says why the run goes on without.

@@ -234,6 +234,8 @@ pub struct Report {
     pub parts: Vec<Part>,
     /// The bars.
     pub bars: Vec<Bar>,
+    /// Why the run ended before its end, if it did.
+    pub ended_early: Option<String>,
     /// What the reader must know beside the figures.
     pub notes: Vec<String>,
     /// File names of plots beside the JSON.
@@ -252,6 +254,7 @@ impl Report {
             scale_divisor: options.scale_divisor,
             parts: Vec::new(),
             bars: Vec::new(),
+            ended_early: None,
             notes: Vec::new(),
             plots: Vec::new(),
         }

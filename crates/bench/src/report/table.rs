@@ -13,6 +13,9 @@ pub fn text(report: &Report) -> String {
         write_part(&mut out, part);
     }
     write_bars(&mut out, &report.bars);
+    if let Some(why) = &report.ended_early {
+        let _ = writeln!(out, "ENDED EARLY: {why}");
+    }
     for note in &report.notes {
         let _ = writeln!(out, "note: {note}");
     }
