@@ -82,7 +82,7 @@ pub enum ServerError {
 }
 
 /// The most threads of a server.
-pub const THREADS_MAX: usize = 256;
+pub const THREADS_MAX: usize = 64;
 
 /// Makes a running server stop, from any thread.
 #[derive(Clone)]

@@ -57,6 +57,8 @@ pub const ACCEPT_MAX: usize = 256;
 pub const SLEEP_MAX_MS: u64 = 500;
 /// How long a stopping server tries to send replies that wait for durability.
 pub const STOP_DRAIN_MS: u64 = 3_000;
+/// How long a starting thread tries to get its own buffers granted.
+pub const START_GRANT_MS: u64 = 5_000;
 /// The length of the listener's queue.
 pub const LISTEN_BACKLOG: i32 = 1_024;
 /// File descriptors kept for everything that is not a client.

@@ -17,7 +17,7 @@ use crate::commands::Session;
 use crate::conn::{Block, Conn};
 use crate::limits::{
     ACCEPT_MAX, EVENTS_MAX, GRANT_WAIT_MAX_MS, OUTPUT_LIMIT_BYTES, ROOM_RETRY_MS, SCRATCH_BYTES,
-    SLEEP_MAX_MS, STARVE_CHECK_MS, STOP_DRAIN_MS, STUCK_AFTER_MS,
+    SLEEP_MAX_MS, STANDING_BYTES, START_GRANT_MS, STARVE_CHECK_MS, STOP_DRAIN_MS, STUCK_AFTER_MS,
 };
 use crate::resp::encode;
 use crate::service::{Status, service};
@@ -31,6 +31,8 @@ const STORE: Token = Token(usize::MAX - 3);
 
 /// Reply memory beyond this is not kept between commands.
 const OUT_KEPT_BYTES: usize = 4 * OUTPUT_LIMIT_BYTES;
+/// What a thread's own buffers take.
+const OWN_BYTES: usize = SCRATCH_BYTES + OUT_KEPT_BYTES;
 /// Connections cut off in one go.
 const CUT_OFF_MAX: usize = 16;
 
@@ -114,15 +116,8 @@ impl<S: Store> Thread<S> {
             poll.registry()
                 .register(&mut SourceFd(&fd), STORE, Interest::READABLE)?;
         }
-        let own_bytes = SCRATCH_BYTES + OUT_KEPT_BYTES;
         let mut budget = Budget::default();
-        if !store.grant(own_bytes) || !budget.ready(&mut store) {
-            let needed = own_bytes + crate::limits::STANDING_BYTES as usize;
-            return Err(io::Error::other(format!(
-                "an eighth of the DRAM cap is for connection buffers, and thread {index} found less than the {needed} bytes it \
-                 needs; raise --dram or lower --threads"
-            )));
-        }
+        reserve(&mut store, &mut budget, index)?;
         let env = Env {
             index,
             store,
@@ -531,7 +526,28 @@ impl<S: Store> Thread<S> {
             self.close(slot);
         }
         self.env.budget.close(&mut self.env.store);
-        self.env.store.ungrant(SCRATCH_BYTES + OUT_KEPT_BYTES);
+        self.env.store.ungrant(OWN_BYTES);
         self.env.store.close()
+    }
+}
+
+/// Takes what the thread itself needs of the budget. After a warm start memory may be full, and gives way in a moment.
+fn reserve<S: Store>(store: &mut S, budget: &mut Budget, index: usize) -> io::Result<()> {
+    let deadline = Instant::now() + Duration::from_millis(START_GRANT_MS);
+    let mut own = false;
+    loop {
+        own = own || store.grant(OWN_BYTES);
+        if own && budget.ready(store) {
+            return Ok(());
+        }
+        store.turn();
+        if Instant::now() > deadline {
+            let needed = OWN_BYTES + STANDING_BYTES as usize;
+            return Err(io::Error::other(format!(
+                "an eighth of the DRAM cap is for connection buffers, and thread {index} found less than the {needed} bytes \
+                 it needs there; raise --dram or lower --threads"
+            )));
+        }
+        std::thread::sleep(Duration::from_millis(ROOM_RETRY_MS));
     }
 }
