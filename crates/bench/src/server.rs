@@ -30,10 +30,8 @@ const CLIENT_WAIT_MAX_S: u64 = 60;
 pub enum Peer {
     /// `terrace serve`.
     Terrace,
-    /// redis-server without persistence.
+    /// redis-server.
     Redis,
-    /// redis-server with an append-only file synced at every write.
-    RedisAlways,
 }
 
 impl Peer {
@@ -42,7 +40,6 @@ impl Peer {
         match self {
             Peer::Terrace => "terrace",
             Peer::Redis => "redis",
-            Peer::RedisAlways => "redis, fsync always",
         }
     }
 
@@ -50,10 +47,19 @@ impl Peer {
     pub fn missing(self) -> Option<&'static str> {
         match self {
             Peer::Terrace => None,
-            Peer::Redis | Peer::RedisAlways => (!process::installed("redis-server"))
+            Peer::Redis => (!process::installed("redis-server"))
                 .then_some("not installed (apt-get install redis-server)"),
         }
     }
+}
+
+/// When a write is acknowledged.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Durability {
+    /// In DRAM; of Redis, without any persistence.
+    Async,
+    /// On the disk; of Redis, an append-only file with `appendfsync always`.
+    Sync,
 }
 
 /// How to start a server.
@@ -71,6 +77,8 @@ pub struct Spec {
     pub dram_bytes: u64,
     /// Space on the SSD, ours only.
     pub ssd_bytes: u64,
+    /// When it acknowledges.
+    pub durability: Durability,
     /// The CPU it stays on; None lets it use all.
     pub cpu: Option<usize>,
 }
@@ -90,11 +98,16 @@ impl Spec {
                 let head = [
                     &exe, "serve", "--pool", &dir, "--dram", &dram, "--ssd", &ssd, "--resp", &addr,
                 ];
-                let tail = ["--durability", "async", "--threads", "1"];
+                let durability = if self.durability == Durability::Sync {
+                    "sync"
+                } else {
+                    "async"
+                };
+                let tail = ["--durability", durability, "--threads", "1"];
                 head.iter().chain(&tail).map(ToString::to_string).collect()
             }
-            Peer::Redis | Peer::RedisAlways => {
-                let aof = if self.peer == Peer::RedisAlways {
+            Peer::Redis => {
+                let aof = if self.durability == Durability::Sync {
                     "yes"
                 } else {
                     "no"
@@ -299,6 +312,7 @@ mod tests {
             log: "/l".into(),
             dram_bytes: 256 << 20,
             ssd_bytes: 4 << 30,
+            durability: Durability::Async,
             cpu: Some(0),
         };
         let argv = spec.argv(7000).join(" ");

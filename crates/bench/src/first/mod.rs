@@ -1,26 +1,28 @@
 //! `bench first`: is one log that steps down a fair server in DRAM, a far better one over its DRAM than swap, and back at once?
 //!
-//! Three parts: `dram`, `cap`, `recovery`; each has its file. Here is what they share: starting a server with its cgroup, loading
-//! it, and taking one round of one peer. A round's figures come from the load generator, from the server's own INFO, and from
-//! the disk's counters in /proc/diskstats as a witness that is nobody's own. Never drives two servers at a time.
+//! The parts `dram`, `cap` and `recovery`, and `sync` when it is asked for; each has its file. Here is what they share: starting
+//! a server with its cgroup, loading it, and taking one round of one peer. A round's figures come from the load generator, from
+//! the server's own INFO, and from /proc/diskstats, a witness that is nobody's own, but counts whatever else uses the disk. Never
+//! drives two servers at a time.
 
 mod cap;
 mod dram;
 mod recovery;
+mod sync;
 
 use crate::cgroup::Cgroup;
 use crate::load::{self, KeyChoice, Load, Outcome, Until};
 use crate::machine::{Disk, LOAD_CPU, SERVER_CPU};
 use crate::progress::Progress;
 use crate::report::{Part, Report, Row, Samples};
-use crate::server::{Peer, Server, Spec};
+use crate::server::{Durability, Peer, Server, Spec};
 use crate::{Setting, stop, swap};
 use anyhow::{Context, Result};
 use std::collections::HashMap;
 use std::path::PathBuf;
 
-/// The parts, in the order they run.
-pub const PARTS: &[&str] = &["dram", "cap", "recovery"];
+/// The parts, in the order they run; `sync` runs only when it is named.
+pub const PARTS: &[&str] = &["dram", "cap", "recovery", "sync"];
 
 /// Unmeasured driving before each round, so that a server that was idle is awake.
 const WAKE_S: f64 = 0.3;
@@ -44,6 +46,9 @@ pub fn run(setting: &Setting, report: &mut Report) -> Result<()> {
     }
     if setting.wants("recovery") {
         recovery::run(setting, report, pool)?;
+    }
+    if setting.options.only.iter().any(|part| part == "sync") {
+        sync::run(setting, report)?;
     }
     Ok(())
 }
@@ -73,6 +78,7 @@ fn spec(setting: &Setting, part: &str, peer: Peer, dram_bytes: u64, ssd_bytes: u
         log: setting.out_dir.join(format!("{name}.log")),
         dram_bytes,
         ssd_bytes,
+        durability: Durability::Async,
         cpu: Some(SERVER_CPU),
     }
 }

@@ -154,10 +154,14 @@ impl Scene<'_> {
         let group = cgroup_or_note(self.part, "recovery", self.limit_bytes, false);
         let mut server = Server::start(&self.spec, group)?;
         let key = format!("key:{:012}", self.keys / 2);
-        let first_reply_s = server.wait_for(
-            &["GET", &key],
-            |answer| matches!(answer, Answer::Text(value) if value.len() == VALUE_BYTES && value.starts_with(key.as_bytes())),
-        )?;
+        let is_value =
+            |value: &[u8]| value.len() == VALUE_BYTES && value.starts_with(key.as_bytes());
+        let first_reply_s = server
+            .wait_for(
+                &["GET", &key],
+                |answer| matches!(answer, Answer::Text(value) if is_value(value)),
+            )
+            .with_context(|| format!("the first reply {}", end.name()))?;
         let ready_s = server.wait_for(&["PING"], |answer| {
             *answer == Answer::Text(b"PONG".to_vec())
         })?;
