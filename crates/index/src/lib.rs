@@ -14,6 +14,7 @@
 mod arena;
 mod chunk;
 mod directory;
+mod keymap;
 mod page;
 mod restore;
 mod slot;
@@ -27,6 +28,7 @@ use page::Place;
 use slot::Layout;
 use tree::Tree;
 
+pub use keymap::KeyMap;
 pub use page::{DEPTH_MAX, SHARDS_MAX};
 pub use restore::BadPage;
 pub use view::PageView;
@@ -225,6 +227,12 @@ impl Index {
             slots: page::slots(words),
             is_last: place.hash_next() == restore::covered_until(&self.tree, shard),
         }
+    }
+
+    /// While told so, pages split but neither merge nor vanish: pages read one after the other then cover a shard exactly, whatever
+    /// changes in between.
+    pub fn keep_pages(&mut self, stay: bool) {
+        self.tree.pages_stay = stay;
     }
 
     /// Overwrites the payload of slot `i` of the page that covers `cursor`, keeping its tag.

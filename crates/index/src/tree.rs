@@ -23,6 +23,8 @@ pub(crate) struct Tree {
     pub(crate) shards: Box<[Directory]>,
     pub(crate) store: Store,
     directory_bytes: usize,
+    /// Pages neither merge nor go while the index is being saved: the pieces saved so far must fit the next ones.
+    pub(crate) pages_stay: bool,
 }
 
 impl Tree {
@@ -32,6 +34,7 @@ impl Tree {
             shards: (0..shards).map(|_| Directory::new()).collect(),
             store: Store::new(),
             directory_bytes: 0,
+            pages_stay: false,
         }
     }
 
@@ -139,10 +142,10 @@ impl Tree {
         if !self.shards[shard as usize].is_whole() {
             return slot;
         }
-        if header.count().is_multiple_of(MERGE_LOOK_SLOTS) && self.merge(header.place()) {
+        if !self.pages_stay && header.count().is_multiple_of(MERGE_LOOK_SLOTS) && self.merge(header.place()) {
             return slot;
         }
-        if header.count() == 0 && header.depth() == 0 {
+        if header.count() == 0 && header.depth() == 0 && !self.pages_stay {
             self.take(at);
             self.directory(shard, Directory::reset);
         } else if page::lines_for(header.count() + SHRINK_SPARE_SLOTS) < lines {

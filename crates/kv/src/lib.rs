@@ -1,1 +1,64 @@
-//! To be written.
+//! What keys and values mean: strings, expiry, atomic commands. Every protocol
+//! and binding uses this room, so that a command means the same everywhere.
+//!
+//! A function is one command. It is called with a [`Task`] until it is done: when
+//! it says `Wait`, the same call is made again later. Nothing is half done in
+//! between; a command of several keys changes them all in one epoch or none.
+//! Never: parses a protocol, blocks, or holds a lock while something is read.
+
+mod error;
+mod find;
+mod large;
+mod maintain;
+mod number;
+mod read;
+mod scan;
+mod write;
+
+pub use error::{KvError, KvErrorKind};
+pub use large::{LargeRef, Upload, read_piece, release, upload_abort, upload_begin, upload_piece};
+pub use maintain::Maintainer;
+pub use read::{ExpiryOf, dbsize, exists, expiry, get, strlen};
+pub use scan::scan;
+pub use terrace_log::{INLINE_MAX_BYTES, KEY_MAX_BYTES};
+pub use terrace_pool::{Task, Worker};
+pub use write::{Cond, Expiry, ExpireCond, NewValue, del, expire, flush_all, incr_by, mset, set};
+
+/// Longest value, bytes.
+pub const VALUE_MAX_BYTES: u64 = 64 << 20;
+/// Length of the pieces a value above [`INLINE_MAX_BYTES`] is stored in.
+pub const PIECE_BYTES: usize = 61_440;
+/// Keys of one atomic command.
+pub const KEYS_PER_COMMAND_MAX: usize = 1 << 20;
+
+/// How far a command is.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Step<T> {
+    /// Done, with its result.
+    Done(T),
+    /// Call again, with the same arguments and task.
+    Wait(Wait),
+}
+
+/// What a command waits for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Wait {
+    /// Reads: the task's owner shows up in `Worker::take_ready`.
+    Io,
+    /// Room: after a turn that says `room`, or a few ms.
+    Room,
+}
+
+/// The result of one call.
+pub type Outcome<T> = Result<Step<T>, KvError>;
+
+/// A value as a command sees it.
+#[derive(Debug)]
+pub enum Value<'a> {
+    /// No such key.
+    Absent,
+    /// A value in one piece.
+    Inline(&'a [u8]),
+    /// A value in pieces; to be given back with [`release`].
+    Large(LargeRef),
+}

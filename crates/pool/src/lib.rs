@@ -1,1 +1,34 @@
-//! To be written.
+//! A pool: what a user opens. Terraces, directories, threads and settings in one place.
+//!
+//! Here: making and opening a pool, its lock, its superblock, recovery, the
+//! clock, the ledger that keeps the cap, the commit that all lanes share, and
+//! the `Worker` through which a thread uses the lanes.
+//! Never: knows what a command means; `kv` does.
+
+mod check;
+mod clock;
+mod commit;
+mod error;
+mod ledger;
+mod lock;
+mod open;
+mod options;
+mod stats;
+mod superblock;
+mod task;
+mod worker;
+
+pub use check::{CheckReport, check, destroy, drop_checkpoints, info};
+pub use clock::{Clock, ManualClock, SystemClock};
+pub use error::PoolError;
+pub use ledger::{Ledger, Part};
+pub use open::Pool;
+pub use options::{Durability, Options};
+pub use stats::Stats;
+pub use superblock::Superblock;
+pub use task::{Fetched, Task};
+pub use terrace_tiers::Rule;
+pub use worker::{Held, Turn, Worker};
+
+/// The lane type of every pool: a stack of terraces under the key map.
+pub type Lane = terrace_tiers::Lane<terrace_index::KeyMap>;

@@ -1,0 +1,225 @@
+//! The key map as a directory of the log: subjects to slots.
+//!
+//! The user's keys are spread over the shards by bits of their hash; internal
+//! keys (pieces of big values and their records) have the last shard for
+//! themselves, so that the user's keys are counted exactly.
+//!
+//! A saved piece is a run of pages: shard u32, depth u8, count u8, two zero
+//! bytes, prefix u64, then count slots of 8 bytes with their tags.
+
+use crate::{Config, Index};
+use terrace_log::addr::SLOT_LOW_BITS;
+use terrace_log::{Directory, Full, Loc, Order, Slot, Snapshot, Subject};
+
+const PAGE_HEADER_BYTES: usize = 16;
+
+/// The key map of one lane.
+pub struct KeyMap {
+    index: Index,
+    user_shards: u32,
+}
+
+impl KeyMap {
+    /// With `user_shards` shards for the user's keys; `unit_bits` is how many bits
+    /// the largest location in the lane needs, in 16-byte units.
+    pub fn new(user_shards: u32, unit_bits: u32) -> KeyMap {
+        let payload_bits = (SLOT_LOW_BITS + unit_bits).clamp(32, 46);
+        KeyMap {
+            index: Index::new(Config {
+                shards: user_shards + 1,
+                payload_bits,
+            }),
+            user_shards,
+        }
+    }
+
+    fn shard(&self, who: Subject) -> u32 {
+        match who.space {
+            0 => ((who.hash.place >> 32) % u64::from(self.user_shards)) as u32,
+            _ => self.user_shards,
+        }
+    }
+
+    /// Slots of the page that covers `from` among the user's keys, and where to go
+    /// on (None at the end). A slot that stays is met at least once in a walk.
+    pub fn page(&self, from: Order, mut f: impl FnMut(Slot)) -> Option<Order> {
+        let view = self.index.page_from(from.shard, from.hash);
+        view.slots().for_each(|payload| f(Slot(payload)));
+        match view.next_cursor() {
+            Some(hash) => Some(Order {
+                shard: from.shard,
+                hash,
+            }),
+            None if from.shard + 1 < self.user_shards => Some(Order {
+                shard: from.shard + 1,
+                hash: 0,
+            }),
+            None => None,
+        }
+    }
+
+    /// Shards of the user's keys.
+    pub fn user_shards(&self) -> u32 {
+        self.user_shards
+    }
+
+    fn save_page(
+        &self,
+        at: Order,
+        resolve: &mut impl FnMut(Slot) -> Option<Slot>,
+        out: &mut Vec<u8>,
+    ) -> (usize, Option<u64>) {
+        let view = self.index.page_from(at.shard, at.hash);
+        if view.is_empty() && view.depth() == 0 {
+            return (0, view.next_cursor());
+        }
+        let header = out.len();
+        out.extend_from_slice(&at.shard.to_le_bytes());
+        out.extend_from_slice(&[view.depth() as u8, 0, 0, 0]);
+        out.extend_from_slice(&view.prefix_start().to_le_bytes());
+        let mut count = 0u8;
+        for (raw, payload) in view.raw().iter().zip(view.slots()) {
+            if let Some(slot) = resolve(Slot(payload)) {
+                out.extend_from_slice(&(raw - payload + slot.0).to_le_bytes());
+                count += 1;
+            }
+        }
+        out[header + 5] = count;
+        (view.len(), view.next_cursor())
+    }
+}
+
+impl Directory for KeyMap {
+    fn find(&self, who: Subject, mut f: impl FnMut(Slot) -> bool) -> Option<Slot> {
+        let found = self
+            .index
+            .find(self.shard(who), who.hash.index, |_, payload| f(Slot(payload)));
+        found.map(|(_, payload)| Slot(payload))
+    }
+
+    fn update(&mut self, who: Subject, mut f: impl FnMut(Slot) -> Option<Slot>) -> Option<Slot> {
+        let mut new = None;
+        let (at, old) = self
+            .index
+            .find(self.shard(who), who.hash.index, |_, payload| {
+                new = f(Slot(payload));
+                new.is_some()
+            })?;
+        let new = new.expect("found");
+        if new.0 != old {
+            self.index.set(at, new.0);
+        }
+        Some(Slot(old))
+    }
+
+    fn insert(&mut self, who: Subject, slot: Slot) -> Result<(), Full> {
+        let shard = self.shard(who);
+        self.index
+            .insert(shard, who.hash.index, slot.0)
+            .map_err(|_| Full)
+    }
+
+    fn remove(&mut self, who: Subject, at: Loc) -> bool {
+        let shard = self.shard(who);
+        let named = |payload| Slot(payload).loc() == at;
+        self.index.remove(shard, who.hash.index, named).is_some()
+    }
+
+    fn swing(&mut self, who: Subject, from: Loc, to: Slot) -> bool {
+        let shard = self.shard(who);
+        let named = |_, payload| Slot(payload).loc() == from;
+        match self.index.find(shard, who.hash.index, named) {
+            Some((at, _)) => {
+                // The whole hash is known here: the tag gets back what growth took.
+                self.index.set_refresh(shard, who.hash.index, at, to.0);
+                true
+            }
+            None => false,
+        }
+    }
+}
+
+impl Snapshot for KeyMap {
+    fn order(&self, who: Subject) -> Order {
+        Order {
+            shard: self.shard(who),
+            hash: who.hash.index,
+        }
+    }
+
+    fn keep_still(&mut self, still: bool) {
+        self.index.keep_pages(still);
+    }
+
+    fn save(
+        &self,
+        from: Order,
+        slots_max: usize,
+        mut resolve: impl FnMut(Slot) -> Option<Slot>,
+        out: &mut Vec<u8>,
+    ) -> Option<Order> {
+        let mut at = from;
+        let mut slots = 0;
+        while slots < slots_max {
+            let (saved, next) = self.save_page(at, &mut resolve, out);
+            slots += saved.max(1);
+            at = match next {
+                Some(hash) => Order { hash, ..at },
+                None if at.shard < self.user_shards => Order {
+                    shard: at.shard + 1,
+                    hash: 0,
+                },
+                None => return None,
+            };
+        }
+        Some(at)
+    }
+
+    fn load(&mut self, mut image: &[u8]) -> Result<(), String> {
+        while !image.is_empty() {
+            let (header, rest) = image
+                .split_at_checked(PAGE_HEADER_BYTES)
+                .ok_or("a page ends early")?;
+            let shard = u32::from_le_bytes(header[0..4].try_into().expect("four bytes"));
+            let (depth, count) = (u32::from(header[4]), header[5] as usize);
+            let prefix = u64::from_le_bytes(header[8..16].try_into().expect("eight bytes"));
+            let (slots, rest) = rest.split_at_checked(8 * count).ok_or("a page ends early")?;
+            if shard > self.user_shards {
+                return Err(format!("shard {shard}; at most {}", self.user_shards));
+            }
+            let word = |b: &[u8]| u64::from_le_bytes(b.try_into().expect("eight bytes"));
+            let slots: Vec<u64> = slots.chunks_exact(8).map(word).collect();
+            self.index
+                .restore_page(shard, prefix, depth, &slots)
+                .map_err(|e| e.to_string())?;
+            image = rest;
+        }
+        Ok(())
+    }
+
+    fn each(&self, mut f: impl FnMut(Slot)) {
+        for shard in 0..=self.user_shards {
+            let mut at = Some(0);
+            while let Some(hash) = at {
+                let view = self.index.page_from(shard, hash);
+                view.slots().for_each(|payload| f(Slot(payload)));
+                at = view.next_cursor();
+            }
+        }
+    }
+
+    fn clear(&mut self) {
+        self.index.clear();
+    }
+
+    fn len(&self, space: u8) -> u64 {
+        match space {
+            0 => self.index.total() - self.index.len(self.user_shards),
+            _ => self.index.len(self.user_shards),
+        }
+    }
+
+    fn bytes(&self) -> usize {
+        self.index.bytes()
+    }
+}

@@ -1,0 +1,158 @@
+//! Finding a key's newest entry, through memory, buffers and reads.
+
+use crate::{KvError, KvErrorKind, Step, Wait};
+use terrace_log::entry::Entry;
+use terrace_log::{Kind, Slot, Subject};
+use terrace_pool::{Lane, Task, Worker};
+use terrace_tiers::{Look, ReadPlan, Refused};
+
+/// Reads that one command has under way at once.
+pub(crate) const READS_PER_TASK_MAX: usize = 64;
+/// Fewer DRAM segments than this in a lane, and updates are refused.
+const SEGMENTS_MIN: usize = 6;
+
+/// A key's place in the pool.
+#[derive(Clone, Copy)]
+pub(crate) struct Place {
+    pub lane: u16,
+    pub who: Subject,
+}
+
+pub(crate) fn place(w: &Worker, space: u8, key: &[u8]) -> Place {
+    let (lane, who) = w.place(space, key);
+    Place { lane, who }
+}
+
+/// What was found.
+#[derive(Clone, Copy)]
+pub(crate) enum Found {
+    /// No entry.
+    Absent,
+    /// A tombstone or expired entry: absent, but named by this slot.
+    Gone(Slot),
+    /// An entry; from the task's reads if `fetched`.
+    Here { slot: Slot, fetched: bool },
+    /// This must be read first.
+    Read(ReadPlan),
+}
+
+/// Looks for a key in its held lane.
+pub(crate) fn find(t: &Task, lane: &mut Lane, at: Place, key: &[u8]) -> Result<Found, KvError> {
+    let known = match t.all_fetched().is_empty() {
+        true => Vec::new(),
+        false => t.known(at.lane, key, at.who.space),
+    };
+    match lane.look(at.who, key, &known) {
+        Look::Absent => match t.any_failure(at.lane) {
+            true => blame(t, lane, at),
+            false => Ok(Found::Absent),
+        },
+        Look::Memory(slot) => Ok(classify(lane, slot, lane.entry(slot), false)),
+        Look::Fetched(slot, _) => {
+            let f = t.fetched(at.lane, slot.loc()).expect("known");
+            let e = f.entry().expect("a hit was read");
+            Ok(classify(lane, slot, e, true))
+        }
+        Look::Read(loc) => Ok(Found::Read(lane.plan_read(loc))),
+    }
+}
+
+fn classify(lane: &Lane, slot: Slot, e: Entry<'_>, fetched: bool) -> Found {
+    match e.kind() == Kind::Tombstone || e.expired(lane.now_ms()) {
+        true => Found::Gone(slot),
+        false => Found::Here { slot, fetched },
+    }
+}
+
+/// A read failed and nothing else was found: if the directory still names what
+/// failed, it may be this key's value.
+fn blame(t: &Task, lane: &Lane, at: Place) -> Result<Found, KvError> {
+    use terrace_log::Directory;
+    let named = lane.dir.find(at.who, |s| t.failure(at.lane, s.loc()).is_some());
+    match named.and_then(|s| t.failure(at.lane, s.loc())) {
+        Some(why) => Err(KvError::new(
+            KvErrorKind::Damaged,
+            format!("the value cannot be read back: {why}"),
+        )),
+        None => Ok(Found::Absent),
+    }
+}
+
+/// The entry that `find` found.
+pub(crate) fn entry_of<'a>(t: &'a Task, lane: &'a Lane, at: Place, slot: Slot, fetched: bool) -> Entry<'a> {
+    match fetched {
+        true => {
+            let f = t.fetched(at.lane, slot.loc()).expect("found there");
+            f.entry().expect("found there")
+        }
+        false => lane.entry(slot),
+    }
+}
+
+/// Starts reads; the command waits for them.
+pub(crate) fn fetch<T>(w: &mut Worker, t: &mut Task, reads: Vec<(u16, ReadPlan)>, keys_only: bool) -> Step<T> {
+    for (lane, plan) in reads {
+        w.fetch(t, lane, plan, keys_only);
+    }
+    Step::Wait(Wait::Io)
+}
+
+/// Whether updates are taken at all.
+pub(crate) fn may_write(w: &Worker) -> Result<(), KvError> {
+    match w.failed() {
+        None => Ok(()),
+        Some(why) => Err(KvError::new(
+            KvErrorKind::ReadOnly,
+            format!("the pool is read-only: {why}"),
+        )),
+    }
+}
+
+/// Makes room for `bytes` of updates in a held lane. `Ok(false)`: wait for room.
+pub(crate) fn reserve(lane: &mut Lane, bytes: usize, grows: bool) -> Result<bool, KvError> {
+    if grows && lane.memory_segments() < SEGMENTS_MIN {
+        let s = lane.stats();
+        return Err(KvError::new(
+            KvErrorKind::DramFull,
+            format!(
+                "DRAM is full of metadata: the index takes {} MiB of the cap; raise --dram or delete keys",
+                s.index_bytes >> 20
+            ),
+        ));
+    }
+    let asked = match grows {
+        true => lane.reserve(bytes),
+        false => lane.reserve_delete(bytes),
+    };
+    match asked {
+        Ok(()) => Ok(true),
+        Err(Refused::Room) => Ok(false),
+        Err(other) => Err(refused(lane, other, bytes)),
+    }
+}
+
+/// The error for an update that was not taken.
+pub(crate) fn refused(lane: &Lane, why: Refused, bytes: usize) -> KvError {
+    let s = lane.stats();
+    match why {
+        Refused::SsdFull | Refused::Room => KvError::new(
+            KvErrorKind::SsdFull,
+            format!(
+                "the SSD is full: {} MiB of {} MiB in use; delete keys or make a larger pool",
+                s.ssd_live_bytes >> 20,
+                s.ssd_usable_bytes >> 20
+            ),
+        ),
+        Refused::TooLarge => KvError::new(
+            KvErrorKind::TooLarge,
+            format!(
+                "the command changes {bytes} bytes at once; at most {} are allowed under this cap; split it or raise --dram",
+                s.dirty_max_bytes / 2
+            ),
+        ),
+        Refused::IndexFull => KvError::new(
+            KvErrorKind::DramFull,
+            "the index cannot tell more keys apart at this hash",
+        ),
+    }
+}

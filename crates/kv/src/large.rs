@@ -1,0 +1,381 @@
+//! Values in pieces.
+//!
+//! A big value is a binder under its key and pieces under internal keys
+//! (version, n). A *record* (an internal key out of a fixed set) names a version
+//! whose pieces must go: it is written before the first piece and deleted with
+//! the binder's appearance, in one epoch; and written again, in one epoch, with
+//! the binder's end. So after a crash at any point every piece has a binder or
+//! a record, and no directory has to be searched.
+//! Never: deletes a piece that somebody still reads.
+
+use crate::find::{Found, fetch, find, may_write, place, reserve};
+use crate::read::read;
+use crate::{KvError, KvErrorKind, Outcome, PIECE_BYTES, Step, VALUE_MAX_BYTES, Wait};
+use parking_lot::Mutex;
+use std::collections::{HashMap, VecDeque};
+use std::sync::Arc;
+use terrace_log::entry::{FLAG_THROUGH, entry_bytes};
+use terrace_log::{Kind, Loc, NewEntry, Slot};
+use terrace_pool::{Lane, Task, Worker};
+
+/// Versions that can be under way (received, or waiting for their end) at once.
+pub(crate) const RECORDS: u16 = 2048;
+/// Room for a record or its deletion, bytes.
+pub(crate) const RECORD_BYTES: usize = 96;
+
+/// What a binder says.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Binder {
+    pub len: u64,
+    pub version: u64,
+}
+
+impl Binder {
+    pub(crate) fn pieces(&self) -> u32 {
+        self.len.div_ceil(PIECE_BYTES as u64) as u32
+    }
+    pub(crate) fn encode(&self) -> [u8; 16] {
+        let mut out = [0; 16];
+        out[..8].copy_from_slice(&self.len.to_le_bytes());
+        out[8..].copy_from_slice(&self.version.to_le_bytes());
+        out
+    }
+}
+
+/// Reads a binder or a record.
+pub(crate) fn binder(value: &[u8]) -> Option<Binder> {
+    let len = value.get(..8)?.try_into().ok()?;
+    let version = value.get(8..16)?.try_into().ok()?;
+    Some(Binder {
+        len: u64::from_le_bytes(len),
+        version: u64::from_le_bytes(version),
+    })
+}
+
+pub(crate) fn piece_key(version: u64, n: u32) -> [u8; 13] {
+    let mut key = [b'p'; 13];
+    key[1..9].copy_from_slice(&version.to_le_bytes());
+    key[9..].copy_from_slice(&n.to_le_bytes());
+    key
+}
+pub(crate) fn record_key(record: u16) -> [u8; 3] {
+    let [a, b] = record.to_le_bytes();
+    [b'r', a, b]
+}
+
+/// A version whose pieces are to be deleted.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Doomed {
+    pub record: u16,
+    pub binder: Binder,
+}
+
+#[derive(Default)]
+pub(crate) struct Registry {
+    /// Free records by lane; empty until the start has looked at all of them.
+    free: Vec<Vec<u16>>,
+    pub(crate) doomed: VecDeque<Doomed>,
+    readers: HashMap<u64, u32>,
+    pub(crate) started: bool,
+}
+
+/// State shared by all workers of a pool.
+#[derive(Default)]
+pub(crate) struct Shared(pub(crate) Mutex<Registry>);
+
+pub(crate) fn registry(w: &Worker) -> Arc<Shared> {
+    w.pool().extension::<Shared>()
+}
+
+impl Registry {
+    pub(crate) fn give(&mut self, lane: u16, record: u16) {
+        let lane = lane as usize;
+        if self.free.len() <= lane {
+            self.free.resize(lane + 1, Vec::new());
+        }
+        self.free[lane].push(record);
+    }
+    /// The `nth` free record of a lane, not taken yet.
+    pub(crate) fn peek(&self, lane: u16, nth: usize) -> Option<u16> {
+        let free = self.free.get(lane as usize)?;
+        free.len().checked_sub(nth + 1).map(|at| free[at])
+    }
+    pub(crate) fn take(&mut self, lane: u16) -> Option<u16> {
+        self.free.get_mut(lane as usize)?.pop()
+    }
+    fn take_any(&mut self) -> Option<(u16, u16)> {
+        let lane = (0..self.free.len()).max_by_key(|&l| self.free[l].len())?;
+        self.free[lane].pop().map(|record| (lane as u16, record))
+    }
+    /// The next version that nobody reads.
+    pub(crate) fn next_doomed(&mut self) -> Option<Doomed> {
+        let free = |d: &Doomed| !self.readers.contains_key(&d.binder.version);
+        let at = self.doomed.iter().position(free)?;
+        self.doomed.remove(at)
+    }
+    /// Everything was deleted: no piece and no record is left.
+    pub(crate) fn forget_all(&mut self, places: impl Iterator<Item = (u16, u16)>) {
+        self.free.clear();
+        self.doomed.clear();
+        for (lane, record) in places {
+            self.give(lane, record);
+        }
+    }
+}
+
+/// A hold on one version of a big value: its pieces stay while it is held.
+pub struct LargeRef {
+    binder: Binder,
+    shared: Arc<Shared>,
+}
+
+impl std::fmt::Debug for LargeRef {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("LargeRef").field("len", &self.binder.len).finish_non_exhaustive()
+    }
+}
+
+impl LargeRef {
+    pub(crate) fn hold(shared: &Arc<Shared>, value: &[u8]) -> Option<LargeRef> {
+        let binder = binder(value)?;
+        *shared.0.lock().readers.entry(binder.version).or_default() += 1;
+        Some(LargeRef {
+            binder,
+            shared: shared.clone(),
+        })
+    }
+    /// Length of the value, bytes.
+    #[allow(clippy::len_without_is_empty)] // It is longer than INLINE_MAX_BYTES.
+    pub fn len(&self) -> u64 {
+        self.binder.len
+    }
+    /// Number of pieces.
+    pub fn pieces(&self) -> u32 {
+        self.binder.pieces()
+    }
+}
+
+impl Drop for LargeRef {
+    fn drop(&mut self) {
+        let mut registry = self.shared.0.lock();
+        if let Some(n) = registry.readers.get_mut(&self.binder.version) {
+            *n -= 1;
+            if *n == 0 {
+                registry.readers.remove(&self.binder.version);
+            }
+        }
+    }
+}
+
+/// Gives a hold back. The same as dropping it.
+pub fn release(_w: &mut Worker, held: LargeRef) {
+    drop(held);
+}
+
+/// Piece `n` of a big value.
+pub fn read_piece<R>(
+    w: &mut Worker,
+    t: &mut Task,
+    held: &LargeRef,
+    n: u32,
+    f: impl FnOnce(&[u8]) -> R,
+) -> Outcome<R> {
+    let key = piece_key(held.binder.version, n);
+    let mut f = Some(f);
+    let step = read(w, t, 1, &key, false, |e| e.map(|e| f.take().expect("once")(e.value())))?;
+    match step {
+        Step::Wait(wait) => Ok(Step::Wait(wait)),
+        Step::Done(Some(r)) => {
+            w.reset(t);
+            Ok(Step::Done(r))
+        }
+        Step::Done(None) => Err(KvError::new(
+            KvErrorKind::Damaged,
+            format!("piece {n} of the value is gone: everything was deleted, or it is damaged"),
+        )),
+    }
+}
+
+/// A big value being received.
+#[derive(Debug)]
+pub struct Upload {
+    pub(crate) binder: Binder,
+    pub(crate) record: u16,
+    pub(crate) lane: u16,
+    next: u32,
+    received: u64,
+    flushes: u64,
+}
+
+impl Upload {
+    /// Length of the value, bytes.
+    #[allow(clippy::len_without_is_empty)] // It is longer than INLINE_MAX_BYTES.
+    pub fn len(&self) -> u64 {
+        self.binder.len
+    }
+    pub(crate) fn usable(&self, w: &Worker) -> Result<(), KvError> {
+        if self.flushes != w.pool().flushes_of_all() {
+            return Err(KvError::wrong(
+                "everything was deleted while the value was received; send it again",
+            ));
+        }
+        match self.received == self.binder.len {
+            true => Ok(()),
+            false => Err(KvError::wrong("the value was not received whole")),
+        }
+    }
+}
+
+/// Begins to receive a value of `len` bytes.
+pub fn upload_begin(w: &mut Worker, t: &mut Task, len: u64) -> Outcome<Upload> {
+    if len > VALUE_MAX_BYTES {
+        return Err(KvError::new(
+            KvErrorKind::TooLarge,
+            format!("the value has {len} bytes; at most {VALUE_MAX_BYTES} are allowed"),
+        ));
+    }
+    may_write(w)?;
+    if !w.collect(t) {
+        return Ok(Step::Wait(Wait::Io));
+    }
+    let shared = registry(w);
+    let Some((lane_id, record)) = shared.0.lock().take_any() else {
+        return Ok(Step::Wait(Wait::Room));
+    };
+    let upload = Upload {
+        binder: Binder {
+            len,
+            version: w.pool().new_version(),
+        },
+        record,
+        lane: lane_id,
+        next: 0,
+        received: 0,
+        flushes: w.pool().flushes_of_all(),
+    };
+    let mut lane = w.lane(lane_id);
+    let written = match reserve(&mut lane, RECORD_BYTES, true) {
+        Ok(true) => write_record(w, t, &mut lane, lane_id, record, &upload.binder),
+        Ok(false) => Ok(Recorded::NoRoom),
+        Err(e) => Err(e),
+    };
+    drop(lane);
+    match written {
+        Ok(Recorded::Written) => {
+            w.reset(t);
+            Ok(Step::Done(upload))
+        }
+        other => {
+            shared.0.lock().give(lane_id, record);
+            match other? {
+                Recorded::Read(plan) => Ok(fetch(w, t, vec![(lane_id, plan)], true)),
+                _ => {
+                    w.want_room();
+                    Ok(Step::Wait(Wait::Room))
+                }
+            }
+        }
+    }
+}
+
+pub(crate) enum Recorded {
+    Written,
+    NoRoom,
+    Read(terrace_tiers::ReadPlan),
+}
+
+/// Puts a record in its held lane. Room must have been reserved.
+pub(crate) fn write_record(
+    w: &Worker,
+    t: &Task,
+    lane: &mut Lane,
+    lane_id: u16,
+    record: u16,
+    binder: &Binder,
+) -> Result<Recorded, KvError> {
+    let key = record_key(record);
+    let at = place(w, 1, &key);
+    debug_assert_eq!(at.lane, lane_id);
+    let prev = match find(t, lane, at, &key)? {
+        Found::Read(plan) => return Ok(Recorded::Read(plan)),
+        Found::Absent => None,
+        Found::Gone(slot) | Found::Here { slot, .. } => Some(slot),
+    };
+    let value = binder.encode();
+    let new = internal(&key, &value, 0);
+    match lane.put(at.who, prev, &new) {
+        Ok(_) => Ok(Recorded::Written),
+        Err(why) => Err(crate::find::refused(lane, why, RECORD_BYTES)),
+    }
+}
+
+fn internal<'a>(key: &'a [u8], value: &'a [u8], flags: u8) -> NewEntry<'a> {
+    NewEntry {
+        kind: Kind::Value,
+        space: 1,
+        flags,
+        link: Loc::NONE,
+        expiry_ms: None,
+        version: None,
+        key,
+        value,
+    }
+}
+
+/// Takes the next piece: [`PIECE_BYTES`] long, but for the last one.
+pub fn upload_piece(w: &mut Worker, _t: &mut Task, upload: &mut Upload, piece: &[u8]) -> Outcome<()> {
+    may_write(w)?;
+    let left = upload.binder.len - upload.received;
+    let expected = left.min(PIECE_BYTES as u64);
+    if piece.len() as u64 != expected {
+        return Err(KvError::wrong("a piece has the wrong length"));
+    }
+    let key = piece_key(upload.binder.version, upload.next);
+    let at = place(w, 1, &key);
+    let new = internal(&key, piece, FLAG_THROUGH);
+    let bytes = entry_bytes(key.len(), piece.len(), false, false);
+    let mut lane = w.lane(at.lane);
+    if !reserve(&mut lane, bytes, true)? {
+        drop(lane);
+        w.want_room();
+        return Ok(Step::Wait(Wait::Room));
+    }
+    // The version is new, so the piece has no slot yet.
+    let put = lane.put(at.who, None, &new);
+    put.map_err(|why| crate::find::refused(&lane, why, bytes))?;
+    upload.next += 1;
+    upload.received += piece.len() as u64;
+    Ok(Step::Done(()))
+}
+
+/// Gives an upload up; its pieces go in the background.
+pub fn upload_abort(w: &mut Worker, upload: Upload) {
+    if upload.flushes == w.pool().flushes_of_all() {
+        registry(w).0.lock().doomed.push_back(Doomed {
+            record: upload.record,
+            binder: upload.binder,
+        });
+    }
+}
+
+/// Lane and number of every record.
+pub(crate) fn record_places(w: &Worker) -> impl Iterator<Item = (u16, u16)> + '_ {
+    (0..RECORDS).map(|r| (place(w, 1, &record_key(r)).lane, r))
+}
+
+/// The slot that a record's deletion needs.
+pub(crate) enum RecordSlot {
+    Slot(Slot),
+    Read(terrace_tiers::ReadPlan),
+    None,
+}
+
+pub(crate) fn find_record(w: &Worker, t: &Task, lane: &mut Lane, record: u16) -> Result<RecordSlot, KvError> {
+    let key = record_key(record);
+    let at = place(w, 1, &key);
+    Ok(match find(t, lane, at, &key)? {
+        Found::Read(plan) => RecordSlot::Read(plan),
+        Found::Here { slot, .. } => RecordSlot::Slot(slot),
+        Found::Absent | Found::Gone(_) => RecordSlot::None,
+    })
+}

@@ -1,0 +1,170 @@
+//! What `kv` does in the background: pieces of big values that ended go, bit by bit.
+//!
+//! One thread of a pool has a [`Maintainer`] and gives it a turn now and then.
+//! At the start it looks at every record: what an earlier run left under way is
+//! doomed. Until that is done, no big value is taken.
+
+use crate::large::{self, Doomed, RECORDS, piece_key, record_key, record_places, registry};
+use crate::read::read;
+use crate::write::{del_internal, expire_now};
+use crate::{Outcome, Step, Wait};
+use terrace_pool::{Task, Worker};
+
+/// Pieces deleted in one step.
+const PIECES_PER_STEP: u32 = 8;
+/// Records looked at in one turn at the start.
+const RECORDS_PER_TURN: u16 = 512;
+
+enum State {
+    Start(u16),
+    Idle,
+    Pieces(Doomed, u32),
+    Expire(Vec<Box<[u8]>>),
+}
+
+/// Background work of `kv` in one pool.
+pub struct Maintainer {
+    state: State,
+    task: Option<Task>,
+    owner: u64,
+}
+
+impl Maintainer {
+    /// `owner` is what `Worker::take_ready` will say for its reads; nothing needs to be done about it.
+    pub fn new(owner: u64) -> Maintainer {
+        Maintainer {
+            state: State::Start(0),
+            task: None,
+            owner,
+        }
+    }
+
+    /// A bounded step. True if more could be done at once.
+    pub fn turn(&mut self, w: &mut Worker) -> bool {
+        let mut task = match self.task.take() {
+            Some(task) => task,
+            None => w.task(self.owner),
+        };
+        let step = self.step(w, &mut task);
+        match step {
+            Ok(Step::Wait(wait)) => {
+                self.task = Some(task);
+                // Reads come with a completion, room with a turn.
+                wait == Wait::Io && w.poll_fd().is_none()
+            }
+            Ok(Step::Done(more)) => {
+                w.finish(task);
+                more
+            }
+            Err(_) => {
+                // Damaged or read-only: what is left under way is met again at the next start.
+                w.finish(task);
+                self.state = State::Idle;
+                false
+            }
+        }
+    }
+
+    fn step(&mut self, w: &mut Worker, task: &mut Task) -> Outcome<bool> {
+        match &mut self.state {
+            State::Start(next) => start(w, task, next).map(|s| self.started(w, s)),
+            State::Idle => Ok(Step::Done(self.next_job(w))),
+            State::Pieces(doomed, next) => {
+                let doomed = *doomed;
+                let step = delete_pieces(w, task, &doomed, *next)?;
+                Ok(match step {
+                    Step::Wait(wait) => Step::Wait(wait),
+                    Step::Done(Some(after)) => {
+                        *next = after;
+                        Step::Done(true)
+                    }
+                    Step::Done(None) => {
+                        let lane = w.place(1, &record_key(doomed.record)).0;
+                        registry(w).0.lock().give(lane, doomed.record);
+                        self.state = State::Idle;
+                        Step::Done(true)
+                    }
+                })
+            }
+            State::Expire(keys) => {
+                let Some(key) = keys.last() else {
+                    self.state = State::Idle;
+                    return Ok(Step::Done(true));
+                };
+                let step = expire_now(w, task, key)?;
+                if let Step::Done(()) = step {
+                    keys.pop();
+                    return Ok(Step::Done(true));
+                }
+                Ok(Step::Wait(Wait::Io))
+            }
+        }
+    }
+
+    fn started(&mut self, w: &Worker, step: Step<bool>) -> Step<bool> {
+        if step == Step::Done(false) {
+            registry(w).0.lock().started = true;
+            self.state = State::Idle;
+        }
+        step
+    }
+
+    fn next_job(&mut self, w: &mut Worker) -> bool {
+        let doomed = registry(w).0.lock().next_doomed();
+        if let Some(doomed) = doomed {
+            self.state = State::Pieces(doomed, 0);
+            return true;
+        }
+        let lanes = w.pool().superblock().lanes;
+        let expired: Vec<Box<[u8]>> = (0..lanes)
+            .flat_map(|l| w.pool().with_lane(l, |lane| lane.take_expired_binders()))
+            .collect();
+        let any = !expired.is_empty();
+        if any {
+            self.state = State::Expire(expired);
+        }
+        any
+    }
+}
+
+/// Looks at some records. Done(true): more are left.
+fn start(w: &mut Worker, task: &mut Task, next: &mut u16) -> Outcome<bool> {
+    let until = (*next + RECORDS_PER_TURN).min(RECORDS);
+    while *next < until {
+        let key = record_key(*next);
+        let found = read(w, task, 1, &key, false, |e| e.and_then(|e| large::binder(e.value())))?;
+        let found = match found {
+            Step::Wait(wait) => return Ok(Step::Wait(wait)),
+            Step::Done(found) => found,
+        };
+        w.reset(task);
+        let lane = w.place(1, &key).0;
+        let shared = registry(w);
+        let mut registry = shared.0.lock();
+        match found {
+            Some(binder) => registry.doomed.push_back(Doomed {
+                record: *next,
+                binder,
+            }),
+            None => registry.give(lane, *next),
+        }
+        *next += 1;
+    }
+    debug_assert!(record_places(w).count() == usize::from(RECORDS));
+    Ok(Step::Done(*next < RECORDS))
+}
+
+/// Deletes some pieces, and the record after the last. Done(None): all gone.
+fn delete_pieces(w: &mut Worker, task: &mut Task, doomed: &Doomed, from: u32) -> Outcome<Option<u32>> {
+    let pieces = doomed.binder.pieces();
+    let until = (from + PIECES_PER_STEP).min(pieces);
+    let keys: Vec<Vec<u8>> = match from < pieces {
+        true => (from..until).map(|n| piece_key(doomed.binder.version, n).to_vec()).collect(),
+        false => vec![record_key(doomed.record).to_vec()],
+    };
+    Ok(match del_internal(w, task, &keys)? {
+        Step::Wait(wait) => Step::Wait(wait),
+        Step::Done(()) if from < pieces => Step::Done(Some(until)),
+        Step::Done(()) => Step::Done(None),
+    })
+}

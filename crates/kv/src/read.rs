@@ -1,0 +1,182 @@
+//! Commands that only read.
+
+use crate::find::{Found, Place, entry_of, fetch, find, place};
+use crate::large::{self, LargeRef};
+use crate::{Outcome, Step, Value, Wait};
+use std::sync::Arc;
+use terrace_log::entry::{Entry, entry_bytes};
+use terrace_log::{Kind, Terrace};
+use terrace_pool::{Lane, Task, Worker};
+
+/// When a key expires.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ExpiryOf {
+    /// No such key.
+    Absent,
+    /// It does not.
+    Never,
+    /// At this time, ms since 1970.
+    At(u64),
+}
+
+/// Reads one key: `f` gets its entry, None if absent.
+pub(crate) fn read<R>(
+    w: &mut Worker,
+    t: &mut Task,
+    space: u8,
+    key: &[u8],
+    promote: bool,
+    f: impl FnOnce(Option<Entry<'_>>) -> R,
+) -> Outcome<R> {
+    if !w.collect(t) {
+        return Ok(Step::Wait(Wait::Io));
+    }
+    let at = place(w, space, key);
+    let sync = w.pool().is_sync();
+    let mut lane = w.lane(at.lane);
+    let (result, wait_for) = match find(t, &mut lane, at, key)? {
+        Found::Read(plan) => {
+            lane.count(|s| s.device_read_bytes += plan.len as u64);
+            drop(lane);
+            return Ok(fetch(w, t, vec![(at.lane, plan)], false));
+        }
+        Found::Absent => {
+            lane.count(|s| s.absent += 1);
+            (f(None), None)
+        }
+        Found::Gone(slot) => {
+            lane.count(|s| s.absent += 1);
+            let wait = lane.undurable(slot).then(|| lane.open_epoch());
+            expire_seen(t, &mut lane, at, key);
+            (f(None), wait)
+        }
+        Found::Here { slot, fetched } => {
+            let e = entry_of(t, &lane, at, slot, fetched);
+            let result = f(Some(e));
+            let wait = lane.undurable(slot).then(|| lane.open_epoch());
+            match (fetched, slot.loc().terrace()) {
+                (true, _) => {
+                    let wrong = t.all_fetched().len() as u64 - 1;
+                    lane.count(|s| {
+                        s.misses += 1;
+                        s.wrong_reads += wrong;
+                    });
+                    if promote {
+                        lane.promote(at.who, slot.loc(), &e_of(t, at.lane, slot));
+                    }
+                }
+                (false, Terrace::Middle) => {
+                    lane.count(|s| s.hits_middle += 1);
+                    lane.promote_middle(at.who, slot);
+                }
+                _ => lane.count(|s| s.hits_dram += 1),
+            }
+            (result, wait)
+        }
+    };
+    drop(lane);
+    if let Some(epoch) = wait_for.filter(|_| sync) {
+        t.wait_for(epoch);
+    }
+    Ok(Step::Done(result))
+}
+
+/// An expired entry that was met turns into a tombstone, if there is room now.
+fn expire_seen(t: &Task, lane: &mut Lane, at: Place, key: &[u8]) {
+    let room = entry_bytes(key.len(), 0, false, false);
+    if lane.reserve_delete(room).is_err() {
+        return;
+    }
+    // Making room may have moved it.
+    let Ok(Found::Gone(slot)) = find(t, lane, at, key) else {
+        return;
+    };
+    let fetched = !slot.loc().in_memory() && t.fetched(at.lane, slot.loc()).is_some();
+    match entry_of(t, lane, at, slot, fetched).kind() {
+        Kind::Value => {
+            if lane.delete(at.who, slot, key).is_ok() {
+                lane.count(|s| s.expired += 1);
+            }
+        }
+        Kind::Binder => lane.note_expired_binder(key),
+        Kind::Tombstone => {}
+    }
+}
+
+fn e_of(t: &Task, lane: u16, slot: terrace_log::Slot) -> Entry<'_> {
+    t.fetched(lane, slot.loc()).expect("found").entry().expect("found")
+}
+
+/// The value of `key`.
+pub fn get<R>(w: &mut Worker, t: &mut Task, key: &[u8], f: impl FnOnce(Value<'_>) -> R) -> Outcome<R> {
+    let registry = large::registry(w);
+    read(w, t, 0, key, true, |e| f(value_of(&registry, e)))
+}
+
+pub(crate) fn value_of<'a>(registry: &Arc<large::Shared>, e: Option<Entry<'a>>) -> Value<'a> {
+    match e {
+        None => Value::Absent,
+        Some(e) if e.kind() == Kind::Binder => match LargeRef::hold(registry, e.value()) {
+            Some(large) => Value::Large(large),
+            None => Value::Absent,
+        },
+        Some(e) => Value::Inline(e.value()),
+    }
+}
+
+/// Length of a value in bytes, 0 if there is none.
+pub fn strlen(w: &mut Worker, t: &mut Task, key: &[u8]) -> Outcome<u64> {
+    read(w, t, 0, key, true, |e| match e {
+        None => 0,
+        Some(e) if e.kind() == Kind::Binder => large::binder(e.value()).map_or(0, |b| b.len),
+        Some(e) => e.value().len() as u64,
+    })
+}
+
+/// When a key expires.
+pub fn expiry(w: &mut Worker, t: &mut Task, key: &[u8]) -> Outcome<ExpiryOf> {
+    read(w, t, 0, key, true, |e| match e.map(|e| e.expiry_ms()) {
+        None => ExpiryOf::Absent,
+        Some(None) => ExpiryOf::Never,
+        Some(Some(ms)) => ExpiryOf::At(ms),
+    })
+}
+
+/// How many of `keys` exist; one named twice counts twice.
+pub fn exists(w: &mut Worker, t: &mut Task, keys: &[&[u8]]) -> Outcome<u64> {
+    if !w.collect(t) {
+        return Ok(Step::Wait(Wait::Io));
+    }
+    let sync = w.pool().is_sync();
+    let places: Vec<_> = keys.iter().map(|k| place(w, 0, k)).collect();
+    let mut held = w.hold(places.iter().map(|p| p.lane));
+    let (mut count, mut reads, mut wait) = (0, Vec::new(), None);
+    for (key, &at) in keys.iter().zip(&places) {
+        let lane = held.lane(at.lane);
+        match find(t, lane, at, key)? {
+            Found::Read(plan) => reads.push((at.lane, plan)),
+            Found::Here { slot, .. } => {
+                count += 1;
+                wait = wait.or(lane.undurable(slot).then(|| lane.open_epoch()));
+            }
+            Found::Gone(slot) => wait = wait.or(lane.undurable(slot).then(|| lane.open_epoch())),
+            Found::Absent => {}
+        }
+        if reads.len() >= crate::find::READS_PER_TASK_MAX {
+            break;
+        }
+    }
+    drop(held);
+    if !reads.is_empty() {
+        return Ok(fetch(w, t, reads, true));
+    }
+    if let Some(epoch) = wait.filter(|_| sync) {
+        t.wait_for(epoch);
+    }
+    Ok(Step::Done(count))
+}
+
+/// Keys: not deleted and not yet noticed as expired, as Redis counts.
+pub fn dbsize(w: &Worker) -> u64 {
+    w.pool().keys()
+}

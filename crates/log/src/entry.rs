@@ -1,0 +1,349 @@
+//! One entry: header, optional fields, key, value, padding to 16 bytes.
+//!
+//! ```text
+//!  0  crc_head  u32  CRC-32C of bytes 4..24, the optional fields and the key, seeded
+//!  4  crc_value u32  CRC-32C of the value, seeded
+//!  8  link      u64  on the SSD: the location it replaces; in memory: its copy below
+//! 16  key_len   u16
+//! 18  kind      u8   low 4 bits: Kind; high 4: space (0 user, 1 internal)
+//! 19  flags     u8   EXPIRY, VERSION on media; KEEP, THROUGH in memory only
+//! 20  value_len u32
+//! 24  [expiry u64 ms] [version u64]  key  value  zeros to a multiple of 16
+//! ```
+//! The seed binds an entry to pool, segment, the segment's generation and the
+//! place in it, so stale or misplaced bytes never pass. Two checksums, so that
+//! damage in a value still lets the key be known. In memory the checksums are
+//! zero: they are made when an entry steps down to a medium.
+//! Never: trusts a length before its checksum (on media) or its writer (in memory).
+
+use crate::addr::{ENTRY_MAX_BYTES, Loc, UNIT_BYTES};
+use crate::hash::Hasher;
+use crate::{INLINE_MAX_BYTES, KEY_MAX_BYTES, Subject};
+
+/// Fixed part of the header.
+pub const HEADER_BYTES: usize = 24;
+/// Flag: an absolute expiry in ms follows the header.
+pub const FLAG_EXPIRY: u8 = 1;
+/// Flag: an explicit version follows (a tombstone that was moved keeps its own).
+pub const FLAG_VERSION: u8 = 2;
+/// Memory only: superseded after its epoch was closed, so that epoch's flush must still write it.
+pub const FLAG_KEEP: u8 = 0x40;
+/// Memory only: goes through to the durable terrace and is not kept in DRAM.
+pub const FLAG_THROUGH: u8 = 0x80;
+const MEDIA_FLAGS: u8 = FLAG_EXPIRY | FLAG_VERSION;
+
+/// What an entry is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u8)]
+pub enum Kind {
+    /// A value.
+    Value = 1,
+    /// The binder of a value stored in pieces.
+    Binder = 2,
+    /// The key was deleted or has expired.
+    Tombstone = 3,
+}
+
+impl Kind {
+    fn from_bits(bits: u8) -> Option<Kind> {
+        match bits & 15 {
+            1 => Some(Kind::Value),
+            2 => Some(Kind::Binder),
+            3 => Some(Kind::Tombstone),
+            _ => None,
+        }
+    }
+}
+
+/// Why bytes are not an entry.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum EntryError {
+    /// Header, optional fields or key do not match their checksum.
+    #[error("header or key fails its checksum")]
+    Head,
+    /// The value does not match its checksum; the key is right.
+    #[error("value fails its checksum")]
+    Value,
+}
+
+/// A borrowed entry. In memory it may be read without verification.
+#[derive(Clone, Copy)]
+pub struct Entry<'a> {
+    bytes: &'a [u8],
+}
+
+/// What an append needs to know.
+#[derive(Clone, Copy)]
+pub struct NewEntry<'a> {
+    /// Kind of entry.
+    pub kind: Kind,
+    /// 0 user, 1 internal.
+    pub space: u8,
+    /// Flags that are not implied by the fields below (KEEP, THROUGH).
+    pub flags: u8,
+    /// Location of the copy below or replaced.
+    pub link: Loc,
+    /// Absolute expiry in ms.
+    pub expiry_ms: Option<u64>,
+    /// Explicit version.
+    pub version: Option<u64>,
+    /// Key.
+    pub key: &'a [u8],
+    /// Value.
+    pub value: &'a [u8],
+}
+
+fn rd_u16(b: &[u8], at: usize) -> u16 {
+    u16::from_le_bytes([b[at], b[at + 1]])
+}
+pub(crate) fn rd_u32(b: &[u8], at: usize) -> u32 {
+    u32::from_le_bytes(b[at..at + 4].try_into().expect("four bytes"))
+}
+pub(crate) fn rd_u64(b: &[u8], at: usize) -> u64 {
+    u64::from_le_bytes(b[at..at + 8].try_into().expect("eight bytes"))
+}
+
+/// Length in bytes of an entry with these parts, padding included.
+pub fn entry_bytes(key_len: usize, value_len: usize, expiry: bool, version: bool) -> usize {
+    let raw =
+        HEADER_BYTES + 8 * usize::from(expiry) + 8 * usize::from(version) + key_len + value_len;
+    raw.next_multiple_of(UNIT_BYTES)
+}
+
+impl<'a> NewEntry<'a> {
+    /// Length in bytes once written, padding included.
+    pub fn len_bytes(&self) -> usize {
+        entry_bytes(
+            self.key.len(),
+            self.value.len(),
+            self.expiry_ms.is_some(),
+            self.version.is_some(),
+        )
+    }
+
+    /// Writes the entry at the start of `out` without checksums; returns its length.
+    /// `out` must have [`NewEntry::len_bytes`] bytes.
+    pub fn write(&self, out: &mut [u8]) -> usize {
+        debug_assert!(self.key.len() <= KEY_MAX_BYTES && self.value.len() <= INLINE_MAX_BYTES);
+        let mut flags = self.flags & !MEDIA_FLAGS;
+        let mut at = HEADER_BYTES;
+        if let Some(ms) = self.expiry_ms {
+            flags |= FLAG_EXPIRY;
+            out[at..at + 8].copy_from_slice(&ms.to_le_bytes());
+            at += 8;
+        }
+        if let Some(v) = self.version {
+            flags |= FLAG_VERSION;
+            out[at..at + 8].copy_from_slice(&v.to_le_bytes());
+            at += 8;
+        }
+        out[0..8].fill(0);
+        out[8..16].copy_from_slice(&self.link.raw().to_le_bytes());
+        out[16..18].copy_from_slice(&(self.key.len() as u16).to_le_bytes());
+        out[18] = self.kind as u8 | self.space << 4;
+        out[19] = flags;
+        out[20..24].copy_from_slice(&(self.value.len() as u32).to_le_bytes());
+        out[at..at + self.key.len()].copy_from_slice(self.key);
+        at += self.key.len();
+        out[at..at + self.value.len()].copy_from_slice(self.value);
+        at += self.value.len();
+        let end = at.next_multiple_of(UNIT_BYTES);
+        out[at..end].fill(0);
+        end
+    }
+
+    /// Writes the entry with checksums made from `seed`, memory-only flags left out.
+    pub fn write_sealed(&self, out: &mut [u8], seed: u32) -> usize {
+        let len = self.write(out);
+        out[19] &= MEDIA_FLAGS;
+        seal(&mut out[..len], seed);
+        len
+    }
+}
+
+fn head_end(bytes: &[u8]) -> usize {
+    let flags = bytes[19];
+    HEADER_BYTES
+        + 8 * usize::from(flags & FLAG_EXPIRY != 0)
+        + 8 * usize::from(flags & FLAG_VERSION != 0)
+}
+
+fn seal(entry: &mut [u8], seed: u32) {
+    let key_end = head_end(entry) + rd_u16(entry, 16) as usize;
+    let value_end = key_end + rd_u32(entry, 20) as usize;
+    let crc_value = crc32c::crc32c_append(seed, &entry[key_end..value_end]);
+    entry[4..8].copy_from_slice(&crc_value.to_le_bytes());
+    let crc_head = crc32c::crc32c_append(seed, &entry[4..key_end]);
+    entry[0..4].copy_from_slice(&crc_head.to_le_bytes());
+}
+
+impl<'a> Entry<'a> {
+    /// The entry at the start of `bytes`, which come from a writer in this
+    /// process (a memory terrace): lengths are trusted.
+    pub fn in_memory(bytes: &'a [u8]) -> Entry<'a> {
+        let key_end = head_end(bytes) + rd_u16(bytes, 16) as usize;
+        let end = (key_end + rd_u32(bytes, 20) as usize).next_multiple_of(UNIT_BYTES);
+        Entry {
+            bytes: &bytes[..end],
+        }
+    }
+
+    /// The entry at the start of `bytes`, which come from a medium: header and
+    /// key are verified against `seed`, the value is not (see [`Entry::verify_value`]).
+    pub fn from_media(bytes: &'a [u8], seed: u32) -> Result<Entry<'a>, EntryError> {
+        if bytes.len() < HEADER_BYTES {
+            return Err(EntryError::Head);
+        }
+        let value_len = rd_u32(bytes, 20) as usize;
+        let key_end = head_end(bytes) + rd_u16(bytes, 16) as usize;
+        let known = Kind::from_bits(bytes[18]).is_some() && bytes[18] >> 4 <= 1;
+        if !known || bytes[19] & !MEDIA_FLAGS != 0 || value_len > INLINE_MAX_BYTES {
+            return Err(EntryError::Head);
+        }
+        let end = (key_end + value_len).next_multiple_of(UNIT_BYTES);
+        if end > bytes.len() || end > ENTRY_MAX_BYTES {
+            return Err(EntryError::Head);
+        }
+        if crc32c::crc32c_append(seed, &bytes[4..key_end]) != rd_u32(bytes, 0) {
+            return Err(EntryError::Head);
+        }
+        Ok(Entry {
+            bytes: &bytes[..end],
+        })
+    }
+
+    /// Verifies the value's checksum.
+    pub fn verify_value(&self, seed: u32) -> Result<(), EntryError> {
+        match crc32c::crc32c_append(seed, self.value()) == rd_u32(self.bytes, 4) {
+            true => Ok(()),
+            false => Err(EntryError::Value),
+        }
+    }
+
+    /// The whole entry, padding included.
+    pub fn as_bytes(&self) -> &'a [u8] {
+        self.bytes
+    }
+    /// Length with padding, in bytes.
+    pub fn len_bytes(&self) -> usize {
+        self.bytes.len()
+    }
+    /// Kind.
+    pub fn kind(&self) -> Kind {
+        Kind::from_bits(self.bytes[18]).unwrap_or(Kind::Tombstone)
+    }
+    /// 0 user, 1 internal.
+    pub fn space(&self) -> u8 {
+        self.bytes[18] >> 4
+    }
+    /// All flags.
+    pub fn flags(&self) -> u8 {
+        self.bytes[19]
+    }
+    /// Copy below (memory) or replaced location (media).
+    pub fn link(&self) -> Loc {
+        Loc::from_raw(rd_u64(self.bytes, 8))
+    }
+    /// Absolute expiry in ms.
+    pub fn expiry_ms(&self) -> Option<u64> {
+        (self.flags() & FLAG_EXPIRY != 0).then(|| rd_u64(self.bytes, HEADER_BYTES))
+    }
+    /// Explicit version of a moved tombstone.
+    pub fn version(&self) -> Option<u64> {
+        let at = HEADER_BYTES + 8 * usize::from(self.flags() & FLAG_EXPIRY != 0);
+        (self.flags() & FLAG_VERSION != 0).then(|| rd_u64(self.bytes, at))
+    }
+    /// Whether its time is up at `now_ms`.
+    pub fn expired(&self, now_ms: u64) -> bool {
+        self.expiry_ms().is_some_and(|at| at <= now_ms)
+    }
+    /// Key.
+    pub fn key(&self) -> &'a [u8] {
+        let at = head_end(self.bytes);
+        &self.bytes[at..at + rd_u16(self.bytes, 16) as usize]
+    }
+    /// Value.
+    pub fn value(&self) -> &'a [u8] {
+        let at = head_end(self.bytes) + rd_u16(self.bytes, 16) as usize;
+        &self.bytes[at..at + rd_u32(self.bytes, 20) as usize]
+    }
+    /// Whose it is.
+    pub fn subject(&self, hasher: &Hasher) -> Subject {
+        Subject {
+            space: self.space(),
+            hash: hasher.hash(self.space(), self.key()),
+        }
+    }
+    /// The same entry as parts for another append.
+    pub fn to_new(&self) -> NewEntry<'a> {
+        NewEntry {
+            kind: self.kind(),
+            space: self.space(),
+            flags: self.flags() & !MEDIA_FLAGS,
+            link: self.link(),
+            expiry_ms: self.expiry_ms(),
+            version: self.version(),
+            key: self.key(),
+            value: self.value(),
+        }
+    }
+}
+
+/// Changes the link of an entry in memory.
+pub fn set_link(entry: &mut [u8], link: Loc) {
+    entry[8..16].copy_from_slice(&link.raw().to_le_bytes());
+}
+/// Adds memory-only flags to an entry in memory.
+pub fn add_flags(entry: &mut [u8], flags: u8) {
+    entry[19] |= flags & !MEDIA_FLAGS;
+}
+/// Changes the expiry of an entry in memory that already has one.
+pub fn set_expiry(entry: &mut [u8], ms: u64) {
+    debug_assert!(entry[19] & FLAG_EXPIRY != 0);
+    entry[HEADER_BYTES..HEADER_BYTES + 8].copy_from_slice(&ms.to_le_bytes());
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::addr::Terrace;
+    use proptest::prelude::*;
+
+    proptest! {
+        #[test]
+        fn round_trip_and_every_flipped_bit_is_seen(
+            key in proptest::collection::vec(any::<u8>(), 0..40),
+            value in proptest::collection::vec(any::<u8>(), 0..80),
+            expiry in proptest::option::of(any::<u64>()),
+            version in proptest::option::of(any::<u64>()),
+            seed in any::<u32>(), bit in any::<usize>(),
+        ) {
+            let new = NewEntry {
+                kind: Kind::Value, space: 1, flags: FLAG_KEEP,
+                link: Loc::new(Terrace::Ssd, 3, 77), expiry_ms: expiry, version, key: &key, value: &value,
+            };
+            let mut buf = vec![0xAA; new.len_bytes()];
+            prop_assert_eq!(new.write_sealed(&mut buf, seed), buf.len());
+            let e = Entry::from_media(&buf, seed).unwrap();
+            e.verify_value(seed).unwrap();
+            prop_assert_eq!((e.key(), e.value(), e.expiry_ms(), e.version()), (&key[..], &value[..], expiry, version));
+            prop_assert_eq!(e.flags() & FLAG_KEEP, 0);
+            // Bound to the seed: the same bytes elsewhere are no entry.
+            prop_assert!(Entry::from_media(&buf, seed ^ 1).is_err());
+            // Padding is the only part a flip may hide in.
+            let used = head_end(&buf) + key.len() + value.len();
+            let bit = bit % (used * 8);
+            buf[bit / 8] ^= 1 << (bit % 8);
+            let bad = match Entry::from_media(&buf, seed) {
+                Err(_) => true,
+                Ok(e) => e.verify_value(seed).is_err(),
+            };
+            prop_assert!(bad);
+        }
+
+        #[test]
+        fn garbage_never_panics(bytes in proptest::collection::vec(any::<u8>(), 0..200), seed in any::<u32>()) {
+            let _ = Entry::from_media(&bytes, seed);
+        }
+    }
+}

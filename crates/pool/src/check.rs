@@ -1,0 +1,188 @@
+//! Looking at a pool from outside: info, check, destroy.
+//!
+//! `check` reads and verifies everything: both superblocks, the checkpoint, every
+//! batch and entry of every segment, and that each slot of the directory leads to
+//! an entry that checks and hashes to it. It writes nothing.
+
+use crate::lock::PoolLock;
+use crate::open::{QUEUE_DEPTH, data_path, new_lane, valid_epoch};
+use crate::superblock::Superblock;
+use crate::{Lane, Options, PoolError};
+use serde::Serialize;
+use std::path::Path;
+use std::sync::Arc;
+use terrace_log::Hasher;
+use terrace_media::{Arena, BLOCK_BYTES, Buf, Device, Disk, FileDevice, flush_blocking, write_blocking};
+use terrace_tiers::recover::{Damage, Survey};
+
+/// What `check` and `info` say.
+#[derive(Debug, Serialize)]
+pub struct CheckReport {
+    /// Lanes.
+    pub lanes: u16,
+    /// Bytes of the SSD terrace.
+    pub ssd_bytes: u64,
+    /// Bytes of a segment.
+    pub segment_bytes: u32,
+    /// Whether the last stop was clean.
+    pub clean_stop: bool,
+    /// Whether every lane has a checkpoint that checks.
+    pub checkpoint: bool,
+    /// Last durable epoch.
+    pub epoch: u64,
+    /// Keys of the user in the directory.
+    pub keys: u64,
+    /// Entries verified (0 for info).
+    pub entries: u64,
+    /// Bytes read and verified (0 for info).
+    pub verified_bytes: u64,
+    /// Everything that is wrong.
+    pub damage: Vec<Damage>,
+}
+
+fn open(dir: &Path) -> Result<(PoolLock, Arc<FileDevice>, Superblock, bool), PoolError> {
+    let path = data_path(dir);
+    if !path.exists() {
+        return Err(PoolError::Missing(dir.to_path_buf()));
+    }
+    let lock = PoolLock::take(dir)?;
+    let device = Arc::new(FileDevice::open(&path)?);
+    let mut disk = device.queue(QUEUE_DEPTH)?;
+    let found = Superblock::read(&mut *disk)?;
+    let (superblock, both) = found.ok_or(PoolError::NotAPool { path })?;
+    Ok((lock, device, superblock, both))
+}
+
+/// Verifies the whole pool; `progress` is told bytes read of bytes in all.
+pub fn check(dir: &Path, progress: &mut dyn FnMut(u64, u64)) -> Result<CheckReport, PoolError> {
+    let (_lock, device, superblock, both) = open(dir)?;
+    let mut report = check_device(&*device, &superblock, progress)?;
+    if !both {
+        report.damage.push(Damage {
+            lane: 0,
+            segment: 0,
+            from_bytes: 0,
+            to_bytes: 2 * BLOCK_BYTES,
+            what: "one copy of the superblock does not check".into(),
+        });
+    }
+    Ok(report)
+}
+
+/// What a pool is, from its superblock and checkpoints.
+pub fn info(dir: &Path) -> Result<CheckReport, PoolError> {
+    let (_lock, device, superblock, _) = open(dir)?;
+    let (mut report, _, _) = survey(&*device, &superblock)?;
+    report.keys = 0;
+    let (lanes, keys) = rebuilt(&*device, &superblock)?;
+    drop(lanes);
+    report.keys = keys;
+    Ok(report)
+}
+
+fn rebuilt(device: &dyn Device, superblock: &Superblock) -> Result<(Vec<Lane>, u64), PoolError> {
+    let (_, mut lanes, surveys) = survey(device, superblock)?;
+    let valid = valid_epoch(&surveys);
+    let mut disk = device.queue(QUEUE_DEPTH)?;
+    for (lane, survey) in lanes.iter_mut().zip(surveys) {
+        lane.rebuild_without_writing(&mut *disk, survey, valid, u64::MAX)?;
+    }
+    let keys = lanes.iter().map(Lane::keys).sum();
+    Ok((lanes, keys))
+}
+
+type Surveyed = (CheckReport, Vec<Lane>, Vec<Survey>);
+
+fn survey(device: &dyn Device, superblock: &Superblock) -> Result<Surveyed, PoolError> {
+    let arena = Arena::new_plain(superblock.segment_bytes as usize, 8)?;
+    let options = Options::default();
+    let hasher = Hasher::new(superblock.hash_key);
+    let mut disk = device.queue(QUEUE_DEPTH)?;
+    let mut lanes: Vec<Lane> = (0..superblock.lanes)
+        .map(|l| new_lane(l, superblock, &options, hasher, 8, &arena))
+        .collect();
+    let mut surveys = Vec::new();
+    for lane in &mut lanes {
+        surveys.push(lane.survey(&mut *disk)?);
+    }
+    let report = CheckReport {
+        lanes: superblock.lanes,
+        ssd_bytes: superblock.len_bytes(),
+        segment_bytes: superblock.segment_bytes,
+        clean_stop: surveys.iter().all(|s| s.clean && s.max_epoch <= s.durable_epoch),
+        checkpoint: surveys.iter().all(Survey::from_checkpoint),
+        epoch: valid_epoch(&surveys),
+        keys: 0,
+        entries: 0,
+        verified_bytes: 0,
+        damage: Vec::new(),
+    };
+    Ok((report, lanes, surveys))
+}
+
+/// Verifies the pool on a device.
+pub(crate) fn check_device(
+    device: &dyn Device,
+    superblock: &Superblock,
+    progress: &mut dyn FnMut(u64, u64),
+) -> Result<CheckReport, PoolError> {
+    let (mut report, mut lanes, surveys) = survey(device, superblock)?;
+    let valid = report.epoch;
+    let mut disk = device.queue(QUEUE_DEPTH)?;
+    let total = superblock.len_bytes();
+    let mut done = 0;
+    for (lane, survey) in lanes.iter_mut().zip(surveys) {
+        let damage = lane.rebuild_without_writing(&mut *disk, survey, valid, u64::MAX)?;
+        report.damage.extend(damage);
+        let mut told = |bytes: u64| {
+            done += bytes;
+            progress(done, total);
+        };
+        let verified = lane.verify(&mut *disk, &mut told)?;
+        report.entries += verified.entries;
+        report.verified_bytes += verified.bytes;
+        report.damage.extend(verified.damage);
+        report.keys += lane.keys();
+    }
+    report.damage.sort_by_key(|d| (d.lane, d.segment, d.from_bytes));
+    report.damage.dedup();
+    Ok(report)
+}
+
+/// Removes a pool and everything in it.
+pub fn destroy(dir: &Path) -> Result<(), PoolError> {
+    let path = data_path(dir);
+    let is_link = std::fs::symlink_metadata(&path).is_ok_and(|m| m.file_type().is_symlink());
+    if !path.exists() && !is_link {
+        return Err(PoolError::Missing(dir.to_path_buf()));
+    }
+    let lock = PoolLock::take(dir)?;
+    if is_link && path.exists() {
+        // The device stays; without a superblock it is no pool any more.
+        let device = FileDevice::open(&path)?;
+        let mut disk = device.queue(1)?;
+        wipe(&mut *disk, 0, 2)?;
+    }
+    std::fs::remove_file(&path).map_err(|e| PoolError::io(&path, e))?;
+    drop(lock);
+    let lock_path = dir.join("lock");
+    std::fs::remove_file(&lock_path).map_err(|e| PoolError::io(&lock_path, e))?;
+    // Only if nothing else is in it.
+    let _ = std::fs::remove_dir(dir);
+    Ok(())
+}
+
+/// Makes both checkpoints of every lane unreadable, so that the next start scans the whole log.
+pub fn drop_checkpoints(dir: &Path) -> Result<(), PoolError> {
+    let (_lock, device, superblock, _) = open(dir)?;
+    let mut disk = device.queue(1)?;
+    for lane in 0..superblock.lanes {
+        wipe(&mut *disk, superblock.root_base(lane), 2)?;
+    }
+    Ok(())
+}
+
+fn wipe(disk: &mut dyn Disk, offset: u64, blocks: usize) -> Result<(), PoolError> {
+    write_blocking(disk, offset, Buf::zeroed(blocks * BLOCK_BYTES))?;
+    Ok(flush_blocking(disk)?)
+}

@@ -1,0 +1,100 @@
+//! The commit that all lanes share: epochs.
+//!
+//! | state | meaning | moved on by |
+//! |---|---|---|
+//! | open | updates enter epoch `open` | `try_close`: `open` + 1 |
+//! | closed | lanes stage and write epoch `open` - 1 | each lane's `arrive` |
+//! | flushing | all arrived; one device flush | `done` or `failed` |
+//!
+//! An epoch is a cut: every lane steps into the new one before it does anything
+//! after the close, and a command over several lanes holds them all. So what is
+//! recovered is a state that the whole pool was in.
+
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+
+/// Shared by all workers of a pool.
+pub(crate) struct Commit {
+    open: AtomicU64,
+    durable: AtomicU64,
+    under_way: AtomicBool,
+    arrived: AtomicU32,
+    lanes: u32,
+    last_close_ms: AtomicU64,
+    asked: AtomicBool,
+    quiet_until_ms: AtomicU64,
+}
+
+/// Longest time that closing epochs is held back for one command, ms.
+const QUIET_MAX_MS: u64 = 200;
+
+impl Commit {
+    pub(crate) fn new(lanes: u32, open: u64) -> Commit {
+        Commit {
+            open: AtomicU64::new(open),
+            durable: AtomicU64::new(open - 1),
+            under_way: AtomicBool::new(false),
+            arrived: AtomicU32::new(0),
+            lanes,
+            last_close_ms: AtomicU64::new(0),
+            asked: AtomicBool::new(false),
+            quiet_until_ms: AtomicU64::new(0),
+        }
+    }
+    /// The open epoch.
+    pub(crate) fn open(&self) -> u64 {
+        self.open.load(Ordering::Acquire)
+    }
+    /// Everything up to this epoch is durable.
+    pub(crate) fn durable(&self) -> u64 {
+        self.durable.load(Ordering::Acquire)
+    }
+    /// Whether a closed epoch is not durable yet.
+    pub(crate) fn under_way(&self) -> bool {
+        self.under_way.load(Ordering::Acquire)
+    }
+    /// A command needs a moment without an epoch under way; bounded.
+    pub(crate) fn want_quiet(&self, now_ms: u64) {
+        self.quiet_until_ms.store(now_ms + QUIET_MAX_MS, Ordering::Relaxed);
+    }
+    /// The command had its moment.
+    pub(crate) fn end_quiet(&self) {
+        self.quiet_until_ms.store(0, Ordering::Relaxed);
+    }
+    pub(crate) fn quiet(&self, now_ms: u64) -> bool {
+        now_ms < self.quiet_until_ms.load(Ordering::Relaxed)
+    }
+    /// Closes the open epoch unless one is under way. True if it did.
+    pub(crate) fn try_close(&self, now_ms: u64) -> bool {
+        let idle = self
+            .under_way
+            .compare_exchange(false, true, Ordering::AcqRel, Ordering::Acquire);
+        if idle.is_err() {
+            return false;
+        }
+        self.asked.store(false, Ordering::Relaxed);
+        self.arrived.store(0, Ordering::Relaxed);
+        self.last_close_ms.store(now_ms, Ordering::Relaxed);
+        self.open.fetch_add(1, Ordering::AcqRel);
+        true
+    }
+    /// A lane's part of the closed epoch is written. True for the last lane.
+    pub(crate) fn arrive(&self) -> bool {
+        self.arrived.fetch_add(1, Ordering::AcqRel) + 1 == self.lanes
+    }
+    /// The device was flushed after all lanes had arrived.
+    pub(crate) fn done(&self) {
+        self.durable.store(self.open() - 1, Ordering::Release);
+        self.under_way.store(false, Ordering::Release);
+    }
+    /// Time since the last close, ms.
+    pub(crate) fn since_close_ms(&self, now_ms: u64) -> u64 {
+        now_ms.saturating_sub(self.last_close_ms.load(Ordering::Relaxed))
+    }
+    /// Asks for a close at the next occasion.
+    pub(crate) fn ask(&self) {
+        self.asked.store(true, Ordering::Relaxed);
+    }
+    pub(crate) fn asked(&self) -> bool {
+        self.asked.load(Ordering::Relaxed)
+    }
+}

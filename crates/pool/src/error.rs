@@ -1,0 +1,62 @@
+//! Why a pool cannot be made, opened or used.
+
+use std::path::PathBuf;
+use terrace_media::MediaError;
+
+/// A refusal: what was asked, what is allowed, what to do.
+#[derive(Debug, thiserror::Error)]
+pub enum PoolError {
+    /// Another process has it.
+    #[error("the pool {dir} is in use by process {holder}; stop that process or choose another directory")]
+    Locked {
+        /// The pool.
+        dir: PathBuf,
+        /// Who holds it.
+        holder: String,
+    },
+    /// No pool there.
+    #[error("there is no pool in {0}; make one with: terrace pool create {0} --ssd SIZE")]
+    Missing(PathBuf),
+    /// A pool is there already.
+    #[error("there is a pool in {0} already; use it, or remove it with: terrace pool destroy {0}")]
+    Exists(PathBuf),
+    /// The superblock does not check.
+    #[error("{path}: this is no pool, or both copies of its superblock are damaged")]
+    NotAPool {
+        /// The data file.
+        path: PathBuf,
+    },
+    /// A setting is out of its range.
+    #[error("{what} is {asked}; {allowed}")]
+    Setting {
+        /// Which one.
+        what: &'static str,
+        /// What was asked for.
+        asked: String,
+        /// What is allowed.
+        allowed: String,
+    },
+    /// The medium failed.
+    #[error("{0}")]
+    Media(#[from] MediaError),
+    /// The file system failed.
+    #[error("{path}: {error}")]
+    Io {
+        /// Which file.
+        path: PathBuf,
+        /// What the system said.
+        error: std::io::Error,
+    },
+    /// The pool takes no more updates.
+    #[error("the pool is read-only: {0}")]
+    Failed(String),
+}
+
+impl PoolError {
+    pub(crate) fn io(path: &std::path::Path, error: std::io::Error) -> PoolError {
+        PoolError::Io {
+            path: path.to_path_buf(),
+            error,
+        }
+    }
+}

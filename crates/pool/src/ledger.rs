@@ -1,0 +1,112 @@
+//! The ledger: who holds how much of the cap.
+//!
+//! Large memory is counted here by part; nothing is handed out that would lift
+//! the sum above the cap. Memory of segments is what gives way: when another
+//! part needs more, the lanes' quotas fall and the cleaner releases segments.
+//! Not counted: code, stacks and small allocations, some 10 MiB a process.
+
+use serde::Serialize;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// What memory is held for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+pub enum Part {
+    /// DRAM segments, and a middle terrace in memory.
+    Segments = 0,
+    /// Directories.
+    Index = 1,
+    /// Segments being filled, cleaned or saved; reads under way.
+    Io = 2,
+    /// Connection buffers.
+    Connections = 3,
+}
+
+/// Bytes held, by part, of a cap.
+pub struct Ledger {
+    cap_bytes: u64,
+    held: [AtomicU64; 4],
+    connections_max_bytes: u64,
+    wanted: AtomicU64,
+}
+
+/// Part of the cap that connection buffers may take: an eighth.
+const CONNECTIONS_ONE_IN: u64 = 8;
+/// Kept free for what grows between two looks at the quotas: a 64th, at least 1 MiB.
+const SLACK_ONE_IN: u64 = 64;
+const SLACK_MIN_BYTES: u64 = 1 << 20;
+
+impl Ledger {
+    /// With a cap in bytes.
+    pub fn new(cap_bytes: u64) -> Ledger {
+        Ledger {
+            cap_bytes,
+            held: Default::default(),
+            connections_max_bytes: cap_bytes / CONNECTIONS_ONE_IN,
+            wanted: AtomicU64::new(0),
+        }
+    }
+    /// The cap, bytes.
+    pub fn cap_bytes(&self) -> u64 {
+        self.cap_bytes
+    }
+    /// Bytes held for a part.
+    pub fn held(&self, part: Part) -> u64 {
+        self.held[part as usize].load(Ordering::Relaxed)
+    }
+    /// Bytes held in all.
+    pub fn total(&self) -> u64 {
+        self.held.iter().map(|h| h.load(Ordering::Relaxed)).sum()
+    }
+    /// Takes note of what a part holds now, by difference.
+    pub fn change(&self, part: Part, before: u64, after: u64) {
+        let held = &self.held[part as usize];
+        match after >= before {
+            true => held.fetch_add(after - before, Ordering::Relaxed),
+            false => held.fetch_sub(before - after, Ordering::Relaxed),
+        };
+    }
+    /// Hands out `bytes` for connection buffers. False: not now; the lanes will
+    /// give way, or the connections' share is used up.
+    pub fn grant(&self, bytes: u64) -> bool {
+        let held = &self.held[Part::Connections as usize];
+        let after = held.fetch_add(bytes, Ordering::Relaxed) + bytes;
+        if after <= self.connections_max_bytes && self.total() <= self.cap_bytes {
+            return true;
+        }
+        held.fetch_sub(bytes, Ordering::Relaxed);
+        if after <= self.connections_max_bytes {
+            self.wanted.fetch_max(bytes, Ordering::Relaxed);
+        }
+        false
+    }
+    /// Takes `bytes` of connection buffers back.
+    pub fn ungrant(&self, bytes: u64) {
+        self.held[Part::Connections as usize].fetch_sub(bytes, Ordering::Relaxed);
+    }
+    /// Bytes that memory segments may take in all, given what the other parts hold.
+    pub fn for_segments(&self) -> u64 {
+        let slack = (self.cap_bytes / SLACK_ONE_IN).max(SLACK_MIN_BYTES);
+        let others = self.held(Part::Index) + self.held(Part::Io) + self.held(Part::Connections);
+        let wanted = self.wanted.swap(0, Ordering::Relaxed);
+        self.cap_bytes.saturating_sub(others + slack + wanted)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nothing_is_granted_above_the_cap_or_the_share() {
+        let ledger = Ledger::new(64 << 20);
+        assert!(ledger.grant(8 << 20));
+        assert!(!ledger.grant(1), "an eighth is the connections' share");
+        ledger.ungrant(8 << 20);
+        ledger.change(Part::Segments, 0, 60 << 20);
+        ledger.change(Part::Index, 0, 3 << 20);
+        assert!(ledger.grant(1 << 20));
+        assert!(!ledger.grant(1), "the cap is the cap");
+        let before = ledger.for_segments();
+        assert!(before < 60 << 20, "segments give way to what is wanted");
+    }
+}

@@ -1,0 +1,466 @@
+//! Making, opening, recovering and closing a pool.
+
+use crate::clock::{Clamped, Clock, SystemClock};
+use crate::commit::Commit;
+use crate::ledger::Ledger;
+use crate::lock::PoolLock;
+use crate::options::{DRAM_PER_LANE_MIN_BYTES, Durability, Options};
+use crate::stats::Stats;
+use crate::superblock::Superblock;
+use crate::worker::Worker;
+use crate::{Lane, PoolError};
+use parking_lot::Mutex;
+use std::path::{Path, PathBuf};
+use std::any::Any;
+use std::sync::{Arc, OnceLock};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+use terrace_index::KeyMap;
+use terrace_log::Hasher;
+use terrace_media::{Arena, Device, FileDevice};
+use terrace_tiers::Config;
+use terrace_tiers::recover::{Damage, Survey};
+
+/// Operations a queue has at the device at once.
+pub(crate) const QUEUE_DEPTH: u32 = 256;
+/// Longest time a clean stop may take to write what is dirty, s.
+const CLOSE_MAX_S: u64 = 120;
+/// Part of the cap that a full scan's table may take.
+const SCAN_ONE_IN: u64 = 2;
+
+/// An open pool, shared by its workers.
+pub struct Pool {
+    pub(crate) lanes: Vec<Mutex<Lane>>,
+    pub(crate) commit: Commit,
+    pub(crate) clock: Clamped,
+    pub(crate) ledger: Ledger,
+    pub(crate) hasher: Hasher,
+    pub(crate) device: Arc<dyn Device>,
+    pub(crate) superblock: Superblock,
+    pub(crate) options: Options,
+    pub(crate) failed: Mutex<Option<String>>,
+    pub(crate) wakers: Mutex<Vec<Arc<dyn Fn() + Send + Sync>>>,
+    /// Odd numbers name versions of big values; see `kv`.
+    pub(crate) next_version: AtomicU64,
+    flushes_of_all: AtomicU64,
+    extension: OnceLock<Arc<dyn Any + Send + Sync>>,
+    damage: Vec<Damage>,
+    recovery_ms: u64,
+    clean: bool,
+    _lock: Option<PoolLock>,
+}
+
+impl Pool {
+    /// Opens the pool in `options.dir`, or makes it. `progress` is told what is
+    /// being done, how far it is, and how much there is.
+    pub fn open_or_create(
+        options: Options,
+        progress: &mut dyn FnMut(&str, u64, u64),
+    ) -> Result<Arc<Pool>, PoolError> {
+        match data_path(&options.dir).exists() {
+            true => Pool::open(options),
+            false => {
+                Pool::create(&options, progress)?;
+                Pool::open(options)
+            }
+        }
+    }
+
+    /// Makes a pool; there must be none.
+    pub fn create(
+        options: &Options,
+        progress: &mut dyn FnMut(&str, u64, u64),
+    ) -> Result<Superblock, PoolError> {
+        let dir = &options.dir;
+        let path = data_path(dir);
+        if path.exists() {
+            return Err(PoolError::Exists(dir.clone()));
+        }
+        let ssd_bytes = match options.ssd_bytes {
+            0 => options.dram_bytes * 4,
+            bytes => bytes,
+        };
+        let mut secret = [0u64; 3];
+        for word in &mut secret {
+            *word = getrandom::u64().map_err(|e| PoolError::io(dir, std::io::Error::other(e.to_string())))?;
+        }
+        make_dir(dir)?;
+        let _lock = PoolLock::take(dir)?;
+        let device = match &options.device {
+            None => {
+                Superblock::plan(options, ssd_bytes, secret)?;
+                let mut told = |done: u64| progress("making the pool", done, ssd_bytes);
+                // Under another name until it is whole: a pool half made is none.
+                let part = dir.join("data.part");
+                let _ = std::fs::remove_file(&part);
+                let device = FileDevice::create(&part, ssd_bytes, &mut told)?;
+                let superblock = Superblock::plan(options, device.len_bytes(), secret)?;
+                let mut disk = device.queue(8)?;
+                superblock.write(&mut *disk)?;
+                std::fs::rename(&part, &path).map_err(|e| PoolError::io(&path, e))?;
+                sync_dir(dir)?;
+                return Ok(superblock);
+            }
+            Some(block) => {
+                std::os::unix::fs::symlink(block, &path).map_err(|e| PoolError::io(&path, e))?;
+                FileDevice::open(&path)?
+            }
+        };
+        let superblock = Superblock::plan(options, device.len_bytes(), secret)?;
+        superblock.write(&mut *device.queue(8)?)?;
+        Ok(superblock)
+    }
+
+    /// Opens a pool that exists.
+    pub fn open(options: Options) -> Result<Arc<Pool>, PoolError> {
+        let path = data_path(&options.dir);
+        if !path.exists() {
+            return Err(PoolError::Missing(options.dir.clone()));
+        }
+        let lock = PoolLock::take(&options.dir)?;
+        let device = Arc::new(FileDevice::open(&path)?);
+        Pool::with_device(device, options, Box::new(SystemClock), Some(lock), None)
+    }
+
+    /// Opens a pool on any device, with any clock: what tests use. `arena`: memory
+    /// for segments; None makes locked shared memory of the cap's size.
+    pub fn on_device(
+        device: Arc<dyn Device>,
+        options: Options,
+        clock: Box<dyn Clock>,
+        arena: Option<Arc<Arena>>,
+    ) -> Result<Arc<Pool>, PoolError> {
+        Pool::with_device(device, options, clock, None, arena)
+    }
+
+    fn with_device(
+        device: Arc<dyn Device>,
+        options: Options,
+        clock: Box<dyn Clock>,
+        lock: Option<PoolLock>,
+        arena: Option<Arc<Arena>>,
+    ) -> Result<Arc<Pool>, PoolError> {
+        let started = Instant::now();
+        let mut disk = device.queue(QUEUE_DEPTH)?;
+        let (superblock, both) = Superblock::read(&mut *disk)?.ok_or_else(|| PoolError::NotAPool {
+            path: data_path(&options.dir),
+        })?;
+        check_sizes(&options, &superblock, device.len_bytes(), arena.is_some())?;
+        if !both {
+            tracing::warn!("one copy of the superblock is damaged; writing both again");
+            superblock.write(&mut *disk)?;
+        }
+        let segment = superblock.segment_bytes as usize;
+        let pieces = ((options.dram_bytes + options.middle_bytes) as usize / segment).max(8);
+        let arena = match arena {
+            Some(arena) => arena,
+            None => Arena::new(segment, pieces)?,
+        };
+        if !arena.is_locked() {
+            tracing::debug!("DRAM segments are not locked in memory; see: terrace doctor");
+        }
+        let hasher = Hasher::new(superblock.hash_key);
+        let quota = pieces_for(&options, &superblock);
+        let mut lanes: Vec<Lane> = (0..superblock.lanes)
+            .map(|lane| new_lane(lane, &superblock, &options, hasher, quota, &arena))
+            .collect();
+        drop(disk);
+        let (found, valid) = recover(&device, &mut lanes, &options)?;
+        let clean = found.clean;
+        let clamped = Clamped::new(clock);
+        for lane in &lanes {
+            clamped.at_least(lane.now_ms());
+        }
+        for d in &found.damage {
+            tracing::error!(lane = d.lane, segment = d.segment, from = d.from_bytes, to = d.to_bytes, what = d.what, "damage");
+        }
+        let pool = Pool {
+            commit: Commit::new(lanes.len() as u32, valid + 1),
+            lanes: lanes.into_iter().map(Mutex::new).collect(),
+            ledger: Ledger::new(options.dram_bytes),
+            clock: clamped,
+            hasher,
+            device,
+            superblock,
+            options,
+            failed: Mutex::new(None),
+            wakers: Mutex::new(Vec::new()),
+            next_version: AtomicU64::new(getrandom::u64().unwrap_or(1)),
+            flushes_of_all: AtomicU64::new(0),
+            extension: OnceLock::new(),
+            damage: found.damage,
+            recovery_ms: started.elapsed().as_millis() as u64,
+            clean,
+            _lock: lock,
+        };
+        Ok(Arc::new(pool))
+    }
+
+    /// The worker of thread `i` of `options.threads`. `wake` is called from other
+    /// threads when it should run a turn.
+    pub fn worker(
+        self: &Arc<Pool>,
+        i: usize,
+        wake: Arc<dyn Fn() + Send + Sync>,
+    ) -> Result<Worker, PoolError> {
+        let threads = self.options.threads.max(1);
+        let home: Vec<u16> = (0..self.superblock.lanes)
+            .filter(|lane| usize::from(*lane) % threads == i)
+            .collect();
+        self.wakers.lock().push(wake);
+        Worker::new(self.clone(), home)
+    }
+
+    /// A clean stop, after every worker was closed: everything durable, a
+    /// checkpoint, and the warm image.
+    pub fn close(self: &Arc<Pool>) -> Result<(), PoolError> {
+        let mut worker = Worker::new(self.clone(), (0..self.superblock.lanes).collect())?;
+        let until = Instant::now() + Duration::from_secs(CLOSE_MAX_S);
+        worker.close_pool(until)
+    }
+
+    /// Why the pool takes no more updates, if it does not.
+    pub fn failure(&self) -> Option<String> {
+        self.failed.lock().clone()
+    }
+    pub(crate) fn fail(&self, why: &str) {
+        let mut failed = self.failed.lock();
+        if failed.is_none() {
+            tracing::error!(why, "the pool is read-only from now on");
+            *failed = Some(why.to_string());
+        }
+        drop(failed);
+        self.wake_all();
+    }
+    pub(crate) fn wake_all(&self) {
+        for wake in self.wakers.lock().iter() {
+            wake();
+        }
+    }
+
+    /// Whether replies wait for durability.
+    pub fn is_sync(&self) -> bool {
+        self.options.durability == Durability::Sync
+    }
+    /// The settings it was opened with.
+    pub fn options(&self) -> &Options {
+        &self.options
+    }
+    /// What the pool is.
+    pub fn superblock(&self) -> &Superblock {
+        &self.superblock
+    }
+    /// What recovery found damaged.
+    pub fn damage(&self) -> &[Damage] {
+        &self.damage
+    }
+    /// Whether the last stop was clean.
+    pub fn was_clean(&self) -> bool {
+        self.clean
+    }
+    /// The ledger.
+    pub fn ledger(&self) -> &Ledger {
+        &self.ledger
+    }
+    /// How often everything was deleted; uploads of big values do not outlive it.
+    pub fn flushes_of_all(&self) -> u64 {
+        self.flushes_of_all.load(Ordering::Acquire)
+    }
+    /// Takes note that everything was deleted.
+    pub fn note_flush_of_all(&self) {
+        self.flushes_of_all.fetch_add(1, Ordering::AcqRel);
+    }
+    /// A number that no other version of a big value has.
+    pub fn new_version(&self) -> u64 {
+        self.next_version.fetch_add(1, Ordering::Relaxed)
+    }
+
+    /// State that the layer above keeps with the pool; made at the first call.
+    pub fn extension<T: Default + Send + Sync + 'static>(&self) -> Arc<T> {
+        let any = self.extension.get_or_init(|| Arc::new(T::default()));
+        let one = any.clone().downcast::<T>();
+        one.unwrap_or_else(|_| panic!("one layer above keeps its state with the pool"))
+    }
+
+    /// Counters and gauges.
+    pub fn stats(&self) -> Stats {
+        let mut stats = Stats {
+            lane_count: self.lanes.len() as u64,
+            cap_bytes: self.ledger.cap_bytes(),
+            used_bytes: self.ledger.total(),
+            connection_bytes: self.ledger.held(crate::Part::Connections),
+            io_bytes: self.ledger.held(crate::Part::Io),
+            epoch: self.commit.open(),
+            durable_epoch: self.commit.durable(),
+            recovery_ms: self.recovery_ms,
+            damage: self.damage.len() as u64,
+            ..Stats::default()
+        };
+        for lane in &self.lanes {
+            stats.add(&lane.lock().stats());
+        }
+        let disk = self.device.counters();
+        stats.disk_reads = disk.reads;
+        stats.disk_read_bytes = disk.read_bytes;
+        stats.disk_writes = disk.writes;
+        stats.device_write_bytes = disk.write_bytes;
+        stats.disk_flushes = disk.flushes;
+        stats
+    }
+
+    /// Keys of the user.
+    pub fn keys(&self) -> u64 {
+        self.lanes.iter().map(|lane| lane.lock().keys()).sum()
+    }
+
+    /// A lane, for tests and tools.
+    pub fn with_lane<R>(&self, lane: u16, f: impl FnOnce(&mut Lane) -> R) -> R {
+        f(&mut self.lanes[lane as usize].lock())
+    }
+}
+
+/// What recovery found.
+pub(crate) struct Recovered {
+    pub damage: Vec<Damage>,
+    pub clean: bool,
+}
+
+/// Recovers all lanes, each on a thread of its own. Returns the last valid epoch too.
+pub(crate) fn recover(
+    device: &Arc<dyn Device>,
+    lanes: &mut [Lane],
+    options: &Options,
+) -> Result<(Recovered, u64), PoolError> {
+    let surveys = for_each_lane(device, lanes, |disk, lane, ()| lane.survey(disk), (0..lanes_len(lanes)).map(|_| ()).collect())?;
+    let valid = valid_epoch(&surveys);
+    let clean = surveys.iter().all(|s| s.clean);
+    let scan_bytes = options.dram_bytes / SCAN_ONE_IN / lanes.len() as u64;
+    let rebuild = |disk: &mut dyn terrace_media::Disk, lane: &mut Lane, survey: Survey| {
+        lane.rebuild(disk, survey, valid, scan_bytes)
+    };
+    let damage = for_each_lane(device, lanes, rebuild, surveys)?;
+    let damage = damage.into_iter().flatten().collect();
+    Ok((Recovered { damage, clean }, valid))
+}
+
+fn lanes_len(lanes: &[Lane]) -> usize {
+    lanes.len()
+}
+
+/// The youngest epoch counts only if every lane has all of it.
+pub(crate) fn valid_epoch(surveys: &[Survey]) -> u64 {
+    let youngest = surveys.iter().map(|s| s.max_epoch).max().unwrap_or(0);
+    let durable = surveys.iter().map(|s| s.durable_epoch).max().unwrap_or(0);
+    let whole = surveys.iter().all(|s| s.max_epoch == youngest && s.complete);
+    match youngest <= durable || whole {
+        true => youngest,
+        false => youngest - 1,
+    }
+}
+
+fn for_each_lane<A: Send, B: Send>(
+    device: &Arc<dyn Device>,
+    lanes: &mut [Lane],
+    f: impl Fn(&mut dyn terrace_media::Disk, &mut Lane, A) -> Result<B, terrace_media::MediaError> + Sync,
+    with: Vec<A>,
+) -> Result<Vec<B>, PoolError> {
+    if lanes.len() == 1 {
+        let mut disk = device.queue(QUEUE_DEPTH)?;
+        let one = with.into_iter().next().expect("one a lane");
+        return Ok(vec![f(&mut *disk, &mut lanes[0], one)?]);
+    }
+    std::thread::scope(|scope| {
+        let threads: Vec<_> = lanes
+            .iter_mut()
+            .zip(with)
+            .map(|(lane, a)| {
+                let f = &f;
+                scope.spawn(move || {
+                    let mut disk = device.queue(QUEUE_DEPTH)?;
+                    f(&mut *disk, lane, a)
+                })
+            })
+            .collect();
+        let results = threads.into_iter().map(|t| match t.join() {
+            Ok(result) => Ok(result?),
+            Err(panic) => std::panic::resume_unwind(panic),
+        });
+        results.collect()
+    })
+}
+
+pub(crate) fn new_lane(
+    lane: u16,
+    superblock: &Superblock,
+    options: &Options,
+    hasher: Hasher,
+    quota: usize,
+    arena: &Arc<Arena>,
+) -> Lane {
+    let segment = superblock.segment_bytes as usize;
+    let cfg = Config {
+        lane,
+        pool: superblock.pool,
+        segment_bytes: segment,
+        ssd_base: superblock.lane_base(lane),
+        ssd_segments: superblock.segments_per_lane,
+        root_base: superblock.root_base(lane),
+        memory_segments: quota,
+        middle_segments: options.middle_bytes as usize / segment / superblock.lanes as usize,
+        dirty_max_bytes: u64::MAX,
+        hasher,
+    };
+    let map = KeyMap::new(superblock.user_shards, superblock.unit_bits());
+    Lane::new(cfg, map, arena)
+}
+
+/// DRAM segments of a lane when nothing else is held yet.
+pub(crate) fn pieces_for(options: &Options, superblock: &Superblock) -> usize {
+    let segment = u64::from(superblock.segment_bytes);
+    let bytes = options.dram_bytes - options.dram_bytes / 8;
+    (bytes / segment / u64::from(superblock.lanes)) as usize
+}
+
+fn check_sizes(options: &Options, superblock: &Superblock, device_bytes: u64, test: bool) -> Result<(), PoolError> {
+    let lanes = u64::from(superblock.lanes);
+    let least = DRAM_PER_LANE_MIN_BYTES * lanes;
+    if options.dram_bytes < least && !test {
+        return Err(PoolError::Setting {
+            what: "the DRAM cap",
+            asked: format!("{} MiB", options.dram_bytes >> 20),
+            allowed: format!("a pool of {lanes} lanes needs at least {} MiB", least >> 20),
+        });
+    }
+    let most = 16u64 << superblock.unit_bits();
+    if options.dram_bytes / lanes > most {
+        return Err(PoolError::Setting {
+            what: "the DRAM cap",
+            asked: format!("{} MiB", options.dram_bytes >> 20),
+            allowed: format!("this pool was made for at most {} MiB", (most * lanes) >> 20),
+        });
+    }
+    if device_bytes < superblock.len_bytes() {
+        return Err(PoolError::Setting {
+            what: "the length of the pool's data",
+            asked: format!("{device_bytes} bytes"),
+            allowed: format!("its superblock says {} bytes; the file was cut", superblock.len_bytes()),
+        });
+    }
+    Ok(())
+}
+
+/// The file (or link to a block device) that holds a pool's data.
+pub(crate) fn data_path(dir: &Path) -> PathBuf {
+    dir.join("data")
+}
+
+fn make_dir(dir: &Path) -> Result<(), PoolError> {
+    use std::os::unix::fs::DirBuilderExt;
+    let made = std::fs::DirBuilder::new().recursive(true).mode(0o700).create(dir);
+    made.map_err(|e| PoolError::io(dir, e))
+}
+
+fn sync_dir(dir: &Path) -> Result<(), PoolError> {
+    let synced = std::fs::File::open(dir).and_then(|d| d.sync_all());
+    synced.map_err(|e| PoolError::io(dir, e))
+}

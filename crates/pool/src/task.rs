@@ -1,0 +1,129 @@
+//! The state of one command that may have to wait for reads.
+//!
+//! A command is executed again from its start until nothing is missing; the
+//! task keeps what was read in between. Never: outlives the holds on segments
+//! that its reads took; `Worker::finish` ends them.
+
+use terrace_log::entry::{Entry, EntryError};
+use terrace_log::Loc;
+use terrace_media::MediaError;
+use terrace_tiers::{Known, ReadPlan};
+
+/// Values longer than this are not kept when a command only needs the key.
+const KEY_ONLY_VALUE_MAX_BYTES: usize = 256;
+
+/// One entry that was read.
+pub struct Fetched {
+    pub(crate) lane: u16,
+    pub(crate) plan: ReadPlan,
+    pub(crate) result: Result<Box<[u8]>, String>,
+}
+
+impl Fetched {
+    /// Takes the entry out of what the device returned.
+    pub(crate) fn new(
+        lane: u16,
+        plan: ReadPlan,
+        read: Result<(), MediaError>,
+        bytes: &[u8],
+        keys_only: bool,
+    ) -> Fetched {
+        let place = || {
+            format!(
+                "lane {lane}, segment {}, byte {}",
+                plan.segment,
+                plan.offset + plan.skip as u64
+            )
+        };
+        let entry = match &read {
+            Err(e) => Err(format!("{e} ({})", place())),
+            Ok(()) => Entry::from_media(&bytes[plan.skip..], plan.seed)
+                .and_then(|e| e.verify_value(plan.seed).map(|()| e))
+                .map_err(|e: EntryError| format!("damaged entry at {}: {e}", place())),
+        };
+        let result = entry.map(|e| match keys_only && e.value().len() > KEY_ONLY_VALUE_MAX_BYTES {
+            true => {
+                let mut short = e.to_new();
+                short.value = &[];
+                let mut out = vec![0; short.len_bytes()];
+                short.write(&mut out);
+                out.into_boxed_slice()
+            }
+            false => e.as_bytes().into(),
+        });
+        Fetched { lane, plan, result }
+    }
+
+    /// The entry; its value is missing when only the key was asked for.
+    pub fn entry(&self) -> Result<Entry<'_>, &str> {
+        match &self.result {
+            Ok(bytes) => Ok(Entry::in_memory(bytes)),
+            Err(why) => Err(why),
+        }
+    }
+    /// Where it was read.
+    pub fn loc(&self) -> Loc {
+        self.plan.loc
+    }
+}
+
+/// Resolution state of one command.
+pub struct Task {
+    pub(crate) id: u64,
+    pub(crate) owner: u64,
+    pub(crate) fetched: Vec<Fetched>,
+    pub(crate) under_way: usize,
+    pub(crate) durable_at: Option<u64>,
+}
+
+impl Task {
+    /// After the command is done: its reply may go out when this epoch is durable. None: at once.
+    pub fn durable_at(&self) -> Option<u64> {
+        self.durable_at
+    }
+    /// Who owns it.
+    pub fn owner(&self) -> u64 {
+        self.owner
+    }
+    /// The reply must wait for `epoch`.
+    pub fn wait_for(&mut self, epoch: u64) {
+        self.durable_at = Some(self.durable_at.map_or(epoch, |e| e.max(epoch)));
+    }
+    /// Reads that have not come back.
+    pub fn reads_under_way(&self) -> usize {
+        self.under_way
+    }
+    /// What is known of `key` in `lane`: which locations have it. One that could
+    /// not be read counts as another's; `failure` tells, and the caller must ask.
+    pub fn known(&self, lane: u16, key: &[u8], space: u8) -> Vec<Known> {
+        let mut known = Vec::new();
+        for f in self.fetched.iter().filter(|f| f.lane == lane) {
+            let hit = match f.entry() {
+                Ok(e) => e.key() == key && e.space() == space,
+                Err(_) => false,
+            };
+            known.push(Known {
+                loc: f.plan.loc,
+                hit,
+            });
+        }
+        known
+    }
+    /// The read of `loc` in `lane`, if it failed: why.
+    pub fn failure(&self, lane: u16, loc: Loc) -> Option<&str> {
+        let f = self.fetched.iter().find(|f| f.lane == lane && f.plan.loc == loc)?;
+        f.entry().err()
+    }
+    /// What was read at `loc` in `lane`.
+    pub fn fetched(&self, lane: u16, loc: Loc) -> Option<&Fetched> {
+        self.fetched.iter().find(|f| f.lane == lane && f.plan.loc == loc)
+    }
+    /// Reads that came back.
+    pub fn all_fetched(&self) -> &[Fetched] {
+        &self.fetched
+    }
+    /// Whether any read of a lane failed.
+    pub fn any_failure(&self, lane: u16) -> bool {
+        self.fetched.iter().any(|f| f.lane == lane && f.result.is_err())
+    }
+}

@@ -1,0 +1,558 @@
+//! What a thread holds of a pool: its disk queue, its home lanes, its reads.
+//!
+//! A lane is looked after by one worker (background work, its device
+//! operations), and locked for the moment of a command by any: handing a lock
+//! over costs 0.1 µs where waking another thread costs 10 to 40 (docs/adr/0004).
+//! Promises: `turn` does a bounded slice and never blocks; no lock is held
+//! across a system call. Never: acknowledges; it says which epoch is durable.
+
+use crate::ledger::Part;
+use crate::open::{Pool, QUEUE_DEPTH};
+use crate::task::{Fetched, Task};
+use crate::{Lane, PoolError};
+use parking_lot::MutexGuard;
+use std::collections::HashMap;
+use std::os::fd::RawFd;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use terrace_log::Subject;
+use terrace_media::{Buf, Disk, Done, Op, Wait};
+use terrace_tiers::{Phase, ReadPlan, Rule, policy};
+
+const TOKEN_READ: u64 = 1 << 62;
+const TOKEN_FLUSH: u64 = 1 << 61;
+const TOKEN_LANE_SHIFT: u32 = 44;
+/// Slices of background work in one turn.
+const SLICES_PER_TURN_MAX: usize = 4;
+/// Read buffers of a length kept for reuse.
+const SPARE_BUFS_MAX: usize = 64;
+/// Longest sleep between two turns, ms.
+const SLEEP_MAX_MS: u64 = 100;
+
+struct Read {
+    task: u64,
+    lane: u16,
+    plan: ReadPlan,
+    keys_only: bool,
+}
+
+#[derive(Default)]
+struct TaskReads {
+    owner: u64,
+    under_way: usize,
+    cancelled: bool,
+    finished: Vec<Fetched>,
+}
+
+/// What a turn tells its thread.
+#[derive(Debug, Clone, Copy)]
+pub struct Turn {
+    /// More background work could be done at once: do not sleep.
+    pub busy: bool,
+    /// How long the thread may sleep if nothing else happens.
+    pub sleep_at_most: Duration,
+    /// Tasks that waited for room should try again.
+    pub room: bool,
+}
+
+/// A thread's part of a pool.
+pub struct Worker {
+    pool: Arc<Pool>,
+    disk: Box<dyn Disk>,
+    home: Vec<u16>,
+    /// Epoch whose arrival was told, by home lane.
+    told: Vec<u64>,
+    /// Bytes told to the ledger, by home lane: segments, index, io.
+    counted: Vec<[u64; 3]>,
+    reads: Vec<Option<Read>>,
+    free_reads: Vec<usize>,
+    tasks: HashMap<u64, TaskReads>,
+    next_task: u64,
+    ready: Vec<u64>,
+    done: Vec<Done>,
+    spare_bufs: HashMap<usize, Vec<Buf>>,
+    room: bool,
+    closing: bool,
+}
+
+/// Lanes held for one command.
+pub struct Held<'a> {
+    lanes: Vec<(u16, MutexGuard<'a, Lane>)>,
+}
+
+impl<'a> Held<'a> {
+    /// A held lane. Panics if it is not held.
+    pub fn lane(&mut self, lane: u16) -> &mut Lane {
+        let at = self.lanes.iter().position(|(l, _)| *l == lane);
+        &mut self.lanes[at.expect("the lane is held")].1
+    }
+    /// Every held lane.
+    pub fn each(&mut self) -> impl Iterator<Item = (u16, &mut Lane)> {
+        self.lanes.iter_mut().map(|(l, lane)| (*l, &mut **lane))
+    }
+}
+
+impl Worker {
+    pub(crate) fn new(pool: Arc<Pool>, home: Vec<u16>) -> Result<Worker, PoolError> {
+        let disk = pool.device.queue(QUEUE_DEPTH)?;
+        let mut worker = Worker {
+            disk,
+            told: vec![0; home.len()],
+            counted: vec![[0; 3]; home.len()],
+            home,
+            reads: Vec::new(),
+            free_reads: Vec::new(),
+            tasks: HashMap::new(),
+            next_task: 1,
+            ready: Vec::new(),
+            done: Vec::new(),
+            spare_bufs: HashMap::new(),
+            room: false,
+            closing: false,
+            pool,
+        };
+        worker.keep_cap();
+        Ok(worker)
+    }
+
+    /// The pool.
+    pub fn pool(&self) -> &Arc<Pool> {
+        &self.pool
+    }
+    /// The pool's clock, ms since 1970; never runs backwards.
+    pub fn now_ms(&self) -> u64 {
+        self.pool.clock.now_ms()
+    }
+    /// Replies that wait for an epoch up to this may go out.
+    pub fn durable_epoch(&self) -> u64 {
+        self.pool.commit.durable()
+    }
+    /// Why the pool takes no more updates, if it does not.
+    pub fn failed(&self) -> Option<String> {
+        self.pool.failure()
+    }
+    /// Readable when device completions wait.
+    pub fn poll_fd(&self) -> Option<RawFd> {
+        self.disk.poll_fd()
+    }
+    /// Takes connection buffers from the cap. False: not now.
+    pub fn grant(&mut self, bytes: usize) -> bool {
+        self.pool.ledger.grant(bytes as u64)
+    }
+    /// Gives connection buffers back.
+    pub fn ungrant(&mut self, bytes: usize) {
+        self.pool.ledger.ungrant(bytes as u64);
+    }
+
+    /// Lane and subject of a key.
+    pub fn place(&self, space: u8, key: &[u8]) -> (u16, Subject) {
+        let hash = self.pool.hasher.hash(space, key);
+        let lanes = self.pool.lanes.len() as u64;
+        let lane = match lanes {
+            1 => 0,
+            n => ((hash.place & 0xffff_ffff) % n) as u16,
+        };
+        (lane, Subject { space, hash })
+    }
+
+    /// Locks one lane, in the open epoch and at the present time.
+    pub fn lane(&self, lane: u16) -> MutexGuard<'_, Lane> {
+        let mut guard = self.pool.lanes[lane as usize].lock();
+        catch_up(&self.pool, &mut guard, self.pool.commit.open());
+        guard.set_now(self.pool.clock.now_ms());
+        guard
+    }
+
+    /// Locks several lanes in order, all in the same epoch: what is changed in them
+    /// while they are held becomes durable together.
+    pub fn hold(&self, lanes: impl IntoIterator<Item = u16>) -> Held<'_> {
+        let mut wanted: Vec<u16> = lanes.into_iter().collect();
+        wanted.sort_unstable();
+        wanted.dedup();
+        let mut held: Vec<(u16, MutexGuard<'_, Lane>)> = wanted
+            .into_iter()
+            .map(|l| (l, self.pool.lanes[l as usize].lock()))
+            .collect();
+        let open = self.pool.commit.open();
+        let now = self.pool.clock.now_ms();
+        for (_, lane) in &mut held {
+            catch_up(&self.pool, lane, open);
+            lane.set_now(now);
+        }
+        Held { lanes: held }
+    }
+    /// Locks every lane.
+    pub fn hold_all(&self) -> Held<'_> {
+        self.hold(0..self.pool.lanes.len() as u16)
+    }
+
+    /// State for a command of `owner`.
+    pub fn task(&mut self, owner: u64) -> Task {
+        self.next_task += 1;
+        Task {
+            id: self.next_task,
+            owner,
+            fetched: Vec::new(),
+            under_way: 0,
+            durable_at: None,
+        }
+    }
+
+    /// Reads the entry that `plan` (of `Lane::plan_read`) names, for a task.
+    pub fn fetch(&mut self, task: &mut Task, lane: u16, plan: ReadPlan, keys_only: bool) {
+        let reads = self.tasks.entry(task.id).or_default();
+        reads.owner = task.owner;
+        reads.under_way += 1;
+        task.under_way += 1;
+        let read = Some(Read {
+            task: task.id,
+            lane,
+            plan,
+            keys_only,
+        });
+        let at = match self.free_reads.pop() {
+            Some(at) => at,
+            None => {
+                self.reads.push(None);
+                self.reads.len() - 1
+            }
+        };
+        self.reads[at] = read;
+        let spare = self.spare_bufs.get_mut(&plan.len).and_then(Vec::pop);
+        let buf = spare.unwrap_or_else(|| Buf::zeroed(plan.len));
+        self.pool.ledger.change(Part::Io, 0, plan.len as u64);
+        let op = Op::Read {
+            offset: plan.offset,
+            buf,
+        };
+        self.disk.submit(TOKEN_READ | at as u64, op);
+    }
+
+    /// Moves finished reads into the task. False: some are still under way.
+    pub fn collect(&mut self, task: &mut Task) -> bool {
+        if task.under_way == 0 {
+            return true;
+        }
+        let Some(reads) = self.tasks.get_mut(&task.id) else {
+            return true;
+        };
+        task.fetched.append(&mut reads.finished);
+        task.under_way = reads.under_way;
+        if reads.under_way == 0 {
+            self.tasks.remove(&task.id);
+            return true;
+        }
+        false
+    }
+
+    /// Ends a task: its holds go, and what it still reads is dropped when it comes.
+    pub fn finish(&mut self, mut task: Task) {
+        if let Some(reads) = self.tasks.get_mut(&task.id) {
+            task.fetched.append(&mut reads.finished);
+            reads.cancelled = true;
+            if reads.under_way == 0 {
+                self.tasks.remove(&task.id);
+            }
+        }
+        for f in task.fetched.drain(..) {
+            self.pool.lanes[f.lane as usize].lock().unpin(f.plan.segment);
+        }
+    }
+    /// Forgets what a task has read, for its next step. Nothing may be under way.
+    pub fn reset(&mut self, task: &mut Task) {
+        for f in task.fetched.drain(..) {
+            self.pool.lanes[f.lane as usize].lock().unpin(f.plan.segment);
+        }
+    }
+
+    /// Owners of tasks whose reads are finished.
+    pub fn take_ready(&mut self, out: &mut Vec<u64>) {
+        out.append(&mut self.ready);
+    }
+    /// Something waits for room: an epoch should end soon.
+    pub fn want_room(&self) {
+        self.pool.commit.ask();
+    }
+    /// A command that holds all lanes needs a moment between two epochs.
+    pub fn want_quiet(&self) {
+        self.pool.commit.want_quiet(self.now_ms());
+    }
+    /// The command had its moment.
+    pub fn end_quiet(&self) {
+        self.pool.commit.end_quiet();
+    }
+    /// Asks that everything so far becomes durable.
+    pub fn want_durable(&self) {
+        self.pool.commit.ask();
+    }
+
+    /// A bounded slice of everything this worker looks after. Never blocks.
+    pub fn turn(&mut self) -> Turn {
+        self.reap(Wait::No);
+        let mut busy = false;
+        for _ in 0..SLICES_PER_TURN_MAX {
+            busy = self.slice_lanes();
+            let closed = self.close_if_due();
+            if !busy && !closed {
+                break;
+            }
+        }
+        self.disk.kick();
+        self.keep_cap();
+        Turn {
+            busy: busy || self.disk_spins(),
+            sleep_at_most: self.sleep_at_most(),
+            room: std::mem::take(&mut self.room),
+        }
+    }
+
+    /// Without a descriptor to wait on, in-flight operations are looked for again at once.
+    fn disk_spins(&self) -> bool {
+        self.disk.in_flight() > 0 && self.disk.poll_fd().is_none()
+    }
+
+    fn sleep_at_most(&self) -> Duration {
+        let now = self.pool.clock.now_ms();
+        let interval = self.pool.options.flush_interval.as_millis() as u64;
+        let left = interval.saturating_sub(self.pool.commit.since_close_ms(now));
+        Duration::from_millis(left.clamp(1, SLEEP_MAX_MS))
+    }
+
+    fn slice_lanes(&mut self) -> bool {
+        let mut busy = false;
+        let pool = self.pool.clone();
+        for at in 0..self.home.len() {
+            let id = self.home[at];
+            let mut lane = pool.lanes[id as usize].lock();
+            catch_up(&pool, &mut lane, pool.commit.open());
+            lane.set_now(pool.clock.now_ms());
+            let before = lane.phase();
+            busy |= lane.slice(self.closing);
+            let io = lane.take_io();
+            let phase = lane.phase();
+            let failed = lane.failure().map(str::to_string);
+            let no_flush = lane.without_rule == Some(Rule::FlushBeforeAcknowledge);
+            drop(lane);
+            self.room |= before != phase || busy;
+            for (token, op) in io {
+                self.disk.submit(u64::from(id) << TOKEN_LANE_SHIFT | token, op);
+            }
+            if let Some(why) = failed {
+                pool.fail(&why);
+            }
+            if let Phase::Arrived(epoch) = phase
+                && self.told[at] < epoch
+            {
+                self.told[at] = epoch;
+                if pool.commit.arrive() {
+                    match no_flush {
+                        true => self.durable(),
+                        false => self.disk.submit(TOKEN_FLUSH, Op::Flush),
+                    }
+                }
+            }
+        }
+        busy
+    }
+
+    fn close_if_due(&mut self) -> bool {
+        if self.pool.commit.under_way() || self.pool.failure().is_some() {
+            return false;
+        }
+        let now = self.pool.clock.now_ms();
+        if self.pool.commit.quiet(now) {
+            return false;
+        }
+        let due = self.home.iter().any(|&id| {
+            let lane = self.pool.lanes[id as usize].lock();
+            let p = policy::Pressure {
+                sync: self.pool.is_sync(),
+                since_close_ms: self.pool.commit.since_close_ms(now),
+                flush_interval_ms: self.pool.options.flush_interval.as_millis() as u64,
+                asked: self.pool.commit.asked() && lane.dirty_bytes() > 0,
+                ..lane.pressure()
+            };
+            lane.wants_epoch(&p)
+        });
+        let closed = due && self.pool.commit.try_close(now);
+        if closed && self.pool.lanes.len() > self.home.len() {
+            self.pool.wake_all();
+        }
+        closed
+    }
+
+    fn durable(&mut self) {
+        self.pool.commit.done();
+        self.room = true;
+        if self.pool.lanes.len() > self.home.len() {
+            self.pool.wake_all();
+        }
+    }
+
+    fn reap(&mut self, wait: Wait) {
+        let mut done = std::mem::take(&mut self.done);
+        self.disk.reap(wait, &mut done);
+        for d in done.drain(..) {
+            self.completed(d);
+        }
+        self.done = done;
+    }
+
+    fn completed(&mut self, d: Done) {
+        if d.token & TOKEN_READ != 0 {
+            self.read_done((d.token & !TOKEN_READ) as usize, d);
+        } else if d.token & TOKEN_FLUSH != 0 {
+            match d.result {
+                Ok(()) => self.durable(),
+                Err(e) => {
+                    let why = format!("a flush of the device failed: {e}");
+                    self.pool.fail(&why);
+                }
+            }
+        } else {
+            let lane = (d.token >> TOKEN_LANE_SHIFT) as usize;
+            let token = d.token & ((1 << TOKEN_LANE_SHIFT) - 1);
+            self.pool.lanes[lane].lock().complete(token, d.result, d.buf);
+        }
+    }
+
+    fn read_done(&mut self, at: usize, d: Done) {
+        let Some(read) = self.reads[at].take() else {
+            return;
+        };
+        self.free_reads.push(at);
+        self.pool.ledger.change(Part::Io, read.plan.len as u64, 0);
+        let buf = d.buf.expect("a read gives its buffer back");
+        let fetched = Fetched::new(read.lane, read.plan, d.result, &buf, read.keys_only);
+        let spare = self.spare_bufs.entry(read.plan.len).or_default();
+        if spare.len() < SPARE_BUFS_MAX && read.plan.len <= 4 * terrace_media::BLOCK_BYTES {
+            spare.push(buf);
+        }
+        if fetched.result.is_err() {
+            self.pool.lanes[read.lane as usize].lock().count(|s| s.damaged_reads += 1);
+        }
+        let Some(reads) = self.tasks.get_mut(&read.task) else {
+            return;
+        };
+        reads.under_way -= 1;
+        if reads.cancelled {
+            self.pool.lanes[read.lane as usize].lock().unpin(read.plan.segment);
+            if reads.under_way == 0 {
+                self.tasks.remove(&read.task);
+            }
+            return;
+        }
+        reads.finished.push(fetched);
+        if reads.under_way == 0 {
+            self.ready.push(reads.owner);
+        }
+    }
+
+    /// Tells the ledger what the home lanes hold, and the lanes what they may hold.
+    fn keep_cap(&mut self) {
+        let pool = self.pool.clone();
+        let segment = u64::from(pool.superblock.segment_bytes);
+        let lanes = pool.lanes.len() as u64;
+        let each = (pool.ledger.for_segments() / lanes / segment) as usize;
+        for (at, &id) in self.home.iter().enumerate() {
+            let mut lane = pool.lanes[id as usize].lock();
+            if lane.memory_segments() != each {
+                lane.set_memory_segments(each);
+            }
+            let now = [
+                lane.memory_held() as u64 * segment,
+                lane.index_bytes() as u64,
+                (lane.buffer_bytes() as u64).max(LANE_BUFFERS * segment),
+            ];
+            let parts = [Part::Segments, Part::Index, Part::Io];
+            for (i, part) in parts.into_iter().enumerate() {
+                pool.ledger.change(part, self.counted[at][i], now[i]);
+            }
+            self.counted[at] = now;
+        }
+    }
+
+    /// Ends this worker: waits for what it has at the device.
+    pub fn close(mut self) {
+        let until = Instant::now() + Duration::from_secs(30);
+        while self.disk.in_flight() > 0 && Instant::now() < until {
+            self.reap(Wait::For(Duration::from_millis(100)));
+        }
+        for (at, _) in self.home.iter().enumerate() {
+            let [segments, index, io] = self.counted[at];
+            self.pool.ledger.change(Part::Segments, segments, 0);
+            self.pool.ledger.change(Part::Index, index, 0);
+            self.pool.ledger.change(Part::Io, io, 0);
+        }
+    }
+
+    /// Runs turns until `done` says so, waiting for the device in between.
+    pub fn run_until(&mut self, until: Instant, mut done: impl FnMut(&mut Worker) -> bool) -> bool {
+        loop {
+            let turn = self.turn();
+            if done(self) {
+                return true;
+            }
+            if self.pool.failure().is_some() || Instant::now() >= until {
+                return false;
+            }
+            if !turn.busy && self.disk.in_flight() > 0 {
+                self.reap(Wait::For(Duration::from_millis(10)));
+            } else if !turn.busy {
+                std::thread::yield_now();
+            }
+        }
+    }
+
+    /// Makes everything durable, then a checkpoint with the warm image.
+    pub(crate) fn close_pool(&mut self, until: Instant) -> Result<(), PoolError> {
+        let settled = self.run_until(until, |w| {
+            let dirty = w.hold_all().each().any(|(_, l)| l.dirty_bytes() > 0);
+            if dirty {
+                w.want_durable();
+            }
+            let quiet = w.hold_all().each().all(|(_, l)| l.quiet() && !l.checkpointing());
+            !dirty && quiet && !w.pool.commit.under_way()
+        });
+        if !settled {
+            return Err(PoolError::Failed(self.why_not()));
+        }
+        let mut numbers = Vec::new();
+        for (_, lane) in self.hold_all().each() {
+            lane.settle();
+            lane.ask_checkpoint();
+            numbers.push(lane.checkpoint_number());
+        }
+        self.closing = true;
+        let saved = self.run_until(until, |w| {
+            let mut held = w.hold_all();
+            let mut lanes = held.each();
+            lanes.all(|(id, l)| l.checkpoint_number() > numbers[id as usize] && l.quiet())
+        });
+        match saved {
+            true => Ok(()),
+            false => Err(PoolError::Failed(self.why_not())),
+        }
+    }
+
+    fn why_not(&self) -> String {
+        let failure = self.pool.failure();
+        failure.unwrap_or_else(|| "the device did not finish in time".to_string())
+    }
+}
+
+/// Segment-sized buffers that a lane may hold at once, counted in full: two heads
+/// and two closing, two victims, two parts of an image.
+const LANE_BUFFERS: u64 = 8;
+
+/// Brings a lane to the open epoch.
+fn catch_up(pool: &Pool, lane: &mut Lane, open: u64) {
+    if let Phase::Arrived(epoch) = lane.phase()
+        && epoch <= pool.commit.durable()
+    {
+        lane.made_durable(epoch);
+    }
+    while lane.open_epoch() < open {
+        lane.close_epoch();
+    }
+}

@@ -1,0 +1,428 @@
+//! Checkpoints of the directory: piece by piece, while it changes.
+//!
+//! A checkpoint is a chain of image segments and a root block that names it.
+//! Two root blocks alternate, so a crash in the middle leaves the other one.
+//! Each piece of the directory is saved in one breath with the log's version at
+//! that moment; replay applies to a piece what came after it.
+//!
+//! | step | ends when |
+//! |---|---|
+//! | Pieces | every slot is saved, as its SSD copy |
+//! | Durable | the epoch that staged the newest saved location is durable, and the image is written |
+//! | Flush, Root, RootFlush | each operation completed |
+//!
+//! At the end, segments that waited for a checkpoint are free.
+//! Never: saves a location in memory, nor anything while a flush of all keys is
+//! not durable.
+
+use crate::flush::Stalled;
+use crate::image::ImageWriter;
+use crate::io::Purpose;
+use crate::lane::{Lane, Phase};
+use crate::policy;
+use crate::ssd::State;
+use terrace_log::frame::{self, Use};
+use terrace_log::{Loc, Order, Slot, Snapshot};
+use terrace_media::{BLOCK_BYTES, Buf, MediaError, Op};
+
+/// Slots saved in one breath.
+const PIECE_SLOTS: usize = 1024;
+/// Bytes of one segment's record in the image.
+pub(crate) const SEGMENT_RECORD_BYTES: usize = 44;
+pub(crate) const IMAGE_MAGIC: u32 = 0x5443_4b50; // "TCKP"
+const ROOT_MAGIC: u32 = 0x5452_4f54; // "TROT"
+/// End of the pieces in the image.
+pub(crate) const PIECES_END: u32 = u32::MAX;
+
+/// What a root block says.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Root {
+    /// Number of the checkpoint; the higher of the two blocks counts.
+    pub number: u64,
+    /// First segment of the image.
+    pub first: u32,
+    /// Bytes of the image.
+    pub total_bytes: u64,
+    /// Checksum of the image.
+    pub crc: u32,
+    /// Batches below this are in the image whole.
+    pub replay_from_seq: u64,
+    /// Seq of the next batch when it was made.
+    pub next_seq: u64,
+    /// Epochs up to this were durable.
+    pub durable_epoch: u64,
+    /// Batches below this are void.
+    pub floor: u64,
+    /// The pool's clock, ms.
+    pub clock_ms: u64,
+    /// Last generation given out.
+    pub generation: u32,
+    /// First segment of the warm image + 1; 0: none.
+    pub warm: u32,
+    /// Made by a clean stop.
+    pub clean: bool,
+}
+
+impl Root {
+    /// The block's bytes for a lane of a pool.
+    pub fn write(&self, pool: u64, lane: u16) -> Buf {
+        let mut b = Buf::zeroed(BLOCK_BYTES);
+        b[0..4].copy_from_slice(&ROOT_MAGIC.to_le_bytes());
+        b[8..16].copy_from_slice(&pool.to_le_bytes());
+        b[16..18].copy_from_slice(&lane.to_le_bytes());
+        b[18] = u8::from(self.clean);
+        b[20..24].copy_from_slice(&self.first.to_le_bytes());
+        b[24..28].copy_from_slice(&self.crc.to_le_bytes());
+        b[28..32].copy_from_slice(&self.generation.to_le_bytes());
+        b[32..36].copy_from_slice(&self.warm.to_le_bytes());
+        let words = [
+            self.number,
+            self.total_bytes,
+            self.replay_from_seq,
+            self.next_seq,
+            self.durable_epoch,
+            self.floor,
+            self.clock_ms,
+        ];
+        for (i, word) in words.iter().enumerate() {
+            b[40 + 8 * i..48 + 8 * i].copy_from_slice(&word.to_le_bytes());
+        }
+        let crc = crc32c::crc32c(&b[8..128]);
+        b[4..8].copy_from_slice(&crc.to_le_bytes());
+        b
+    }
+
+    /// Reads a root block; None if it is not one of this pool and lane.
+    pub fn read(b: &[u8], pool: u64, lane: u16) -> Option<Root> {
+        let u32_at = |at: usize| u32::from_le_bytes(b[at..at + 4].try_into().expect("four"));
+        let u64_at = |at: usize| u64::from_le_bytes(b[at..at + 8].try_into().expect("eight"));
+        let right = b.len() >= 128
+            && u32_at(0) == ROOT_MAGIC
+            && u32_at(4) == crc32c::crc32c(&b[8..128])
+            && u64_at(8) == pool
+            && u16::from_le_bytes([b[16], b[17]]) == lane;
+        right.then(|| Root {
+            number: u64_at(40),
+            first: u32_at(20),
+            total_bytes: u64_at(48),
+            crc: u32_at(24),
+            replay_from_seq: u64_at(56),
+            next_seq: u64_at(64),
+            durable_epoch: u64_at(72),
+            floor: u64_at(80),
+            clock_ms: u64_at(88),
+            generation: u32_at(28),
+            warm: u32_at(32),
+            clean: b[18] != 0,
+        })
+    }
+}
+
+enum Step {
+    Pieces(Order),
+    Durable(u64),
+    Flush,
+    Root,
+    RootFlush,
+}
+
+/// A checkpoint being made.
+pub(crate) struct CheckpointJob {
+    step: Step,
+    image: ImageWriter,
+    root: Root,
+    /// Segments that are free once this is durable.
+    frees: Vec<u32>,
+    waiting: bool,
+    failed: bool,
+}
+
+impl<D: Snapshot> Lane<D> {
+    /// Asks for a checkpoint soon.
+    pub fn ask_checkpoint(&mut self) {
+        self.checkpoint_asked = true;
+    }
+    /// Number of the last durable checkpoint.
+    pub fn checkpoint_number(&self) -> u64 {
+        self.checkpoint_number
+    }
+    /// Whether a checkpoint is being made or asked for.
+    pub fn checkpointing(&self) -> bool {
+        self.checkpoint.is_some() || self.checkpoint_asked
+    }
+
+    fn checkpoint_due(&self) -> bool {
+        let appended = self.appended_total - self.appended_at_checkpoint;
+        let lane_bytes = (self.ssd.count() * self.cfg.segment_bytes) as u64;
+        let short = self.ssd.free().len() < self.clean_target();
+        let worth = self.releasable.len() >= self.checkpoint_segments() * 2 + 2
+            || (self.writers_wait && !self.releasable.is_empty());
+        self.checkpoint_asked
+            || (short && worth)
+            || policy::checkpoint_due(appended, lane_bytes, 0, 0)
+    }
+
+    /// One step towards a checkpoint, if one is due. True if it could go on at once.
+    pub fn checkpoint_step(&mut self, clean: bool) -> bool {
+        if self.failed.is_some() || self.flushing_all.is_some() {
+            return false;
+        }
+        if self.checkpoint.is_none() {
+            if !self.checkpoint_due() {
+                return false;
+            }
+            self.start_checkpoint(clean);
+        }
+        let Some(mut job) = self.checkpoint.take() else {
+            return false;
+        };
+        if job.failed {
+            self.drop_checkpoint(job);
+            return false;
+        }
+        match self.advance(&mut job) {
+            Ok((true, _)) => {
+                self.finish_checkpoint(job);
+                false
+            }
+            Ok((false, more)) => {
+                self.checkpoint = Some(job);
+                more
+            }
+            Err(Stalled) => {
+                self.drop_checkpoint(job);
+                false
+            }
+        }
+    }
+
+    fn start_checkpoint(&mut self, clean: bool) {
+        self.checkpoint_asked = false;
+        let warm = match clean {
+            true => self.write_warm_image(),
+            false => None,
+        };
+        let mut image = ImageWriter::new(Use::Checkpoint);
+        let frees = self.releasable.clone();
+        let header = self.image_header(&frees);
+        let failed = image.push(&mut self.ssd, &mut self.io, &header).is_err();
+        self.appended_at_checkpoint = self.appended_total;
+        self.dir.keep_still(true);
+        let root = Root {
+            number: self.checkpoint_number + 1,
+            replay_from_seq: self.version_now() >> frame::VERSION_UNIT_BITS,
+            warm: warm.map_or(0, |id| id + 1),
+            clean,
+            ..Root::default()
+        };
+        self.checkpoint = Some(CheckpointJob {
+            step: Step::Pieces(Order::default()),
+            image,
+            root,
+            frees,
+            waiting: false,
+            failed,
+        });
+    }
+
+    /// Version of the next entry to be appended: everything below it is in the directory.
+    pub(crate) fn version_now(&self) -> u64 {
+        let open = self.ssd.heads.iter().flatten().find(|w| w.batch_open());
+        match open {
+            Some(w) => frame::version(w.batch_seq().expect("open"), w.used_bytes()),
+            None => frame::version(self.next_seq, 0),
+        }
+    }
+
+    /// Header of the image: what is known of each segment, the free list, the open heads.
+    fn image_header(&self, frees: &[u32]) -> Vec<u8> {
+        let mut out = Vec::new();
+        let mut word = |w: u32| out.extend_from_slice(&w.to_le_bytes());
+        let free = self.ssd.free();
+        let heads: Vec<u32> = (0..self.ssd.count() as u32)
+            .filter(|&id| self.ssd.writer(id).is_some())
+            .collect();
+        word(IMAGE_MAGIC);
+        word(self.ssd.count() as u32);
+        word((free.len() + frees.len()) as u32);
+        word(heads.len() as u32);
+        for id in free.iter().chain(frees).chain(&heads) {
+            word(*id);
+        }
+        for s in self.ssd.segments() {
+            let bad = u32::from(s.state == State::Bad);
+            for w in [s.generation, bad, s.used_bytes, s.total_class_bytes, s.tomb_bytes] {
+                out.extend_from_slice(&w.to_le_bytes());
+            }
+            for w in [s.first_seq, s.stale_seq, s.all_expired_at_ms] {
+                out.extend_from_slice(&w.to_le_bytes());
+            }
+        }
+        out
+    }
+
+    /// Done, or may go on at once.
+    fn advance(&mut self, job: &mut CheckpointJob) -> Result<(bool, bool), Stalled> {
+        match job.step {
+            Step::Pieces(from) => {
+                if self.io.images() >= 2 {
+                    return Ok((false, false));
+                }
+                self.save_piece(job, from)?;
+                Ok((false, true))
+            }
+            Step::Durable(epoch) => {
+                let durable = match self.phase.epoch() {
+                    Some(e) => e > epoch,
+                    None => true,
+                };
+                if !durable || self.io.images() > 0 {
+                    return Ok((false, false));
+                }
+                job.step = Step::Flush;
+                self.send_step(job, Op::Flush);
+                Ok((false, false))
+            }
+            Step::Flush if !job.waiting => {
+                job.step = Step::Root;
+                let slot = job.root.number % 2;
+                let buf = job.root.write(self.cfg.pool, self.cfg.lane);
+                let offset = self.cfg.root_base + slot * BLOCK_BYTES as u64;
+                self.send_step(job, Op::WriteBuf { offset, buf });
+                Ok((false, false))
+            }
+            Step::Root if !job.waiting => {
+                job.step = Step::RootFlush;
+                self.send_step(job, Op::Flush);
+                Ok((false, false))
+            }
+            Step::RootFlush if !job.waiting => Ok((true, false)),
+            _ => Ok((false, false)),
+        }
+    }
+
+    fn send_step(&mut self, job: &mut CheckpointJob, op: Op) {
+        job.waiting = true;
+        self.io.send(Purpose::CheckpointStep, op);
+    }
+
+    fn save_piece(&mut self, job: &mut CheckpointJob, from: Order) -> Result<(), Stalled> {
+        let mut piece = vec![0; 24];
+        let (mem, middle) = (&self.mem, &self.middle);
+        let below = |slot: Slot| {
+            let loc = slot.loc();
+            if !loc.in_memory() {
+                return Some(slot);
+            }
+            let terrace = match (loc.terrace(), middle) {
+                (terrace_log::Terrace::Middle, Some(middle)) => middle,
+                _ => mem,
+            };
+            let link: Loc = terrace.entry(loc).link();
+            (!link.is_none()).then(|| Slot::new(link, slot.heat()))
+        };
+        let next = self.dir.save(from, PIECE_SLOTS, below, &mut piece);
+        let len = (piece.len() - 24) as u32;
+        piece[0..4].copy_from_slice(&len.to_le_bytes());
+        piece[4..8].copy_from_slice(&from.shard.to_le_bytes());
+        piece[8..16].copy_from_slice(&from.hash.to_le_bytes());
+        piece[16..24].copy_from_slice(&self.version_now().to_le_bytes());
+        job.image.push(&mut self.ssd, &mut self.io, &piece)?;
+        match next {
+            Some(next) => job.step = Step::Pieces(next),
+            None => {
+                let end = PIECES_END.to_le_bytes();
+                job.image.push(&mut self.ssd, &mut self.io, &end)?;
+                job.image.end_part(&mut self.ssd, &mut self.io, false)?;
+                self.dir.keep_still(false);
+                self.fill_root(job);
+                job.step = Step::Durable(job.root.durable_epoch);
+            }
+        }
+        Ok(())
+    }
+
+    fn fill_root(&mut self, job: &mut CheckpointJob) {
+        job.root.first = job.image.segments()[0];
+        job.root.total_bytes = job.image.total_bytes;
+        job.root.crc = job.image.crc;
+        job.root.next_seq = self.next_seq;
+        // Everything staged so far belongs to this epoch or an earlier one.
+        job.root.durable_epoch = self.phase.epoch().unwrap_or(self.open_epoch - 1);
+        job.root.floor = self.floor;
+        job.root.clock_ms = self.now_ms;
+        job.root.generation = self.ssd.generation;
+    }
+
+    fn finish_checkpoint(&mut self, job: CheckpointJob) {
+        self.checkpoint_number = job.root.number;
+        self.stats.checkpoints += 1;
+        self.stats.written_image_bytes += job.image.written_bytes + BLOCK_BYTES as u64;
+        for &id in job.image.segments() {
+            self.ssd.segment_mut(id).stale_seq = u64::MAX;
+        }
+        let old = std::mem::replace(&mut self.image_segments, job.image.segments().to_vec());
+        self.image_segments.extend(self.warm_written.drain(..));
+        self.give_back(old);
+        self.releasable.retain(|id| !job.frees.contains(id));
+        self.give_back(job.frees);
+        self.writers_wait = false;
+    }
+
+    /// Gives up the checkpoint under way; it starts over when its writes are finished.
+    fn drop_checkpoint(&mut self, job: CheckpointJob) {
+        if self.io.images() > 0 || job.waiting {
+            self.checkpoint = Some(CheckpointJob { failed: true, ..job });
+            return;
+        }
+        self.dir.keep_still(false);
+        self.give_back(job.image.segments().to_vec());
+        let warm = std::mem::take(&mut self.warm_written);
+        self.give_back(warm);
+        self.checkpoint_asked = true;
+    }
+
+    pub(crate) fn give_back(&mut self, segments: Vec<u32>) {
+        for id in segments {
+            if self.ssd.segment(id).state != State::Bad {
+                self.ssd.release(id);
+            }
+        }
+    }
+
+    /// Locations saved so far may have changed without a trace in the log.
+    pub(crate) fn checkpoint_restart(&mut self) {
+        if let Some(job) = &mut self.checkpoint
+            && matches!(job.step, Step::Pieces(_) | Step::Durable(_))
+        {
+            job.failed = true;
+        }
+    }
+
+    /// A part of an image was written.
+    pub(crate) fn image_written(&mut self, segment: u32, result: Result<(), MediaError>) {
+        if let Err(error) = result {
+            tracing::error!(lane = self.cfg.lane, segment, %error, "a part of a checkpoint could not be written");
+            self.stats.failed_writes += 1;
+            self.ssd.set_aside(segment);
+            if let Some(job) = &mut self.checkpoint {
+                job.failed = true;
+            }
+        }
+    }
+
+    /// A flush or the root block of a checkpoint ended.
+    pub(crate) fn checkpoint_step_done(&mut self, result: Result<(), MediaError>) {
+        let Some(job) = &mut self.checkpoint else { return };
+        job.waiting = false;
+        if let Err(error) = result {
+            job.failed = true;
+            self.fail(&format!("a checkpoint could not be made durable: {error}"));
+        }
+    }
+
+    /// Whether the phase allows a clean stop's last checkpoint.
+    pub fn quiet(&self) -> bool {
+        self.phase == Phase::Idle && !self.io.busy()
+    }
+}

@@ -1,0 +1,351 @@
+//! The cleaner on the durable terrace: live entries are appended again at the
+//! cold head, as a part of the commit under way.
+//!
+//! | the entry is | it |
+//! |---|---|
+//! | named by the slot, or by the link of the memory entry the slot names | is appended again; whichever names it follows |
+//! | the same, but expired | is replaced by a tombstone |
+//! | a tombstone that an older segment may still need | is appended again with its old version |
+//! | anything else | is dropped with its segment |
+//!
+//! Promises: a victim's segment is released only when the epoch that moved its
+//! entries is durable and a checkpoint was begun after that. A victim with damage
+//! in it is set aside and never overwritten. Never: reads more than
+//! `JOBS_MAX` segments ahead.
+
+use crate::flush::{COLD, HOT, Stalled};
+use crate::io::Purpose;
+use crate::lane::{Lane, Phase, Rule};
+use crate::policy;
+use crate::ssd::{State, live_share};
+use terrace_log::entry::Entry;
+use terrace_log::frame::{self, BatchHeader, VERSION_UNIT_BITS};
+use terrace_log::scan::{self, Found, Item};
+use terrace_log::{Kind, Loc, NewEntry, Slot, Snapshot, Subject, Terrace};
+use terrace_media::{BLOCK_BYTES, Buf, MediaError, Op};
+
+/// Victims read or being read at once.
+const JOBS_MAX: usize = 2;
+/// Bytes moved in one epoch before it is ended, when updates wait for it.
+const MOVE_PER_EPOCH_BYTES: usize = 2 << 20;
+/// Reads of a victim that may fail before it is set aside.
+const READ_TRIES_MAX: u8 = 3;
+/// Tombstones above this part of all bytes make the cleaner take what pins them: 1 / 20.
+const TOMBSTONES_ONE_IN: u64 = 20;
+
+/// One victim.
+pub(crate) struct CleanJob {
+    segment: u32,
+    buf: Option<Buf>,
+    tries: u8,
+    batches: Vec<(usize, BatchHeader)>,
+    batch: usize,
+    at: usize,
+    damaged: bool,
+    /// Oldest batch that any other segment may still have, as of the start.
+    oldest_seq: u64,
+}
+
+impl<D: Snapshot> Lane<D> {
+    /// Segments that are free or will be without more cleaning.
+    fn free_soon(&self) -> usize {
+        self.ssd.free().len() + self.releasable.len() + self.emptied.len()
+    }
+    /// Segments the cleaner wants to have free or about to be.
+    pub(crate) fn clean_target(&self) -> usize {
+        self.reserve_segments() + policy::clean_slack(self.ssd.count())
+    }
+
+    /// Starts reads of victims when segments run low. For background slices.
+    pub fn start_cleaning(&mut self) {
+        if self.flushing_all.is_some() || self.failed.is_some() {
+            return;
+        }
+        let wanted = self.clean_target().saturating_sub(self.free_soon());
+        while self.cleaning_ssd.len() < JOBS_MAX.min(wanted) {
+            let Some(segment) = self.choose_victim() else {
+                return;
+            };
+            self.ssd.segment_mut(segment).state = State::Cleaning;
+            self.cleaning_ssd.push_back(CleanJob {
+                segment,
+                buf: None,
+                tries: 0,
+                batches: Vec::new(),
+                batch: 0,
+                at: 0,
+                damaged: false,
+                oldest_seq: 0,
+            });
+            self.read_victim(segment);
+        }
+    }
+
+    fn choose_victim(&self) -> Option<u32> {
+        let size = self.cfg.segment_bytes as u64;
+        let sealed = self.ssd.segments().iter().enumerate().filter(|(id, s)| {
+            s.state == State::Sealed && self.ssd.writer(*id as u32).is_none()
+        });
+        let tombs: u64 = self.ssd.segments().iter().map(|s| u64::from(s.tomb_bytes)).sum();
+        if tombs * TOMBSTONES_ONE_IN > self.live_estimate.max(size) {
+            // The oldest segment pins every tombstone that is younger than it.
+            return sealed.min_by_key(|(_, s)| s.first_seq).map(|(id, _)| id as u32);
+        }
+        sealed
+            .map(|(id, s)| (id as u32, self.bytes_to_keep(s), s.first_seq))
+            .filter(|&(_, keep, _)| policy::worth_cleaning(keep, size))
+            .max_by_key(|&(_, keep, seq)| policy::clean_score(keep, size, self.next_seq - seq))
+            .map(|(id, ..)| id)
+    }
+
+    fn bytes_to_keep(&self, s: &crate::ssd::Segment) -> u64 {
+        match s.all_expired_at_ms {
+            at if at > 0 && at <= self.now_ms => u64::from(s.used_bytes) / 8,
+            _ => live_share(s),
+        }
+    }
+
+    fn read_victim(&mut self, segment: u32) {
+        let used = self.ssd.segment(segment).used_bytes as usize;
+        let len = used.next_multiple_of(BLOCK_BYTES).max(BLOCK_BYTES);
+        let op = Op::Read {
+            offset: self.ssd.device_offset(segment),
+            buf: Buf::zeroed(len),
+        };
+        self.stats.cleaner_read_bytes += len as u64;
+        self.io.send(Purpose::CleanRead { segment }, op);
+    }
+
+    pub(crate) fn victim_read(
+        &mut self,
+        segment: u32,
+        result: Result<(), MediaError>,
+        buf: Option<Buf>,
+    ) {
+        let oldest_seq = self.ssd.oldest_seq(segment);
+        let Some(job) = self.cleaning_ssd.iter_mut().find(|j| j.segment == segment) else {
+            return;
+        };
+        match (result, buf) {
+            (Ok(()), Some(buf)) => {
+                for found in scan::batches(&buf, &self.ssd.life(segment)) {
+                    match found {
+                        Found::Batch(at, header) => job.batches.push((at, header)),
+                        Found::Damage(..) => job.damaged = true,
+                    }
+                }
+                job.at = job.batches.first().map_or(0, |b| b.0 + frame::BATCH_HEADER_BYTES);
+                job.oldest_seq = oldest_seq;
+                job.buf = Some(buf);
+            }
+            (Err(error), _) if job.tries + 1 >= READ_TRIES_MAX => {
+                tracing::error!(lane = self.cfg.lane, segment, %error, "a segment cannot be read; it is set aside");
+                self.cleaning_ssd.retain(|j| j.segment != segment);
+                self.ssd.set_aside(segment);
+            }
+            _ => {
+                job.tries += 1;
+                self.read_victim(segment);
+            }
+        }
+    }
+
+    /// A victim is in memory and segments are needed: an epoch would make progress.
+    pub(crate) fn cleaning_ready(&self) -> bool {
+        self.flushing_all.is_none() && self.cleaning_ssd.front().is_some_and(|j| j.buf.is_some())
+    }
+
+    /// One step of the phase `Moving`.
+    pub(crate) fn move_next(&mut self, epoch: u64) -> Result<(), Stalled> {
+        let pressed = self.writers_wait || self.dirty_bytes() > self.dirty_max / 4;
+        let enough = pressed
+            && self.moved_in_epoch >= MOVE_PER_EPOCH_BYTES
+            && self.free_soon() >= self.reserve_segments();
+        let full = self.ssd.free().len() <= self.checkpoint_segments() + 2
+            || self.moved_in_epoch >= 16 * MOVE_PER_EPOCH_BYTES;
+        if enough || full || !self.cleaning_ready() {
+            return self.finish_epoch(epoch);
+        }
+        if self.ssd.heads[HOT].as_ref().is_some_and(|w| w.batch_open()) {
+            // Batches do not overlap: their order is the order of what they say.
+            self.end_batch(HOT, 0, 0);
+        }
+        let mut job = self.cleaning_ssd.pop_front().expect("ready");
+        let done = self.move_one(&mut job);
+        match done {
+            Ok(true) => self.victim_emptied(&job),
+            Ok(false) => self.cleaning_ssd.push_front(job),
+            Err(Stalled) => {
+                self.cleaning_ssd.push_front(job);
+                // Writes under way will let buffers go; without any, end here.
+                if self.io.batches() == 0 {
+                    return self.finish_epoch(epoch);
+                }
+                return Err(Stalled);
+            }
+        }
+        Ok(())
+    }
+
+    /// Looks at the next entry of a victim. True when there is none.
+    fn move_one(&mut self, job: &mut CleanJob) -> Result<bool, Stalled> {
+        let Some(&(start, header)) = job.batches.get(job.batch) else {
+            return Ok(true);
+        };
+        let life = self.ssd.life(job.segment);
+        let buf = job.buf.take().expect("read");
+        let end = start + header.len_bytes as usize;
+        let mut outcome = Ok(());
+        match scan::next(&buf, &life, job.at, end) {
+            Some((item, next)) => {
+                outcome = match item {
+                    Item::Entry(offset, e, Ok(())) => self.move_entry(job, offset, header.seq, &e),
+                    Item::Entry(offset, e, Err(_)) => {
+                        let loc = self.ssd.loc(job.segment, offset, e.len_bytes());
+                        let who = e.subject(&self.cfg.hasher);
+                        job.damaged |= self.dir.names(who, loc) || self.linked_from(who, loc).is_some();
+                        Ok(())
+                    }
+                    Item::Damage(..) => {
+                        job.damaged = true;
+                        Ok(())
+                    }
+                };
+                if outcome.is_ok() {
+                    job.at = next;
+                }
+            }
+            None => {
+                job.batch += 1;
+                if let Some(&(start, _)) = job.batches.get(job.batch) {
+                    job.at = start + frame::BATCH_HEADER_BYTES;
+                }
+            }
+        }
+        job.buf = Some(buf);
+        outcome.map(|()| false)
+    }
+
+    fn move_entry(&mut self, job: &CleanJob, offset: usize, seq: u64, e: &Entry<'_>) -> Result<(), Stalled> {
+        let loc = self.ssd.loc(job.segment, offset, e.len_bytes());
+        let who = e.subject(&self.cfg.hasher);
+        if e.kind() == Kind::Tombstone {
+            return self.move_tombstone(job.oldest_seq, frame::version(seq, offset), e);
+        }
+        let direct = self.dir.names(who, loc);
+        let linked = if direct { None } else { self.linked_from(who, loc) };
+        if !direct && linked.is_none() {
+            return Ok(());
+        }
+        if linked.is_some_and(|slot| self.taken_for_dead(slot)) {
+            self.ssd.kill(loc);
+            return Ok(());
+        }
+        if direct && e.expired(self.now_ms) && e.kind() == Kind::Value {
+            return self.expire_below(who, loc, e);
+        }
+        if e.expired(self.now_ms) && e.kind() == Kind::Binder {
+            self.note_expired_binder(e.key());
+        }
+        let new = NewEntry {
+            link: self.named_replaced(loc),
+            ..e.to_new()
+        };
+        let to = self.append_ssd(COLD, &new)?;
+        self.stats.moved_bytes += new.len_bytes() as u64;
+        self.moved_in_epoch += new.len_bytes();
+        if self.repoint(who, loc, to) {
+            self.ssd.kill(loc);
+            self.ssd.add_live(to);
+        }
+        Ok(())
+    }
+
+    /// What the cleaner would get wrong without the rules on linked copies.
+    fn taken_for_dead(&self, slot: Slot) -> bool {
+        let dirty = self.mem_dirty(slot.loc());
+        match dirty {
+            true => !self.rule(Rule::DeadWhenSuccessorDurable),
+            false => !self.rule(Rule::LinkKeepsAlive),
+        }
+    }
+    fn mem_dirty(&self, loc: Loc) -> bool {
+        loc.terrace() == Terrace::Dram
+            && self.mem.dirty_pos(loc).is_some_and(|pos| pos >= self.staged)
+    }
+
+    fn named_replaced(&self, loc: Loc) -> Loc {
+        match self.rule(Rule::AppendNamesReplaced) {
+            true => loc,
+            false => Loc::NONE,
+        }
+    }
+
+    /// An expired entry leaves a tombstone: without it, an older version that
+    /// still lies somewhere would come back in a full scan.
+    fn expire_below(&mut self, who: Subject, loc: Loc, e: &Entry<'_>) -> Result<(), Stalled> {
+        if self.rule(Rule::ExpiryLeavesTombstone) {
+            let tombstone = NewEntry {
+                kind: Kind::Tombstone,
+                expiry_ms: None,
+                version: None,
+                value: &[],
+                link: self.named_replaced(loc),
+                ..e.to_new()
+            };
+            self.append_ssd(COLD, &tombstone)?;
+            self.moved_in_epoch += tombstone.len_bytes();
+        }
+        if self.dir.remove(who, loc) {
+            self.ssd.kill(loc);
+            self.stats.expired += 1;
+        }
+        Ok(())
+    }
+
+    /// A tombstone is needed while any segment, free ones included, may still
+    /// have bytes older than it: a full scan reads them all.
+    fn move_tombstone(&mut self, oldest_seq: u64, version: u64, e: &Entry<'_>) -> Result<(), Stalled> {
+        let version = e.version().unwrap_or(version);
+        let seq = version >> VERSION_UNIT_BITS;
+        let needed = oldest_seq <= seq && seq >= self.floor;
+        if !needed || !self.rule(Rule::TombstonesStay) {
+            return Ok(());
+        }
+        let again = NewEntry {
+            link: Loc::NONE,
+            version: Some(version),
+            ..e.to_new()
+        };
+        self.append_ssd(COLD, &again)?;
+        self.moved_in_epoch += again.len_bytes();
+        self.stats.moved_bytes += again.len_bytes() as u64;
+        Ok(())
+    }
+
+    fn victim_emptied(&mut self, job: &CleanJob) {
+        let left = self.ssd.segment(job.segment).live_class_bytes;
+        if job.damaged || left > 0 {
+            tracing::error!(
+                lane = self.cfg.lane, segment = job.segment, left_bytes = left,
+                "a segment has entries that cannot be read; it is set aside"
+            );
+            self.ssd.set_aside(job.segment);
+            return;
+        }
+        let epoch = self.phase.epoch().expect("moving");
+        self.ssd.segment_mut(job.segment).state = State::Emptied(epoch);
+        self.emptied.push(job.segment);
+        self.stats.segments_cleaned += 1;
+    }
+
+    /// Slots that a full scan must not lose: for audits.
+    pub fn each_slot(&self, f: impl FnMut(Slot)) {
+        self.dir.each(f);
+    }
+
+    /// Whether the cleaner's work alone keeps an epoch open.
+    pub fn moving(&self) -> bool {
+        matches!(self.phase, Phase::Moving(_))
+    }
+}

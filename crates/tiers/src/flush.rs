@@ -1,0 +1,463 @@
+//! How an epoch becomes durable: staging, commit, and writes that fail.
+//!
+//! An epoch is a cut through the updates of all lanes. When it is closed, its
+//! entries are copied to the SSD log in their order (`Staging`), the cleaner
+//! may add moves (`Moving`), the last batch carries `END` (`Writing`), and when
+//! all lanes arrived and the device was flushed, it is durable. Sync mode closes
+//! an epoch as soon as the last one is durable, async mode at the flush
+//! interval: one mechanism, two settings.
+//!
+//! Promises: what recovery finds is the state at some epoch's end, never in
+//! between; a failed write changes where bytes lie and nothing else. The copy
+//! below that a staged entry replaces stays on the medium until the epoch is
+//! durable, since its segment cannot be released before.
+
+use crate::io::Purpose;
+use crate::lane::{Lane, Phase, Rule};
+use crate::mem::Pos;
+use crate::policy::{self, Pressure};
+use crate::ssd::State;
+use terrace_log::entry::{self, FLAG_KEEP, FLAG_THROUGH};
+use terrace_log::frame::{BATCH_END, BATCH_HEADER_BYTES, BatchHeader};
+use terrace_log::scan::{self, Item};
+use terrace_log::writer::BatchInfo;
+use terrace_log::{Kind, Loc, NewEntry, Slot, Snapshot, Terrace, UNIT_BYTES};
+use terrace_media::{MediaError, Op};
+
+/// Head for entries that step down.
+pub(crate) const HOT: usize = 0;
+/// Head for entries that the cleaner moves.
+pub(crate) const COLD: usize = 1;
+/// Head for a batch whose write failed elsewhere.
+const RETRY: usize = 2;
+/// Segments with buffers at once: staging waits for writes above it.
+const WRITERS_MAX: usize = 4;
+/// Segments that may fail in a row before the lane takes no more updates.
+const FAILED_WRITES_MAX: u8 = 8;
+
+/// How old the estimate of live bytes on the SSD may be.
+const ESTIMATE_INTERVAL_MS: u64 = 50;
+
+/// Why an entry could not be appended to the SSD log just now.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Stalled;
+
+impl<D: Snapshot> Lane<D> {
+    /// What decides whether the open epoch should be closed; the caller adds its own part.
+    pub fn pressure(&self) -> Pressure {
+        Pressure {
+            open_dirty_bytes: (self.dirty_appended - self.dirty_at_start)
+                + u64::from(self.flushing_all == Some(self.open_epoch)),
+            dirty_max_bytes: self.dirty_max.max(4),
+            writers_wait: self.writers_wait,
+            cleaning_ready: self.cleaning_ready(),
+            ..Pressure::default()
+        }
+    }
+
+    /// Closes the open epoch. The one before must be durable (`Phase::Idle`).
+    pub fn close_epoch(&mut self) {
+        assert_eq!(self.phase, Phase::Idle, "one epoch at a time");
+        let end = self.mem.dirty_end();
+        self.phase = Phase::Staging(self.open_epoch, end);
+        if self.flushing_all == Some(self.open_epoch) {
+            self.floor = self.next_seq;
+        }
+        self.open_epoch += 1;
+        self.epoch_start = end;
+        self.dirty_at_start = self.dirty_appended;
+        self.moved_in_epoch = 0;
+    }
+
+    /// Does up to `entries` entries' worth of staging and moving. True if it
+    /// could go on at once.
+    pub fn stage(&mut self, entries: usize) -> bool {
+        for _ in 0..entries {
+            let step = match self.phase {
+                Phase::Staging(epoch, end) => self.stage_next(epoch, end),
+                Phase::Moving(epoch) => self.move_next(epoch),
+                _ => return false,
+            };
+            if step.is_err() {
+                return false;
+            }
+        }
+        matches!(self.phase, Phase::Staging(..) | Phase::Moving(..))
+    }
+
+    fn stage_next(&mut self, epoch: u64, end: Pos) -> Result<(), Stalled> {
+        let Some((loc, next)) = self.mem.dirty_next(self.staged, end) else {
+            self.staged = end;
+            self.phase = Phase::Moving(epoch);
+            return Ok(());
+        };
+        self.stage_entry(loc)?;
+        self.staged = next;
+        Ok(())
+    }
+
+    /// Copies one entry of the dirty log down, if the epoch's state has it.
+    fn stage_entry(&mut self, loc: Loc) -> Result<(), Stalled> {
+        let e = self.mem.entry(loc);
+        let who = e.subject(&self.cfg.hasher);
+        let live = self.dir.names(who, loc);
+        let newest = match (live, e.flags() & FLAG_KEEP != 0) {
+            (true, _) => loc,
+            (false, false) => return Ok(()),
+            (false, true) => {
+                let mem = &self.mem;
+                let newer = |s: Slot| {
+                    s.loc().terrace() == Terrace::Dram && mem.entry(s.loc()).key() == e.key()
+                };
+                // Without a newer slot the key's deletion was staged with it: nothing to write.
+                match self.dir.find(who, newer) {
+                    Some(slot) => slot.loc(),
+                    None => return Ok(()),
+                }
+            }
+        };
+        let replaced = self.mem.entry(newest).link();
+        if e.kind() == Kind::Tombstone {
+            if !replaced.is_none() {
+                self.append_from_memory(loc, replaced)?;
+                self.kill_below(replaced);
+            }
+            match live {
+                true => self.forget_tombstone(who, loc),
+                false => entry::set_link(self.mem.entry_mut(newest), Loc::NONE),
+            }
+            return Ok(());
+        }
+        let through = e.flags() & FLAG_THROUGH != 0;
+        let below = self.append_from_memory(loc, replaced)?;
+        if !replaced.is_none() {
+            self.kill_below(replaced);
+        }
+        self.ssd.add_live(below);
+        entry::set_link(self.mem.entry_mut(newest), below);
+        if through && live {
+            self.dir.swing(who, loc, Slot::new(below, 0));
+            let len = self.mem.entry(loc).len_bytes();
+            self.mem.kill(loc, len);
+        }
+        Ok(())
+    }
+
+    /// The SSD copy at `loc` has a successor in the log.
+    pub(crate) fn kill_below(&mut self, loc: Loc) {
+        self.ssd.kill(loc);
+    }
+
+    fn forget_tombstone(&mut self, who: terrace_log::Subject, loc: Loc) {
+        let len = self.mem.entry(loc).len_bytes();
+        self.dir.remove(who, loc);
+        self.mem.kill(loc, len);
+        if who.space == 0 {
+            self.tombs -= 1;
+        }
+    }
+
+    fn append_from_memory(&mut self, loc: Loc, replaced: Loc) -> Result<Loc, Stalled> {
+        // Borrowed apart: the entry lies in memory, the log writes elsewhere.
+        let head = self.open_batch(HOT, self.mem.entry(loc).len_bytes())?;
+        let mut new = self.mem.entry(loc).to_new();
+        new.link = match self.rule(Rule::AppendNamesReplaced) {
+            true => replaced,
+            false => Loc::NONE,
+        };
+        let len = new.len_bytes();
+        let writer = self.ssd.heads[head].as_mut().expect("opened");
+        let offset = writer.append(&new).expect("room was made");
+        let segment = writer.life().segment;
+        self.stats.staged_bytes += len as u64;
+        Ok(self.appended(segment, offset, &new_info(&new)))
+    }
+
+    /// Appends a moved or made entry at `head`.
+    pub(crate) fn append_ssd(&mut self, head: usize, new: &NewEntry<'_>) -> Result<Loc, Stalled> {
+        self.open_batch(head, new.len_bytes())?;
+        let writer = self.ssd.heads[head].as_mut().expect("opened");
+        let offset = writer.append(new).expect("room was made");
+        let segment = writer.life().segment;
+        Ok(self.appended(segment, offset, &new_info(new)))
+    }
+
+    fn appended(&mut self, segment: u32, offset: usize, new: &Appended) -> Loc {
+        let loc = self.ssd.loc(segment, offset, new.len);
+        let class_bytes = terrace_log::addr::class_bytes(loc.class()) as u32;
+        let s = self.ssd.segment_mut(segment);
+        if new.tombstone {
+            s.tomb_bytes += new.len as u32;
+        } else {
+            s.total_class_bytes += class_bytes;
+        }
+        self.appended_total += new.len as u64;
+        loc
+    }
+
+    /// Makes sure that `head` has an open batch with room for `len` bytes.
+    fn open_batch(&mut self, head: usize, len: usize) -> Result<usize, Stalled> {
+        for _ in 0..3 {
+            match &self.ssd.heads[head] {
+                None => {
+                    if self.ssd.writers() >= WRITERS_MAX
+                        || !self.ssd.open_head(head, self.next_seq)
+                    {
+                        return Err(Stalled);
+                    }
+                }
+                Some(w) if len > w.room_bytes() => {
+                    if w.batch_open() {
+                        self.end_batch(head, 0, 0);
+                    }
+                    self.ssd.seal_head(head);
+                    self.let_go_written();
+                }
+                Some(w) if !w.batch_open() => {
+                    let seq = self.next_seq;
+                    self.next_seq += 1;
+                    self.ssd.heads[head].as_mut().expect("open").begin_batch(seq);
+                }
+                Some(_) => return Ok(head),
+            }
+        }
+        match &self.ssd.heads[head] {
+            Some(w) if w.batch_open() && len <= w.room_bytes() => Ok(head),
+            _ => Err(Stalled),
+        }
+    }
+
+    fn let_go_written(&mut self) {
+        let done: Vec<u32> = self
+            .ssd
+            .closing()
+            .filter(|&id| self.io.batches_of(id) == 0)
+            .collect();
+        for id in done {
+            self.ssd.written(id);
+        }
+    }
+
+    /// Hands the open batch of `head` out for writing.
+    pub(crate) fn end_batch(&mut self, head: usize, flags: u8, attempt: u8) {
+        let epoch = self.phase.epoch().expect("an epoch is under way");
+        let info = BatchInfo {
+            epoch,
+            clock_ms: self.now_ms,
+            floor: self.floor,
+            flags,
+            attempt,
+        };
+        let writer = self.ssd.heads[head].as_mut().expect("open");
+        let (at, header, data) = writer.end_batch(&info);
+        let segment = writer.life().segment;
+        let used = writer.used_bytes();
+        self.ssd.segment_mut(segment).used_bytes = used as u32;
+        // The first batch's write starts with the segment header.
+        let start = if at == 0 { terrace_log::frame::SEGMENT_HEADER_BYTES } else { at };
+        self.stats.written_log_bytes += data.len() as u64;
+        let op = Op::Write {
+            offset: self.ssd.device_offset(segment) + at as u64,
+            data,
+        };
+        let purpose = Purpose::Batch {
+            segment,
+            header,
+            start,
+        };
+        self.io.send(purpose, op);
+    }
+
+    /// Ends the epoch's last batch with `END`.
+    pub(crate) fn finish_epoch(&mut self, epoch: u64) -> Result<(), Stalled> {
+        let open = [COLD, HOT]
+            .into_iter()
+            .find(|&h| self.ssd.heads[h].as_ref().is_some_and(|w| w.batch_open()));
+        let head = match open {
+            Some(head) => head,
+            None => self.open_batch(HOT, UNIT_BYTES)?,
+        };
+        self.end_batch(head, BATCH_END, 0);
+        // A head with no room for another batch would only hold its buffer.
+        for head in [HOT, COLD] {
+            let full = |w: &terrace_log::writer::SegmentWriter| w.room_bytes() < 4 * UNIT_BYTES;
+            if self.ssd.heads[head].as_ref().is_some_and(full) {
+                self.ssd.seal_head(head);
+            }
+        }
+        self.phase = Phase::Writing(epoch);
+        self.check_arrived();
+        Ok(())
+    }
+
+    fn check_arrived(&mut self) {
+        if let Phase::Writing(epoch) = self.phase
+            && self.io.batches() == 0
+        {
+            self.phase = Phase::Arrived(epoch);
+        }
+    }
+
+    /// The write of a batch ended.
+    pub(crate) fn batch_written(
+        &mut self,
+        segment: u32,
+        header: BatchHeader,
+        start: usize,
+        result: Result<(), MediaError>,
+    ) {
+        if let Err(error) = result {
+            self.stats.failed_writes += 1;
+            tracing::error!(lane = self.cfg.lane, segment, %error, "a write failed; writing it elsewhere");
+            self.restage(segment, header, start);
+        }
+        if self.io.batches_of(segment) == 0 {
+            self.ssd.written(segment);
+        }
+        self.check_arrived();
+    }
+
+    /// Writes a batch again in another segment: the same seq and entries, a higher
+    /// attempt, new locations. The segment that failed is not written any more.
+    fn restage(&mut self, segment: u32, header: BatchHeader, start: usize) {
+        self.checkpoint_restart();
+        if header.attempt >= FAILED_WRITES_MAX || !self.start_retry(header.seq) {
+            self.fail("writes to the device keep failing; the data in memory could not be stepped down");
+            return;
+        }
+        self.end_open_batches_of(segment);
+        self.ssd.mark_bad(segment);
+        let life = self.ssd.life(segment);
+        let image = self.ssd.writer(segment).expect("held until written").bytes();
+        let image = image[..start + header.len_bytes as usize].to_vec();
+        let end = image.len();
+        let mut at = start + BATCH_HEADER_BYTES;
+        while let Some((item, next)) = scan::next(&image, &life, at, end) {
+            if let Item::Entry(offset, e, _) = item {
+                let old = self.ssd.loc(segment, offset, e.len_bytes());
+                self.restage_entry(old, &e);
+            }
+            at = next;
+        }
+        self.end_batch(RETRY, header.flags, header.attempt + 1);
+        self.ssd.seal_head(RETRY);
+    }
+
+    fn start_retry(&mut self, seq: u64) -> bool {
+        if !self.ssd.open_head(RETRY, seq) {
+            return false;
+        }
+        self.ssd.heads[RETRY].as_mut().expect("opened").begin_batch(seq);
+        true
+    }
+
+    /// A batch that is open in a segment that went bad goes on elsewhere: it is
+    /// ended here, its write fails or not, and comes here again if it does.
+    fn end_open_batches_of(&mut self, segment: u32) {
+        for head in [HOT, COLD] {
+            let hit = |w: &terrace_log::writer::SegmentWriter| {
+                w.life().segment == segment && w.batch_open()
+            };
+            if self.ssd.heads[head].as_ref().is_some_and(hit) {
+                self.end_batch(head, 0, 0);
+            }
+        }
+    }
+
+    fn restage_entry(&mut self, old: Loc, e: &entry::Entry<'_>) {
+        let writer = self.ssd.heads[RETRY].as_mut().expect("opened");
+        let offset = writer.append(&e.to_new()).expect("as long as before");
+        let segment = writer.life().segment;
+        let to = self.appended(segment, offset, &new_info(&e.to_new()));
+        let who = e.subject(&self.cfg.hasher);
+        if e.kind() != Kind::Tombstone && self.repoint(who, old, to) {
+            self.ssd.kill(old);
+            self.ssd.add_live(to);
+        }
+    }
+
+    /// Makes whatever names the SSD copy `from` name `to`: the slot itself, or the
+    /// memory entry that the slot names. False: nothing names it any more.
+    pub(crate) fn repoint(&mut self, who: terrace_log::Subject, from: Loc, to: Loc) -> bool {
+        let direct = self.dir.update(who, |s| {
+            (s.loc() == from).then(|| Slot::new(to, s.heat()))
+        });
+        if direct.is_some() {
+            return true;
+        }
+        match self.linked_from(who, from) {
+            Some(slot) => {
+                let upper = slot.loc();
+                entry::set_link(self.terrace_mut(upper).entry_mut(upper), to);
+                true
+            }
+            None => false,
+        }
+    }
+
+    /// The slot whose memory entry links to `below`.
+    pub(crate) fn linked_from(&self, who: terrace_log::Subject, below: Loc) -> Option<Slot> {
+        self.dir.find(who, |s| {
+            s.loc().in_memory() && self.terrace(s.loc()).entry(s.loc()).link() == below
+        })
+    }
+
+    /// The epoch is durable on every lane.
+    pub fn made_durable(&mut self, epoch: u64) {
+        if self.phase != Phase::Arrived(epoch) {
+            return;
+        }
+        self.phase = Phase::Idle;
+        self.dirty_durable = self.dirty_at_start;
+        self.durable = self.epoch_start;
+        self.mem.made_durable(self.epoch_start);
+        if self.flushing_all == Some(epoch) {
+            self.flushing_all = None;
+        }
+        for id in std::mem::take(&mut self.emptied) {
+            self.ssd.segment_mut(id).state = State::Releasable;
+            match self.rule(Rule::ReuseAfterCheckpoint) {
+                true => self.releasable.push(id),
+                false => self.ssd.release(id),
+            }
+        }
+        self.estimate_live();
+        self.writers_wait = false;
+    }
+
+    /// Looks at every segment now and then; adds up what was appended in between.
+    fn estimate_live(&mut self) {
+        let appended = self.appended_total - self.estimated_at.0;
+        let due = appended >= self.cfg.segment_bytes as u64
+            || self.now_ms >= self.estimated_at.1 + ESTIMATE_INTERVAL_MS;
+        if due {
+            self.live_estimate = self.ssd.live_bytes();
+            self.estimated_at = (self.appended_total, self.now_ms);
+        }
+    }
+
+    /// Takes no more updates, for this reason.
+    pub fn fail(&mut self, why: &str) {
+        if self.failed.is_none() {
+            tracing::error!(lane = self.cfg.lane, why, "the lane is read-only from now on");
+            self.failed = Some(why.to_string());
+        }
+    }
+
+    /// Whether closing an epoch would have anything to do.
+    pub fn wants_epoch(&self, p: &Pressure) -> bool {
+        self.failed.is_none() && policy::close_epoch(p)
+    }
+}
+
+struct Appended {
+    len: usize,
+    tombstone: bool,
+}
+
+fn new_info(new: &NewEntry<'_>) -> Appended {
+    Appended {
+        len: new.len_bytes(),
+        tombstone: new.kind == Kind::Tombstone,
+    }
+}

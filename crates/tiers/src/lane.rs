@@ -1,0 +1,657 @@
+//! A lane: the stack of terraces that one thread looks after, and what is done to it.
+//!
+//! Here: the state, look-up, put, delete, promotion, and room. How an epoch
+//! becomes durable is in `flush`, how segments are emptied in `clean_memory`
+//! and `clean_ssd`, how the directory is saved in `checkpoint`.
+//!
+//! A lane is a state machine without threads, clocks or system calls: time
+//! comes in with `set_now`, device operations go out through `take_io` and
+//! their results come in through `complete`. So a test can drive every step.
+//!
+//! Invariants, asserted by `audit`:
+//! - a subject has at most one slot;
+//! - a memory entry's `link` names the newest copy that was appended to the
+//!   SSD (its own, or the one it will replace), which therefore is live there;
+//! - an entry leaves memory only when its own copy below is durable.
+
+use crate::checkpoint::CheckpointJob;
+use crate::clean_ssd::CleanJob;
+use crate::io::Io;
+use crate::mem::{Head, MemTerrace, Pos};
+use crate::policy;
+use crate::ssd::{ReadPlan, Ssd};
+use crate::stats::LaneStats;
+use crate::warm::WarmJob;
+use std::collections::VecDeque;
+use std::sync::Arc;
+use terrace_log::entry::{self, Entry, FLAG_KEEP};
+use terrace_log::{Hasher, Kind, Loc, NewEntry, Slot, Snapshot, Subject, Terrace};
+use terrace_media::Arena;
+
+/// What a lane is made of. Sizes are fixed while it runs, but for the memory quota.
+#[derive(Clone)]
+pub struct Config {
+    /// Number of the lane.
+    pub lane: u16,
+    /// Random number of the pool.
+    pub pool: u64,
+    /// Segment size of every terrace, bytes.
+    pub segment_bytes: usize,
+    /// Device offset of the lane's first segment, bytes.
+    pub ssd_base: u64,
+    /// Segments on the device.
+    pub ssd_segments: u32,
+    /// Device offset of the lane's two root blocks, bytes.
+    pub root_base: u64,
+    /// Segments of DRAM.
+    pub memory_segments: usize,
+    /// Segments of a middle terrace of byte-addressable memory; 0: none.
+    pub middle_segments: usize,
+    /// Bound on bytes that no durable terrace has, if lower than the policy's.
+    pub dirty_max_bytes: u64,
+    /// Hashes keys.
+    pub hasher: Hasher,
+}
+
+/// Where a look-up ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Look {
+    /// No such key.
+    Absent,
+    /// In memory, or still in a segment's buffer.
+    Memory(Slot),
+    /// What was fetched as number `.1`.
+    Fetched(Slot, usize),
+    /// One read must tell: plan it, fetch it, look again.
+    Read(Loc),
+}
+
+/// The result of a read, as `look` wants to know it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Known {
+    /// What was read.
+    pub loc: Loc,
+    /// Whether the entry there has the key that is looked for.
+    pub hit: bool,
+}
+
+/// Why an update was not taken.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Refused {
+    /// No room in memory just now; background work will make some.
+    Room,
+    /// It can never fit: more bytes at once than memory takes.
+    TooLarge,
+    /// The SSD is full of live data.
+    SsdFull,
+    /// The directory is full.
+    IndexFull,
+}
+
+/// Where the lane stands with the epoch it makes durable.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Phase {
+    /// No epoch is under way.
+    Idle,
+    /// Copying the epoch's entries to the SSD log.
+    Staging(u64, Pos),
+    /// Adding entries moved by the cleaner to the same commit.
+    Moving(u64),
+    /// Everything is handed out; writes are under way.
+    Writing(u64),
+    /// The lane's part is written; the device's flush makes it durable.
+    Arrived(u64),
+}
+
+impl Phase {
+    /// The epoch under way.
+    pub fn epoch(self) -> Option<u64> {
+        match self {
+            Phase::Idle => None,
+            Phase::Staging(e, _) | Phase::Moving(e) | Phase::Writing(e) | Phase::Arrived(e) => {
+                Some(e)
+            }
+        }
+    }
+}
+
+/// One lane over a directory.
+pub struct Lane<D> {
+    pub(crate) cfg: Config,
+    /// The directory.
+    pub dir: D,
+    pub(crate) mem: MemTerrace,
+    pub(crate) middle: Option<MemTerrace>,
+    pub(crate) ssd: Ssd,
+    pub(crate) io: Io,
+
+    pub(crate) open_epoch: u64,
+    pub(crate) phase: Phase,
+    /// Where the open epoch starts in the dirty log.
+    pub(crate) epoch_start: Pos,
+    /// Everything before this is staged on the SSD log.
+    pub(crate) staged: Pos,
+    /// Everything before this is durable.
+    pub(crate) durable: Pos,
+    /// Bytes ever appended to the dirty log; at the open epoch's start; durable.
+    pub(crate) dirty_appended: u64,
+    pub(crate) dirty_at_start: u64,
+    pub(crate) dirty_durable: u64,
+    pub(crate) dirty_max: u64,
+
+    pub(crate) next_seq: u64,
+    pub(crate) floor: u64,
+    /// A flush of all keys waits to become durable with this epoch.
+    pub(crate) flushing_all: Option<u64>,
+    pub(crate) moved_in_epoch: usize,
+    pub(crate) live_estimate: u64,
+    /// When the estimate was made: bytes appended, time.
+    pub(crate) estimated_at: (u64, u64),
+    /// Bytes ever appended to the SSD log, and at the last checkpoint.
+    pub(crate) appended_total: u64,
+    pub(crate) appended_at_checkpoint: u64,
+    /// Segments emptied in the epoch under way; emptied and durable.
+    pub(crate) emptied: Vec<u32>,
+    pub(crate) releasable: Vec<u32>,
+
+    pub(crate) cleaning_memory: [Option<(u32, usize)>; 2],
+    pub(crate) cleaning_ssd: VecDeque<CleanJob>,
+    pub(crate) checkpoint: Option<CheckpointJob>,
+    pub(crate) checkpoint_asked: bool,
+    pub(crate) image_segments: Vec<u32>,
+    pub(crate) checkpoint_number: u64,
+    pub(crate) warm: Option<WarmJob>,
+    /// Segments of a warm image, written or being read back.
+    pub(crate) warm_written: Vec<u32>,
+
+    /// Slots of user keys that name tombstones.
+    pub(crate) tombs: u64,
+    pub(crate) writers_wait: bool,
+    /// Keys of big values that the cleaner saw to be expired; `kv` deletes them with their pieces.
+    pub(crate) expired_binders: Vec<Box<[u8]>>,
+    pub(crate) failed: Option<String>,
+    pub(crate) now_ms: u64,
+    pub(crate) stats: LaneStats,
+    /// How a test takes a rule out, to see that its test notices. None in every pool.
+    pub without_rule: Option<Rule>,
+}
+
+/// Rules that keep data, each of which a test can take out.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Rule {
+    /// Rule 1: a version below stays live until its successor is staged.
+    DeadWhenSuccessorDurable,
+    /// Rule 1: a segment is reused only after a checkpoint that does not point into it.
+    ReuseAfterCheckpoint,
+    /// Rule 2: a copy that a memory entry's link names is live.
+    LinkKeepsAlive,
+    /// Rule 3: a tombstone stays while an older segment does.
+    TombstonesStay,
+    /// Rule 3: an expired entry turns into a tombstone.
+    ExpiryLeavesTombstone,
+    /// Rule 4: an append names what it replaces.
+    AppendNamesReplaced,
+    /// Rule 5: checksums are bound to the segment's generation.
+    EpochNeedsEnd,
+    /// Rule 7: a move is a compare-and-set.
+    MoveIsCompareAndSet,
+    /// Superseded entries of a closed epoch are still written with it.
+    KeepSuperseded,
+    /// Bytes are acknowledged only after the device's flush.
+    FlushBeforeAcknowledge,
+}
+
+impl<D: Snapshot> Lane<D> {
+    /// An empty lane. `dir` must be empty.
+    pub fn new(cfg: Config, dir: D, arena: &Arc<Arena>) -> Lane<D> {
+        let mem = MemTerrace::new(
+            Terrace::Dram,
+            cfg.segment_bytes,
+            arena.clone(),
+            cfg.memory_segments,
+        );
+        let middle = (cfg.middle_segments > 0).then(|| {
+            MemTerrace::new(
+                Terrace::Middle,
+                cfg.segment_bytes,
+                arena.clone(),
+                cfg.middle_segments,
+            )
+        });
+        let ssd = Ssd::new(
+            cfg.segment_bytes,
+            cfg.ssd_base,
+            cfg.ssd_segments,
+            cfg.pool,
+            cfg.lane,
+        );
+        let start = mem.dirty_end();
+        let mut lane = Lane {
+            dir,
+            mem,
+            middle,
+            ssd,
+            io: Io::default(),
+            open_epoch: 1,
+            phase: Phase::Idle,
+            epoch_start: start,
+            staged: start,
+            durable: start,
+            dirty_appended: 0,
+            dirty_at_start: 0,
+            dirty_durable: 0,
+            dirty_max: 0,
+            next_seq: 1,
+            floor: 0,
+            flushing_all: None,
+            moved_in_epoch: 0,
+            live_estimate: 0,
+            estimated_at: (0, 0),
+            appended_total: 0,
+            appended_at_checkpoint: 0,
+            emptied: Vec::new(),
+            releasable: Vec::new(),
+            cleaning_memory: [None, None],
+            cleaning_ssd: VecDeque::new(),
+            checkpoint: None,
+            checkpoint_asked: false,
+            image_segments: Vec::new(),
+            checkpoint_number: 0,
+            warm: None,
+            warm_written: Vec::new(),
+            tombs: 0,
+            writers_wait: false,
+            expired_binders: Vec::new(),
+            failed: None,
+            now_ms: 0,
+            stats: LaneStats::default(),
+            without_rule: None,
+            cfg,
+        };
+        lane.set_memory_segments(lane.cfg.memory_segments);
+        lane
+    }
+
+    pub(crate) fn rule(&self, rule: Rule) -> bool {
+        self.without_rule != Some(rule)
+    }
+
+    /// Tells the time of the pool's clock, ms since 1970.
+    pub fn set_now(&mut self, now_ms: u64) {
+        self.now_ms = self.now_ms.max(now_ms);
+    }
+    /// The lane's idea of now, ms.
+    pub fn now_ms(&self) -> u64 {
+        self.now_ms
+    }
+    /// Changes how many segments of DRAM the lane may hold.
+    pub fn set_memory_segments(&mut self, segments: usize) {
+        self.mem.set_quota(segments);
+        let memory = (segments * self.cfg.segment_bytes) as u64;
+        let ssd = self.ssd.count() as u64 * self.cfg.segment_bytes as u64;
+        self.dirty_max = policy::dirty_max_bytes(memory, ssd).min(self.cfg.dirty_max_bytes);
+    }
+    /// Segments of DRAM the lane may hold.
+    pub fn memory_segments(&self) -> usize {
+        self.mem.quota()
+    }
+
+    /// Keys of the user: not deleted, not yet noticed as expired.
+    pub fn keys(&self) -> u64 {
+        self.dir.len(0) - self.tombs
+    }
+    /// Bytes that no durable terrace has yet.
+    pub fn dirty_bytes(&self) -> u64 {
+        self.dirty_appended - self.dirty_durable
+    }
+    /// Epoch that an update made now belongs to.
+    pub fn open_epoch(&self) -> u64 {
+        self.open_epoch
+    }
+    /// Where the lane stands with an epoch.
+    pub fn phase(&self) -> Phase {
+        self.phase
+    }
+    /// Why the lane takes no more updates, if it does not.
+    pub fn failure(&self) -> Option<&str> {
+        self.failed.as_deref()
+    }
+    /// Whose entry a key's is.
+    pub fn subject(&self, space: u8, key: &[u8]) -> Subject {
+        Subject {
+            space,
+            hash: self.cfg.hasher.hash(space, key),
+        }
+    }
+
+    pub(crate) fn terrace(&self, loc: Loc) -> &MemTerrace {
+        match (loc.terrace(), &self.middle) {
+            (Terrace::Middle, Some(middle)) => middle,
+            _ => &self.mem,
+        }
+    }
+    pub(crate) fn terrace_mut(&mut self, loc: Loc) -> &mut MemTerrace {
+        match (loc.terrace(), &mut self.middle) {
+            (Terrace::Middle, Some(middle)) => middle,
+            _ => &mut self.mem,
+        }
+    }
+
+    /// The entry that `Look::Memory` names.
+    pub fn entry(&self, slot: Slot) -> Entry<'_> {
+        let loc = slot.loc();
+        match loc.in_memory() {
+            true => self.terrace(loc).entry(loc),
+            false => self.ssd.buffered(loc).expect("looked up as buffered"),
+        }
+    }
+
+    /// The entry of an SSD slot whose segment is still in memory.
+    pub fn buffered(&self, slot: Slot) -> Option<Entry<'_>> {
+        self.ssd.buffered(slot.loc())
+    }
+
+    /// Looks `key` up, with what earlier reads for it brought. A hit in memory warms its slot.
+    pub fn look(&mut self, who: Subject, key: &[u8], known: &[Known]) -> Look {
+        let mut read = None;
+        let mut fetched = None;
+        let (mem, middle, ssd) = (&self.mem, &self.middle, &self.ssd);
+        let found = self.dir.update(who, |slot| {
+            let loc = slot.loc();
+            let here = match (loc.terrace(), middle) {
+                (Terrace::Dram, _) => mem.entry(loc).key() == key,
+                (Terrace::Middle, Some(middle)) => middle.entry(loc).key() == key,
+                _ => match known.iter().position(|k| k.loc == loc) {
+                    Some(at) => {
+                        fetched = known[at].hit.then_some(at);
+                        known[at].hit
+                    }
+                    None => match ssd.buffered(loc) {
+                        Some(entry) => entry.key() == key,
+                        None => {
+                            read = read.or(Some(loc));
+                            false
+                        }
+                    },
+                },
+            };
+            here.then(|| slot.with_heat(policy::warmer(slot.heat())))
+        });
+        match (found, fetched, read) {
+            (Some(slot), Some(at), _) => Look::Fetched(slot, at),
+            (Some(slot), None, _) => Look::Memory(slot),
+            (None, _, Some(loc)) => Look::Read(loc),
+            (None, _, None) => Look::Absent,
+        }
+    }
+
+    /// Whether what a slot names is on no durable terrace yet.
+    pub fn undurable(&self, slot: Slot) -> bool {
+        let loc = slot.loc();
+        match loc.terrace() {
+            Terrace::Dram => self.mem.dirty_pos(loc).is_some_and(|pos| pos >= self.durable),
+            Terrace::Middle => false,
+            Terrace::Ssd => self.ssd.writer(self.ssd.split(loc).0).is_some(),
+        }
+    }
+
+    /// Plans the read of `loc` and holds its segment until `unpin`.
+    pub fn plan_read(&mut self, loc: Loc) -> ReadPlan {
+        self.stats.device_reads += 1;
+        self.ssd.plan_read(loc)
+    }
+    /// Ends the hold of a planned read.
+    pub fn unpin(&mut self, segment: u32) {
+        self.ssd.unpin(segment);
+    }
+
+    /// Makes sure that updates of `bytes` in all can be appended without anything
+    /// being moved, so that slots looked up after this stay valid until then.
+    pub fn reserve(&mut self, bytes: usize) -> Result<(), Refused> {
+        self.reserve_for(bytes, true)
+    }
+    /// The same for deletions, which a full SSD still takes.
+    pub fn reserve_delete(&mut self, bytes: usize) -> Result<(), Refused> {
+        self.reserve_for(bytes, false)
+    }
+
+    fn reserve_for(&mut self, bytes: usize, grows: bool) -> Result<(), Refused> {
+        if bytes as u64 > self.dirty_max / 2 {
+            return Err(Refused::TooLarge);
+        }
+        if grows && self.live_estimate + self.dirty_bytes() + bytes as u64 > self.usable_bytes() {
+            return Err(Refused::SsdFull);
+        }
+        self.clean_memory(2 * bytes);
+        let capacity = self.mem.capacity_bytes();
+        let segments = bytes / (capacity - capacity / 4) + 1 + usize::from(bytes > capacity / 4);
+        while self.mem.free_segments() < segments + SPARE_SEGMENTS {
+            if !self.clean_memory_segment() {
+                self.writers_wait = true;
+                return Err(Refused::Room);
+            }
+        }
+        // Last, since cleaning may leave tombstones of expired entries.
+        let dirty = self.dirty_bytes() + bytes as u64;
+        if dirty > self.dirty_max || dirty > self.steppable_bytes() {
+            self.writers_wait = true;
+            return Err(Refused::Room);
+        }
+        Ok(())
+    }
+
+    /// Bytes of live entries and tombstones the SSD terrace accepts.
+    pub fn usable_bytes(&self) -> u64 {
+        let keep_out = self.reserve_segments();
+        let rest = self.ssd.count().saturating_sub(keep_out + self.ssd.bad());
+        // A twentieth is left to garbage: without any, cleaning could not end.
+        (rest as u64 * self.cfg.segment_bytes as u64) / 20 * 19
+    }
+    /// Dirty bytes that the segments free right now can take, beside what the
+    /// cleaner and a checkpoint need to free more: so stepping down never gets stuck.
+    fn steppable_bytes(&self) -> u64 {
+        let free = self.ssd.free().len();
+        let segments = free.saturating_sub(self.checkpoint_segments() + CLEANER_SEGMENTS);
+        (segments * self.cfg.segment_bytes) as u64 / 5 * 4
+    }
+    /// Segments that one checkpoint takes, about.
+    pub(crate) fn checkpoint_segments(&self) -> usize {
+        let bytes = self.dir.bytes() + self.ssd.count() * crate::checkpoint::SEGMENT_RECORD_BYTES;
+        bytes / self.cfg.segment_bytes + 1
+    }
+    pub(crate) fn reserve_segments(&self) -> usize {
+        let segment = self.cfg.segment_bytes as u64;
+        let checkpoint = self.checkpoint_segments() as u64 * segment;
+        policy::reserve_segments(self.dirty_max, checkpoint, segment, self.ssd.count())
+    }
+
+    /// Appends an update and points the directory at it. `prev` is the slot that
+    /// a look-up in the same breath found; `reserve` must have been asked before.
+    /// `new.link` is set here.
+    pub fn put(
+        &mut self,
+        who: Subject,
+        prev: Option<Slot>,
+        new: &NewEntry<'_>,
+    ) -> Result<Slot, Refused> {
+        let mut new = *new;
+        new.link = prev.map_or(Loc::NONE, |p| self.durable_copy(p));
+        let loc = self
+            .mem
+            .append(Head::Dirty, &new, 0)
+            .ok_or(Refused::Room)?;
+        let len = new.len_bytes();
+        self.dirty_appended += len as u64;
+        let heat = prev.map_or(0, |p| p.heat());
+        let slot = Slot::new(loc, heat);
+        match prev {
+            Some(p) => {
+                self.supersede(p.loc(), who.space);
+                let swung = self.dir.swing(who, p.loc(), slot);
+                debug_assert!(swung, "the slot was looked up in the same breath");
+            }
+            None => {
+                if self.dir.insert(who, slot).is_err() {
+                    self.mem.kill(loc, len);
+                    return Err(Refused::IndexFull);
+                }
+            }
+        }
+        if new.kind == Kind::Tombstone && who.space == 0 {
+            self.tombs += 1;
+        }
+        self.stats.updates += 1;
+        self.stats.updated_bytes += (new.key.len() + new.value.len()) as u64;
+        Ok(slot)
+    }
+
+    /// The SSD copy that a slot's entry is or links to.
+    fn durable_copy(&self, slot: Slot) -> Loc {
+        match slot.loc().in_memory() {
+            true => self.terrace(slot.loc()).entry(slot.loc()).link(),
+            false => slot.loc(),
+        }
+    }
+
+    /// The memory entry at `loc` has a successor. If its epoch is closed and not
+    /// yet staged, the epoch's flush still writes it: an epoch is a state the
+    /// data really was in, so that what changed together stays together.
+    fn supersede(&mut self, loc: Loc, space: u8) {
+        if !loc.in_memory() {
+            return;
+        }
+        let keep = self.unstaged_closed(loc) && self.rule(Rule::KeepSuperseded);
+        let terrace = self.terrace_mut(loc);
+        if keep {
+            entry::add_flags(terrace.entry_mut(loc), FLAG_KEEP);
+        }
+        let old = terrace.entry(loc);
+        let (len, tomb) = (old.len_bytes(), old.kind() == Kind::Tombstone);
+        terrace.kill(loc, len);
+        if tomb && space == 0 {
+            self.tombs -= 1;
+        }
+    }
+
+    fn unstaged_closed(&self, loc: Loc) -> bool {
+        loc.terrace() == Terrace::Dram
+            && self
+                .mem
+                .dirty_pos(loc)
+                .is_some_and(|pos| pos >= self.staged && pos < self.epoch_start)
+    }
+
+    /// Deletes what `prev` names. `reserve_delete` must have been asked before.
+    pub fn delete(&mut self, who: Subject, prev: Slot, key: &[u8]) -> Result<(), Refused> {
+        let loc = prev.loc();
+        let never_left = loc.terrace() == Terrace::Dram
+            && self.staged == self.epoch_start
+            && self.mem.entry(loc).link().is_none()
+            && self.mem.dirty_pos(loc).is_some_and(|pos| pos >= self.epoch_start);
+        if never_left {
+            self.supersede(loc, who.space);
+            let removed = self.dir.remove(who, loc);
+            debug_assert!(removed);
+            self.stats.updates += 1;
+            return Ok(());
+        }
+        let tombstone = NewEntry {
+            kind: Kind::Tombstone,
+            space: who.space,
+            flags: 0,
+            link: Loc::NONE,
+            expiry_ms: None,
+            version: None,
+            key,
+            value: &[],
+        };
+        self.put(who, Some(prev), &tombstone).map(|_| ())
+    }
+
+    /// Brings an entry that was read from the SSD up to DRAM, if it is still the newest copy.
+    pub fn promote(&mut self, who: Subject, loc: Loc, fetched: &Entry<'_>) {
+        let memory = self.mem.quota() * self.cfg.segment_bytes;
+        if !policy::admit_on_read(fetched.len_bytes(), memory) || fetched.kind() != Kind::Value {
+            return;
+        }
+        self.clean_memory(2 * fetched.len_bytes());
+        let Some(slot) = self.dir.find(who, |s| s.loc() == loc) else {
+            return;
+        };
+        let new = NewEntry {
+            link: loc,
+            flags: 0,
+            version: None,
+            ..fetched.to_new()
+        };
+        if let Some(up) = self.mem.append(Head::Clean, &new, SPARE_SEGMENTS) {
+            self.dir.swing(who, loc, Slot::new(up, slot.heat().saturating_sub(1)));
+            self.stats.promoted_bytes += new.len_bytes() as u64;
+        }
+    }
+
+    /// Brings an entry of the middle terrace up to DRAM.
+    pub fn promote_middle(&mut self, who: Subject, slot: Slot) {
+        let loc = slot.loc();
+        if loc.terrace() != Terrace::Middle || self.mem.free_segments() <= SPARE_SEGMENTS {
+            return;
+        }
+        let Some(middle) = &self.middle else { return };
+        let old = middle.entry(loc);
+        let len = old.len_bytes();
+        if let Some(up) = self.mem.append(Head::Clean, &old.to_new(), SPARE_SEGMENTS) {
+            self.dir.swing(who, loc, Slot::new(up, 0));
+            self.terrace_mut(loc).kill(loc, len);
+        }
+    }
+
+    /// Whether `flush_all` may be called: no epoch is under way.
+    pub fn can_flush_all(&self) -> bool {
+        self.phase == Phase::Idle && self.staged == self.epoch_start
+    }
+
+    /// Deletes everything. Refused with `Room` while an epoch is under way.
+    pub fn flush_all(&mut self) -> Result<(), Refused> {
+        if !self.can_flush_all() {
+            return Err(Refused::Room);
+        }
+        self.checkpoint_restart();
+        self.dir.clear();
+        self.mem.clear();
+        if let Some(middle) = &mut self.middle {
+            middle.clear();
+        }
+        self.cleaning_memory = [None, None];
+        self.warm_drop();
+        self.ssd.reset_live();
+        self.tombs = 0;
+        self.epoch_start = self.mem.dirty_end();
+        self.staged = self.epoch_start;
+        self.durable = self.epoch_start;
+        self.dirty_appended = self.dirty_durable;
+        self.dirty_at_start = self.dirty_durable;
+        self.flushing_all = Some(self.open_epoch);
+        self.stats.updates += 1;
+        Ok(())
+    }
+}
+
+/// Free memory segments that only the cleaner may use.
+pub(crate) const SPARE_SEGMENTS: usize = 1;
+/// Free SSD segments that updates leave to the cleaner.
+const CLEANER_SEGMENTS: usize = 4;
+/// Keys of expired big values that are remembered at once.
+const EXPIRED_BINDERS_MAX: usize = 64;
+
+impl<D> Lane<D> {
+    /// Remembers the key of a big value whose time is up; beyond a bound it is met again later.
+    pub fn note_expired_binder(&mut self, key: &[u8]) {
+        if self.expired_binders.len() < EXPIRED_BINDERS_MAX {
+            self.expired_binders.push(key.into());
+        }
+    }
+    /// Keys of big values that the cleaner saw to be expired.
+    pub fn take_expired_binders(&mut self) -> Vec<Box<[u8]>> {
+        std::mem::take(&mut self.expired_binders)
+    }
+}

@@ -1,0 +1,379 @@
+//! A terrace of byte-addressable memory: segments, two heads, live bytes.
+//!
+//! The dirty head takes updates in their order; the clean head takes entries
+//! that a terrace below has too. A segment's life:
+//!
+//! | state | entered by | left by |
+//! |---|---|---|
+//! | free | `release` | an append opens it as a head |
+//! | dirty | an append of an update | all of it is durable below: it is clean, uncopied |
+//! | clean | conversion, or the clean head was full | the cleaner emptied it |
+//!
+//! Promises: never takes more than `quota` segments; memory of a released
+//! segment above the quota goes back to the kernel. Never: looks at the directory.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use terrace_log::entry::Entry;
+use terrace_log::frame::SEGMENT_HEADER_BYTES;
+use terrace_log::{Loc, NewEntry, Terrace, UNIT_BYTES, addr};
+use terrace_media::{Arena, Piece};
+
+/// Position in the update order of the dirty log: segment order and offset.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default)]
+pub struct Pos(u64);
+
+const POS_OFFSET_BITS: u32 = 21;
+
+impl Pos {
+    fn new(order: u64, offset: usize) -> Pos {
+        Pos(order << POS_OFFSET_BITS | offset as u64)
+    }
+    fn order(self) -> u64 {
+        self.0 >> POS_OFFSET_BITS
+    }
+    /// Offset within its segment, bytes.
+    pub fn offset(self) -> usize {
+        (self.0 & ((1 << POS_OFFSET_BITS) - 1)) as usize
+    }
+}
+
+/// Which head an entry enters at.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Head {
+    /// Updates: not on a durable terrace yet.
+    Dirty,
+    /// Copies: promoted, kept or stepped down from above.
+    Clean,
+}
+
+struct Segment {
+    piece: Piece,
+    order: u64,
+    used: usize,
+    live: usize,
+    head: Head,
+    /// Which head opened it.
+    born: Head,
+}
+
+/// One memory terrace of a lane.
+pub struct MemTerrace {
+    terrace: Terrace,
+    segment_bytes: usize,
+    arena: Arc<Arena>,
+    segments: Vec<Option<Segment>>,
+    free: Vec<u32>,
+    /// Pieces of released segments: taking them again costs no page fault.
+    spare_pieces: Vec<Piece>,
+    quota: usize,
+    dirty: VecDeque<u32>,
+    clean: VecDeque<u32>,
+    clean_head: Option<u32>,
+    next_order: u64,
+    live_bytes: usize,
+}
+
+impl MemTerrace {
+    /// An empty terrace of at most `quota` segments out of `arena`.
+    pub fn new(terrace: Terrace, segment_bytes: usize, arena: Arc<Arena>, quota: usize) -> Self {
+        MemTerrace {
+            terrace,
+            segment_bytes,
+            arena,
+            segments: Vec::new(),
+            free: Vec::new(),
+            spare_pieces: Vec::new(),
+            quota,
+            dirty: VecDeque::new(),
+            clean: VecDeque::new(),
+            clean_head: None,
+            next_order: 1,
+            live_bytes: 0,
+        }
+    }
+
+    /// Longest run of entries a segment takes, bytes; as much as a segment of a warm image.
+    pub fn capacity_bytes(&self) -> usize {
+        self.segment_bytes - SEGMENT_HEADER_BYTES
+    }
+    /// Segments in use.
+    pub fn taken(&self) -> usize {
+        self.segments.len() - self.free.len()
+    }
+    /// Segments that may be in use.
+    pub fn quota(&self) -> usize {
+        self.quota
+    }
+    /// Changes the quota; above it nothing is taken until the cleaner has released enough.
+    pub fn set_quota(&mut self, quota: usize) {
+        self.quota = quota;
+        self.trim();
+    }
+    fn trim(&mut self) {
+        let keep = self.free_segments();
+        self.spare_pieces.truncate(keep);
+    }
+    /// Segments whose memory is held, in use or ready for use.
+    pub fn held(&self) -> usize {
+        self.taken() + self.spare_pieces.len()
+    }
+    /// Bytes of live entries, headers included.
+    pub fn live_bytes(&self) -> usize {
+        self.live_bytes
+    }
+    /// Segments that may still be taken.
+    pub fn free_segments(&self) -> usize {
+        self.quota.saturating_sub(self.taken())
+    }
+
+    fn split(&self, unit: u64) -> (usize, usize) {
+        let units = (self.segment_bytes / UNIT_BYTES) as u64;
+        ((unit / units) as usize, (unit % units) as usize * UNIT_BYTES)
+    }
+    fn unit(&self, id: u32, offset: usize) -> u64 {
+        let units = (self.segment_bytes / UNIT_BYTES) as u64;
+        u64::from(id) * units + (offset / UNIT_BYTES) as u64
+    }
+    fn segment(&self, id: u32) -> &Segment {
+        self.segments[id as usize].as_ref().expect("segment in use")
+    }
+    fn segment_mut(&mut self, id: u32) -> &mut Segment {
+        self.segments[id as usize].as_mut().expect("segment in use")
+    }
+
+    /// The entry at a location of this terrace.
+    pub fn entry(&self, loc: Loc) -> Entry<'_> {
+        let (id, offset) = self.split(loc.unit());
+        let s = self.segment(id as u32);
+        Entry::in_memory(&s.piece[offset..s.used])
+    }
+    /// Bytes from the entry at a location on, for changes of link, flags, expiry.
+    pub fn entry_mut(&mut self, loc: Loc) -> &mut [u8] {
+        let (id, offset) = self.split(loc.unit());
+        &mut self.segment_mut(id as u32).piece[offset..]
+    }
+
+    /// Where `loc` stands in the update order; None for a clean segment.
+    pub fn dirty_pos(&self, loc: Loc) -> Option<Pos> {
+        let (id, offset) = self.split(loc.unit());
+        let s = self.segment(id as u32);
+        (s.head == Head::Dirty).then(|| Pos::new(s.order, offset))
+    }
+
+    /// Appends at a head; None when a new segment is needed and `spare` would not stay free.
+    pub fn append(&mut self, head: Head, new: &NewEntry<'_>, spare: usize) -> Option<Loc> {
+        let len = new.len_bytes();
+        let id = self.head_with_room(head, len, spare)?;
+        let s = self.segment_mut(id);
+        let offset = s.used;
+        new.write(&mut s.piece[offset..offset + len]);
+        Some(self.appended(id, len))
+    }
+
+    /// Copies an entry to the clean head, byte for byte.
+    pub fn copy_to_clean_head(&mut self, loc: Loc) -> Option<Loc> {
+        let len = self.entry(loc).len_bytes();
+        let id = self.head_with_room(Head::Clean, len, 0)?;
+        let (from, offset) = self.split(loc.unit());
+        let pair = self.segments.get_disjoint_mut([from, id as usize]).ok()?;
+        let [Some(source), Some(target)] = pair else {
+            return None;
+        };
+        let at = target.used;
+        target.piece[at..at + len].copy_from_slice(&source.piece[offset..offset + len]);
+        Some(self.appended(id, len))
+    }
+
+    fn head_with_room(&mut self, head: Head, len: usize, spare: usize) -> Option<u32> {
+        let capacity = self.capacity_bytes();
+        debug_assert!(len <= capacity);
+        let current = match head {
+            Head::Dirty => self.dirty.back().copied(),
+            Head::Clean => self.clean_head,
+        };
+        match current {
+            Some(id) if self.segment(id).used + len <= capacity => Some(id),
+            _ => self.open_head(head, spare),
+        }
+    }
+
+    fn appended(&mut self, id: u32, len: usize) -> Loc {
+        let s = self.segment_mut(id);
+        let offset = s.used;
+        s.used += len;
+        s.live += len;
+        self.live_bytes += len;
+        Loc::new(self.terrace, addr::class_of(len), self.unit(id, offset))
+    }
+
+    fn open_head(&mut self, head: Head, spare: usize) -> Option<u32> {
+        if self.free_segments() <= spare {
+            return None;
+        }
+        let piece = match self.spare_pieces.pop() {
+            Some(piece) => piece,
+            None => self.arena.take()?,
+        };
+        let segment = Segment {
+            piece,
+            order: self.next_order,
+            used: 0,
+            live: 0,
+            head,
+            born: head,
+        };
+        self.next_order += 1;
+        let id = match self.free.pop() {
+            Some(id) => id,
+            None => {
+                self.segments.push(None);
+                (self.segments.len() - 1) as u32
+            }
+        };
+        self.segments[id as usize] = Some(segment);
+        match head {
+            Head::Dirty => self.dirty.push_back(id),
+            Head::Clean => {
+                if let Some(full) = self.clean_head.replace(id) {
+                    self.clean.push_back(full);
+                }
+            }
+        }
+        Some(id)
+    }
+
+    /// The entry of `len` bytes at `loc` is dead.
+    pub fn kill(&mut self, loc: Loc, len: usize) {
+        let (id, _) = self.split(loc.unit());
+        self.segment_mut(id as u32).live -= len;
+        self.live_bytes -= len;
+    }
+
+    /// Next position of the dirty log.
+    pub fn dirty_end(&self) -> Pos {
+        match self.dirty.back() {
+            Some(&id) => Pos::new(self.segment(id).order, self.segment(id).used),
+            None => Pos::new(self.next_order, 0),
+        }
+    }
+
+    /// The entry at or after `pos` in the dirty log and before `end`, with its
+    /// location and the position behind it.
+    pub fn dirty_next(&self, pos: Pos, end: Pos) -> Option<(Loc, Pos)> {
+        let from = self
+            .dirty
+            .partition_point(|&id| self.segment(id).order < pos.order());
+        for &id in self.dirty.iter().skip(from) {
+            let s = self.segment(id);
+            let offset = if s.order == pos.order() { pos.offset() } else { 0 };
+            if Pos::new(s.order, offset) >= end {
+                return None;
+            }
+            if offset < s.used {
+                let len = Entry::in_memory(&s.piece[offset..s.used]).len_bytes();
+                let loc = Loc::new(self.terrace, addr::class_of(len), self.unit(id, offset));
+                return Some((loc, Pos::new(s.order, offset + len)));
+            }
+        }
+        None
+    }
+
+    /// Everything before `pos` is durable below: whole segments become clean,
+    /// and those without a live entry are released.
+    pub fn made_durable(&mut self, pos: Pos) {
+        while let Some(&id) = self.dirty.front() {
+            let s = self.segment(id);
+            let last = self.dirty.len() == 1;
+            if Pos::new(s.order, s.used) > pos || (last && s.used < self.capacity_bytes()) {
+                break;
+            }
+            self.dirty.pop_front();
+            if self.segment(id).live == 0 {
+                self.release(id);
+            } else {
+                self.segment_mut(id).head = Head::Clean;
+                self.clean.push_back(id);
+            }
+        }
+    }
+
+    /// Seals the dirty head, so that nothing stays half dirty and half clean. For a clean stop.
+    pub fn seal_dirty_head(&mut self) {
+        while let Some(id) = self.dirty.pop_front() {
+            self.segment_mut(id).head = Head::Clean;
+            self.clean.push_back(id);
+        }
+    }
+
+    /// Takes the oldest clean segment for cleaning; the clean head only when it is the last one.
+    pub fn take_victim(&mut self) -> Option<u32> {
+        self.clean.pop_front().or_else(|| {
+            let head = self.clean_head?;
+            (self.segment(head).used > 0).then(|| {
+                self.clean_head = None;
+                head
+            })
+        })
+    }
+    /// Whether `take_victim` would find one.
+    pub fn has_victim(&self) -> bool {
+        !self.clean.is_empty() || self.clean_head.is_some_and(|h| self.segment(h).used > 0)
+    }
+    /// Whether the entry came in at the clean head (it was read, or kept before).
+    pub fn born_clean(&self, loc: Loc) -> bool {
+        let (id, _) = self.split(loc.unit());
+        self.segment(id as u32).born == Head::Clean
+    }
+    /// Live and used bytes of a segment.
+    pub fn fill(&self, id: u32) -> (usize, usize) {
+        (self.segment(id).live, self.segment(id).used)
+    }
+    /// The entry at `offset` of a segment taken for cleaning, and the next offset.
+    pub fn victim_entry(&self, id: u32, offset: usize) -> Option<(Loc, usize)> {
+        let s = self.segment(id);
+        (offset < s.used).then(|| {
+            let len = Entry::in_memory(&s.piece[offset..s.used]).len_bytes();
+            let loc = Loc::new(self.terrace, addr::class_of(len), self.unit(id, offset));
+            (loc, offset + len)
+        })
+    }
+    /// Gives an emptied segment's memory back.
+    pub fn release(&mut self, id: u32) {
+        let s = self.segments[id as usize].take().expect("segment in use");
+        self.live_bytes -= s.live;
+        self.free.push(id);
+        self.spare_pieces.push(s.piece);
+        self.trim();
+    }
+
+    /// Drops everything. For a flush of all keys.
+    pub fn clear(&mut self) {
+        for id in 0..self.segments.len() as u32 {
+            if self.segments[id as usize].is_some() {
+                self.release(id);
+            }
+        }
+        self.dirty.clear();
+        self.clean.clear();
+        self.clean_head = None;
+    }
+
+    /// Clean segments, oldest first.
+    pub fn clean_ids(&self) -> Vec<u32> {
+        let ids = self.clean.iter().chain(self.clean_head.iter());
+        ids.copied().collect()
+    }
+}
+
+impl std::fmt::Debug for MemTerrace {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("MemTerrace")
+            .field("terrace", &self.terrace)
+            .field("taken", &self.taken())
+            .field("quota", &self.quota)
+            .field("dirty", &self.dirty.len())
+            .field("clean", &self.clean.len())
+            .finish_non_exhaustive()
+    }
+}

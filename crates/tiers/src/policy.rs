@@ -1,0 +1,152 @@
+//! Policies: pure functions of numbers, apart from every mechanism.
+//!
+//! Each is a first sound choice; the reasons and the measurements that replace
+//! them belong into docs/adr. Never: touches state, time or chance.
+
+/// What to do with a live entry when its memory segment is cleaned.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Fate {
+    /// Append it again at the clean head, with this heat.
+    Keep(u8),
+    /// Point the directory at the copy below.
+    StepDown,
+}
+
+/// Hot entries get another round per unit of heat (a clock with a 2-bit counter in FIFO order).
+pub fn fate_in_memory(heat: u8) -> Fate {
+    match heat {
+        0 => Fate::StepDown,
+        heat => Fate::Keep(heat - 1),
+    }
+}
+
+/// Heat after one more use.
+pub fn warmer(heat: u8) -> u8 {
+    (heat + 1).min(terrace_log::addr::HEAT_MAX)
+}
+
+/// Whether a read brings an entry up: always, as long as it takes no more than
+/// a 64th of the memory.
+pub fn admit_on_read(entry_bytes: usize, memory_bytes: usize) -> bool {
+    entry_bytes <= memory_bytes / 64
+}
+
+/// Whether a clean entry that leaves DRAM enters the middle terrace: one that
+/// was used since it came, or any while there is free room.
+pub fn admit_to_middle(was_used: bool, free_segments: usize) -> bool {
+    was_used || free_segments > 1
+}
+
+/// Whether the open epoch should be closed now.
+pub fn close_epoch(p: &Pressure) -> bool {
+    let anything = p.open_dirty_bytes > 0;
+    let due = match p.sync {
+        true => anything,
+        false => anything && p.since_close_ms >= p.flush_interval_ms,
+    };
+    due || p.open_dirty_bytes >= p.dirty_max_bytes / 4
+        || (anything && p.writers_wait)
+        || p.cleaning_ready
+        || p.asked
+}
+
+/// What `close_epoch` looks at.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Pressure {
+    /// Acknowledge after durability.
+    pub sync: bool,
+    /// Dirty bytes of the open epoch.
+    pub open_dirty_bytes: u64,
+    /// The bound on dirty bytes.
+    pub dirty_max_bytes: u64,
+    /// Time since the last close.
+    pub since_close_ms: u64,
+    /// Longest time an update may stay in DRAM only.
+    pub flush_interval_ms: u64,
+    /// Somebody was refused room.
+    pub writers_wait: bool,
+    /// A victim is read and segments are needed.
+    pub cleaning_ready: bool,
+    /// Somebody wants everything durable now (checkpoint, stop).
+    pub asked: bool,
+}
+
+/// Benefit of cleaning a segment over its cost: free space gained times age,
+/// over the bytes that must be read and written (LFS; Rosenblum and Ousterhout 1992, section 3.6).
+pub fn clean_score(live_bytes: u64, segment_bytes: u64, age: u64) -> u64 {
+    let live = live_bytes.min(segment_bytes);
+    let gain = segment_bytes - live;
+    (u128::from(gain) * u128::from(age.max(1)) * 1024 / u128::from(segment_bytes + live))
+        .min(u128::from(u64::MAX)) as u64
+}
+
+/// A segment this full is not worth cleaning.
+pub fn worth_cleaning(live_bytes: u64, segment_bytes: u64) -> bool {
+    live_bytes * 100 < segment_bytes * 98
+}
+
+/// How many segments must stay out of reach of entries that live on: what the
+/// whole dirty bound needs below, two checkpoints, and slack for the cleaner.
+pub fn reserve_segments(
+    dirty_max_bytes: u64,
+    checkpoint_bytes: u64,
+    segment_bytes: u64,
+    count: usize,
+) -> usize {
+    // A segment's end is wasted when the next entry does not fit: count dirty bytes generously.
+    let dirty = (dirty_max_bytes + dirty_max_bytes / 4).div_ceil(segment_bytes) as usize + 2;
+    let checkpoints = 2 * (checkpoint_bytes.div_ceil(segment_bytes) as usize + 1);
+    dirty + checkpoints + clean_slack(count)
+}
+
+/// Free segments beside the reserve that the cleaner keeps ahead of need.
+pub fn clean_slack(count: usize) -> usize {
+    (count / 32).clamp(4, 256)
+}
+
+/// The bound on dirty bytes: half of the memory, an eighth of the SSD.
+pub fn dirty_max_bytes(memory_bytes: u64, ssd_bytes: u64) -> u64 {
+    (memory_bytes / 2).min(ssd_bytes / 8)
+}
+
+/// Whether enough was appended since the last checkpoint that replay would grow too long.
+pub fn checkpoint_due(appended_bytes: u64, lane_bytes: u64, waiting: usize, free: usize) -> bool {
+    let replay_bound = (lane_bytes / 8).clamp(8 << 20, 256 << 20);
+    appended_bytes >= replay_bound || (waiting > 0 && free < 2 * waiting)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn emptier_and_older_segments_are_cleaned_first() {
+        let seg = 1 << 19;
+        assert!(clean_score(seg / 4, seg, 10) > clean_score(seg / 2, seg, 10));
+        assert!(clean_score(seg / 2, seg, 20) > clean_score(seg / 2, seg, 10));
+        assert_eq!(clean_score(seg, seg, 1000), 0);
+        assert!(!worth_cleaning(seg * 99 / 100, seg));
+    }
+
+    #[test]
+    fn heat_runs_out() {
+        let mut heat = 3;
+        let mut rounds = 0;
+        while let Fate::Keep(next) = fate_in_memory(heat) {
+            heat = next;
+            rounds += 1;
+        }
+        assert_eq!(rounds, 3);
+    }
+
+    #[test]
+    fn an_epoch_closes_when_due_or_pressed() {
+        let calm = Pressure { dirty_max_bytes: 1000, flush_interval_ms: 1000, ..Pressure::default() };
+        assert!(!close_epoch(&calm));
+        assert!(!close_epoch(&Pressure { open_dirty_bytes: 10, since_close_ms: 999, ..calm }));
+        assert!(close_epoch(&Pressure { open_dirty_bytes: 10, since_close_ms: 1000, ..calm }));
+        assert!(close_epoch(&Pressure { open_dirty_bytes: 250, ..calm }));
+        assert!(close_epoch(&Pressure { open_dirty_bytes: 1, sync: true, ..calm }));
+        assert!(close_epoch(&Pressure { open_dirty_bytes: 1, writers_wait: true, ..calm }));
+    }
+}

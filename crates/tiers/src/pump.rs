@@ -1,0 +1,106 @@
+//! Driving a lane: completions in, operations out, a slice of background work.
+
+use crate::io::Purpose;
+use crate::lane::{Lane, Phase};
+use crate::stats::LaneStats;
+use terrace_log::Snapshot;
+use terrace_media::{Buf, MediaError, Op};
+
+/// Entries staged or moved in one slice, so that a lock is held some 100 µs at most.
+const SLICE_ENTRIES: usize = 256;
+/// Bytes of memory cleaned in one slice.
+const SLICE_CLEAN_BYTES: usize = 64 << 10;
+
+impl<D: Snapshot> Lane<D> {
+    /// Does one bounded slice of background work. True if more could be done at once.
+    pub fn slice(&mut self, clean_stop: bool) -> bool {
+        let mut more = self.stage(SLICE_ENTRIES);
+        self.start_cleaning();
+        more |= self.checkpoint_step(clean_stop);
+        more |= self.warm_step(SLICE_ENTRIES);
+        if self.memory_low() {
+            self.clean_memory(SLICE_CLEAN_BYTES);
+            more |= self.memory_low();
+        }
+        more
+    }
+
+    /// Operations that the lane wants done, each with the token for `complete`.
+    pub fn take_io(&mut self) -> Vec<(u64, Op)> {
+        self.io.take()
+    }
+    /// Whether `take_io` has something.
+    pub fn has_io(&self) -> bool {
+        self.io.has_outbox()
+    }
+    /// Whether operations are under way.
+    pub fn io_under_way(&self) -> bool {
+        self.io.busy()
+    }
+
+    /// An operation ended.
+    pub fn complete(&mut self, token: u64, result: Result<(), MediaError>, buf: Option<Buf>) {
+        let Some(done) = self.io.finish(token, result, buf) else {
+            return;
+        };
+        match done.purpose {
+            Purpose::Batch {
+                segment,
+                header,
+                start,
+            } => self.batch_written(segment, header, start, done.result),
+            Purpose::CleanRead { segment } => self.victim_read(segment, done.result, done.buf),
+            Purpose::Image { segment } => self.image_written(segment, done.result),
+            Purpose::CheckpointStep => self.checkpoint_step_done(done.result),
+            Purpose::WarmRead { segment } => self.warm_read(segment, done.result, done.buf),
+        }
+    }
+
+    /// Makes the DRAM terrace ready for a clean stop's warm image: nothing is dirty any more.
+    pub fn settle(&mut self) {
+        if self.phase == Phase::Idle && self.dirty_bytes() == 0 {
+            self.mem.seal_dirty_head();
+            self.epoch_start = self.mem.dirty_end();
+            self.staged = self.epoch_start;
+            self.durable = self.epoch_start;
+        }
+    }
+
+    /// Counters and gauges.
+    pub fn stats(&self) -> LaneStats {
+        let segment = self.cfg.segment_bytes as u64;
+        LaneStats {
+            keys: self.keys(),
+            dirty_bytes: self.dirty_bytes(),
+            dirty_max_bytes: self.dirty_max,
+            dram_bytes: self.mem.held() as u64 * segment,
+            dram_live_bytes: self.mem.live_bytes() as u64,
+            middle_bytes: self.middle.as_ref().map_or(0, |m| m.held() as u64 * segment),
+            index_bytes: self.dir.bytes() as u64,
+            buffer_bytes: self.ssd.buffer_bytes() as u64 + self.cleaning_ssd.len() as u64 * segment,
+            ssd_live_bytes: self.live_estimate,
+            ssd_usable_bytes: self.usable_bytes(),
+            ssd_free_segments: self.ssd.free().len() as u64,
+            ssd_waiting_segments: (self.releasable.len() + self.emptied.len()) as u64,
+            ssd_bad_segments: self.ssd.bad() as u64,
+            ..self.stats
+        }
+    }
+    /// Counters that the kv layer keeps in the lane.
+    pub fn count(&mut self, f: impl FnOnce(&mut LaneStats)) {
+        f(&mut self.stats);
+    }
+
+    /// Memory the lane holds beside its DRAM segments and directory, bytes.
+    pub fn buffer_bytes(&self) -> usize {
+        self.ssd.buffer_bytes() + self.cleaning_ssd.len() * self.cfg.segment_bytes
+    }
+    /// DRAM of the directory, bytes.
+    pub fn index_bytes(&self) -> usize {
+        self.dir.bytes()
+    }
+    /// DRAM segments held now.
+    pub fn memory_held(&self) -> usize {
+        self.mem.held()
+    }
+}

@@ -1,0 +1,401 @@
+//! The durable terrace of a lane: its segments on the block medium.
+//!
+//! A segment's life, and what moves it on:
+//!
+//! | state | entered by | left by |
+//! |---|---|---|
+//! | Free | release by a checkpoint | an append, checkpoint or image takes it |
+//! | Open | a head starts it | full, or a write to it failed |
+//! | Sealed | its last batch was handed out | the cleaner chose it |
+//! | Cleaning | chosen | every entry of it was looked at |
+//! | Emptied(e) | all live entries moved in epoch e | e is durable |
+//! | Releasable | epoch durable | a checkpoint begun after that is durable |
+//! | Image | checkpoint or warm image holds it | the next checkpoint replaced it |
+//! | Bad | a write to it failed | never (its earlier entries stay readable) |
+//!
+//! Promises: a segment is overwritten only from Free, and only when no reader
+//! holds a location in it. Never: decides which segment; `policy` does.
+
+use std::collections::{HashMap, VecDeque};
+use terrace_log::entry::Entry;
+use terrace_log::frame::Life;
+use terrace_log::writer::SegmentWriter;
+use terrace_log::{Loc, Terrace, UNIT_BYTES, addr};
+use terrace_media::{BLOCK_BYTES, SegBuf};
+
+/// State of a segment; see the table above.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum State {
+    /// Nothing that anyone needs.
+    Free,
+    /// A head appends to it.
+    Open,
+    /// Full, or closed early.
+    Sealed,
+    /// Being emptied.
+    Cleaning,
+    /// Emptied in this epoch.
+    Emptied(u64),
+    /// Waits for a checkpoint.
+    Releasable,
+    /// Part of a checkpoint or warm image.
+    Image,
+    /// Never written again.
+    Bad,
+}
+
+/// What is known of a segment.
+#[derive(Debug, Clone, Copy)]
+pub struct Segment {
+    /// Its state.
+    pub state: State,
+    /// Names its life on the medium; grows with every segment taken.
+    pub generation: u32,
+    /// Reads under way.
+    pub readers: u32,
+    /// Bytes written, headers included.
+    pub used_bytes: u32,
+    /// Entry bytes, by class, ever appended.
+    pub total_class_bytes: u32,
+    /// Entry bytes, by class, that are live.
+    pub live_class_bytes: u32,
+    /// Bytes of tombstones.
+    pub tomb_bytes: u32,
+    /// Seq of its first batch.
+    pub first_seq: u64,
+    /// Seq of the first batch of an earlier life whose bytes may still be on the medium.
+    pub stale_seq: u64,
+    /// Latest expiry of its entries in ms if all of them expire, else 0.
+    pub all_expired_at_ms: u64,
+}
+
+const FRESH: Segment = Segment {
+    state: State::Free,
+    generation: 0,
+    readers: 0,
+    used_bytes: 0,
+    total_class_bytes: 0,
+    live_class_bytes: 0,
+    tomb_bytes: 0,
+    first_seq: u64::MAX,
+    stale_seq: u64::MAX,
+    all_expired_at_ms: 0,
+};
+
+/// A read that brings one entry.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ReadPlan {
+    /// What is read.
+    pub loc: Loc,
+    /// Offset on the device, bytes, a multiple of the block.
+    pub offset: u64,
+    /// Length in bytes, a multiple of the block.
+    pub len: usize,
+    /// Offset of the entry in what is read.
+    pub skip: usize,
+    /// Seed of the entry's checksums.
+    pub seed: u32,
+    /// Segment held until `unpin`.
+    pub segment: u32,
+}
+
+impl Segment {
+    /// Starts over; what the medium still holds of the last life is remembered.
+    fn next_life(&self, state: State, generation: u32) -> Segment {
+        Segment {
+            state,
+            generation,
+            readers: self.readers,
+            stale_seq: self.stale_seq.min(self.first_seq),
+            ..FRESH
+        }
+    }
+}
+
+/// The lane's log on the block medium.
+pub struct Ssd {
+    /// Size of a segment.
+    pub segment_bytes: usize,
+    base: u64,
+    pool: u64,
+    lane: u16,
+    segments: Vec<Segment>,
+    free: VecDeque<u32>,
+    /// Hot head, cold head, and the one for a batch whose write failed elsewhere.
+    pub heads: [Option<SegmentWriter>; 3],
+    /// Full segments whose last writes are under way: still read from memory.
+    closing: HashMap<u32, SegmentWriter>,
+    spare_bufs: Vec<SegBuf>,
+    live_class_bytes: u64,
+    bad: usize,
+    /// The last generation given out; one count for all segments, so that a
+    /// segment whose header is lost cannot meet an old generation of its own.
+    pub generation: u32,
+}
+
+/// Buffers of segments under way that are kept for reuse.
+const SPARE_BUFS_MAX: usize = 2;
+
+impl Ssd {
+    /// `count` segments from device offset `base` on, all free.
+    pub fn new(segment_bytes: usize, base: u64, count: u32, pool: u64, lane: u16) -> Ssd {
+        Ssd {
+            segment_bytes,
+            base,
+            pool,
+            lane,
+            segments: vec![FRESH; count as usize],
+            free: (0..count).collect(),
+            heads: [None, None, None],
+            closing: HashMap::new(),
+            spare_bufs: Vec::new(),
+            live_class_bytes: 0,
+            bad: 0,
+            generation: 0,
+        }
+    }
+
+    /// Number of segments.
+    pub fn count(&self) -> usize {
+        self.segments.len()
+    }
+    /// What is known of segment `id`.
+    pub fn segment(&self, id: u32) -> &Segment {
+        &self.segments[id as usize]
+    }
+    /// For recovery and accounting.
+    pub fn segment_mut(&mut self, id: u32) -> &mut Segment {
+        &mut self.segments[id as usize]
+    }
+    /// All segments.
+    pub fn segments(&self) -> &[Segment] {
+        &self.segments
+    }
+    /// Free segments, next one first.
+    pub fn free(&self) -> &VecDeque<u32> {
+        &self.free
+    }
+    /// Replaces the free list (recovery).
+    pub fn set_free(&mut self, free: VecDeque<u32>) {
+        for &id in &free {
+            let s = &mut self.segments[id as usize];
+            *s = s.next_life(State::Free, s.generation);
+        }
+        self.free = free;
+    }
+    /// Live bytes by class.
+    pub fn live_class_bytes(&self) -> u64 {
+        self.live_class_bytes
+    }
+    /// Segments lost to failed writes.
+    pub fn bad(&self) -> usize {
+        self.bad
+    }
+    /// Bytes that live entries and tombstones really take, headers included: each
+    /// segment's used bytes in the proportion of its live class bytes.
+    pub fn live_bytes(&self) -> u64 {
+        self.segments.iter().map(live_share).sum()
+    }
+    /// Memory held for segments under way, bytes.
+    pub fn buffer_bytes(&self) -> usize {
+        let heads = self.heads.iter().flatten().count();
+        (heads + self.closing.len() + self.spare_bufs.len()) * self.segment_bytes
+    }
+    /// Writers (open or closing) that hold a buffer.
+    pub fn writers(&self) -> usize {
+        self.heads.iter().flatten().count() + self.closing.len()
+    }
+
+    /// Device offset of a segment.
+    pub fn device_offset(&self, id: u32) -> u64 {
+        self.base + u64::from(id) * self.segment_bytes as u64
+    }
+    /// Identity of the present life of a segment.
+    pub fn life(&self, id: u32) -> Life {
+        Life {
+            pool: self.pool,
+            lane: self.lane,
+            segment: id,
+            generation: self.segments[id as usize].generation,
+        }
+    }
+    /// Segment and offset in it of a location.
+    pub fn split(&self, loc: Loc) -> (u32, usize) {
+        let units = (self.segment_bytes / UNIT_BYTES) as u64;
+        let id = (loc.unit() / units) as u32;
+        (id, (loc.unit() % units) as usize * UNIT_BYTES)
+    }
+    /// Location of an entry of `len` bytes.
+    pub fn loc(&self, id: u32, offset: usize, len: usize) -> Loc {
+        let units = (self.segment_bytes / UNIT_BYTES) as u64;
+        let unit = u64::from(id) * units + (offset / UNIT_BYTES) as u64;
+        Loc::new(Terrace::Ssd, addr::class_of(len), unit)
+    }
+    /// Whether a location from outside (a checkpoint, an entry) lies in this lane.
+    pub fn contains(&self, loc: Loc) -> bool {
+        loc.terrace() == Terrace::Ssd && (self.split(loc).0 as usize) < self.segments.len()
+    }
+
+    /// Takes the next free segment that no reader holds, with a new generation.
+    pub fn take(&mut self, state: State) -> Option<u32> {
+        let at = self
+            .free
+            .iter()
+            .position(|&id| self.segments[id as usize].readers == 0)?;
+        let id = self.free.remove(at)?;
+        self.generation += 1;
+        let s = &mut self.segments[id as usize];
+        *s = s.next_life(state, self.generation);
+        Some(id)
+    }
+    /// Puts a segment back to the end of the free list.
+    pub fn release(&mut self, id: u32) {
+        let s = &mut self.segments[id as usize];
+        self.live_class_bytes -= u64::from(s.live_class_bytes);
+        *s = s.next_life(State::Free, s.generation);
+        self.free.push_back(id);
+    }
+
+    /// A zeroed buffer of a segment's size.
+    pub fn take_buf(&mut self) -> SegBuf {
+        self.spare_bufs
+            .pop()
+            .unwrap_or_else(|| SegBuf::zeroed(self.segment_bytes))
+    }
+    fn keep_buf(&mut self, writer: SegmentWriter) {
+        if self.spare_bufs.len() < SPARE_BUFS_MAX
+            && let Ok(buf) = writer.into_buf().recycle()
+        {
+            self.spare_bufs.push(buf);
+        }
+    }
+
+    /// Opens a segment at a head. False when no segment is free.
+    pub fn open_head(&mut self, head: usize, seq: u64) -> bool {
+        debug_assert!(self.heads[head].is_none());
+        let Some(id) = self.take(State::Open) else {
+            return false;
+        };
+        self.segments[id as usize].first_seq = seq;
+        let buf = self.take_buf();
+        self.heads[head] = Some(SegmentWriter::new(buf, self.life(id)));
+        true
+    }
+    /// Closes a head's segment; it stays readable from memory until `written`.
+    pub fn seal_head(&mut self, head: usize) {
+        if let Some(w) = self.heads[head].take() {
+            let id = w.life().segment;
+            let s = &mut self.segments[id as usize];
+            s.used_bytes = w.used_bytes() as u32;
+            if s.state == State::Open {
+                s.state = State::Sealed;
+            }
+            self.closing.insert(id, w);
+        }
+    }
+    /// All writes of a closing segment are finished: its buffer is let go.
+    pub fn written(&mut self, id: u32) {
+        if let Some(w) = self.closing.remove(&id) {
+            self.segments[id as usize].stale_seq = u64::MAX;
+            self.keep_buf(w);
+        }
+    }
+    /// Segments whose buffers wait for their last writes.
+    pub fn closing(&self) -> impl Iterator<Item = u32> + '_ {
+        self.closing.keys().copied()
+    }
+    /// A write to the segment failed: nothing is appended to it any more.
+    pub fn mark_bad(&mut self, id: u32) {
+        for head in 0..self.heads.len() {
+            if self.heads[head].as_ref().is_some_and(|w| w.life().segment == id) {
+                self.seal_head(head);
+            }
+        }
+        if self.segments[id as usize].state != State::Bad {
+            self.segments[id as usize].state = State::Bad;
+            self.bad += 1;
+        }
+    }
+    /// The segment cannot be read whole: it is neither cleaned nor overwritten.
+    pub fn set_aside(&mut self, id: u32) {
+        self.segments[id as usize].state = State::Bad;
+        self.bad += 1;
+    }
+    /// The segment's writer, while it has a buffer.
+    pub fn writer(&self, id: u32) -> Option<&SegmentWriter> {
+        let head = self.heads.iter().flatten().find(|w| w.life().segment == id);
+        head.or_else(|| self.closing.get(&id))
+    }
+    /// The entry at `loc` when its segment is still in memory.
+    pub fn buffered(&self, loc: Loc) -> Option<Entry<'_>> {
+        let (id, offset) = self.split(loc);
+        self.writer(id).map(|w| w.entry(offset))
+    }
+
+    /// An entry of class `loc.class()` became live at `loc`.
+    pub fn add_live(&mut self, loc: Loc) {
+        let (id, _) = self.split(loc);
+        let bytes = addr::class_bytes(loc.class()) as u32;
+        self.segments[id as usize].live_class_bytes += bytes;
+        self.live_class_bytes += u64::from(bytes);
+    }
+    /// The entry at `loc` is dead (its successor is appended).
+    pub fn kill(&mut self, loc: Loc) {
+        let (id, _) = self.split(loc);
+        let bytes = addr::class_bytes(loc.class()) as u32;
+        let s = &mut self.segments[id as usize];
+        debug_assert!(s.live_class_bytes >= bytes, "segment {id}: {s:?} loses {bytes}");
+        let bytes = bytes.min(s.live_class_bytes);
+        s.live_class_bytes -= bytes;
+        self.live_class_bytes -= u64::from(bytes);
+    }
+    /// Sets every live count to zero (recovery counts anew).
+    pub fn reset_live(&mut self) {
+        for s in &mut self.segments {
+            s.live_class_bytes = 0;
+        }
+        self.live_class_bytes = 0;
+    }
+
+    /// Plans the one read that brings the entry at `loc`, and holds its segment.
+    pub fn plan_read(&mut self, loc: Loc) -> ReadPlan {
+        let (id, offset) = self.split(loc);
+        self.segments[id as usize].readers += 1;
+        let end = (offset + addr::class_bytes(loc.class())).min(self.segment_bytes);
+        let from = offset - offset % BLOCK_BYTES;
+        let to = end.next_multiple_of(BLOCK_BYTES).min(self.segment_bytes);
+        ReadPlan {
+            loc,
+            offset: self.device_offset(id) + from as u64,
+            len: to - from,
+            skip: offset - from,
+            seed: self.life(id).seed(offset),
+            segment: id,
+        }
+    }
+    /// Ends a hold of `plan_read`.
+    pub fn unpin(&mut self, id: u32) {
+        let s = &mut self.segments[id as usize];
+        debug_assert!(s.readers > 0);
+        s.readers -= 1;
+    }
+
+    /// Lowest batch seq that any bytes on the medium may still have, free segments included.
+    pub fn oldest_seq(&self, except: u32) -> u64 {
+        let others = self.segments.iter().enumerate();
+        others
+            .filter(|(id, _)| *id as u32 != except)
+            .map(|(_, s)| s.first_seq.min(s.stale_seq))
+            .min()
+            .unwrap_or(u64::MAX)
+    }
+}
+
+/// Bytes of a segment that must be kept.
+pub fn live_share(s: &Segment) -> u64 {
+    let keep = match s.total_class_bytes {
+        0 => 0,
+        total => u64::from(s.used_bytes) * u64::from(s.live_class_bytes) / u64::from(total),
+    };
+    keep + u64::from(s.tomb_bytes)
+}

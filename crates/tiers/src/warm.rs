@@ -1,0 +1,184 @@
+//! The warm image: what was in DRAM at a clean stop comes back in the background.
+//!
+//! At the stop each clean memory segment is written as it is, newest first, into
+//! free SSD segments. At the start they are read one by one; an entry whose slot
+//! still names its copy below is appended to DRAM. Never: trusts the image more
+//! than the directory; delays a first reply.
+
+use crate::image::ImageWriter;
+use crate::io::Purpose;
+use crate::lane::{Lane, SPARE_SEGMENTS};
+use crate::mem::Head;
+use crate::ssd::State;
+use terrace_log::entry::Entry;
+use terrace_log::frame::{SEGMENT_HEADER_BYTES, SegmentHeader, Use};
+use terrace_log::{Kind, NewEntry, Slot, Snapshot};
+use terrace_media::{Buf, MediaError, Op};
+
+/// The warm image being read back.
+pub(crate) struct WarmJob {
+    segment: u32,
+    buf: Option<Buf>,
+    at: usize,
+    end: usize,
+    left: usize,
+}
+
+impl<D: Snapshot> Lane<D> {
+    /// Writes the clean memory segments, newest first, as far as free segments go.
+    pub(crate) fn write_warm_image(&mut self) -> Option<u32> {
+        let keep = self.checkpoint_segments() + 2;
+        let mut image = ImageWriter::new(Use::Warm);
+        for id in self.mem.clean_ids().into_iter().rev() {
+            if self.ssd.free().len() <= keep {
+                break;
+            }
+            let live = self.live_entries(id);
+            // Each memory segment is one part; a chain continues with the next.
+            let more = !image.segments().is_empty();
+            if (more && image.end_part(&mut self.ssd, &mut self.io, true).is_err())
+                || image.push(&mut self.ssd, &mut self.io, &live).is_err()
+            {
+                break;
+            }
+        }
+        let ended = image.end_part(&mut self.ssd, &mut self.io, false);
+        self.stats.written_image_bytes += image.written_bytes;
+        self.warm_written = image.segments().to_vec();
+        ended.ok()?;
+        image.segments().first().copied()
+    }
+
+    /// The live entries of a memory segment, one after the other.
+    fn live_entries(&self, id: u32) -> Vec<u8> {
+        let mut out = Vec::with_capacity(self.mem.capacity_bytes());
+        let mut at = 0;
+        while let Some((loc, next)) = self.mem.victim_entry(id, at) {
+            let e = self.mem.entry(loc);
+            if e.kind() == Kind::Value && self.dir.names(e.subject(&self.cfg.hasher), loc) {
+                out.extend_from_slice(e.as_bytes());
+            }
+            at = next;
+        }
+        out
+    }
+
+    /// Starts to read the image whose first segment is `first` back.
+    pub(crate) fn start_warming(&mut self, first: u32) {
+        self.warm = Some(WarmJob {
+            segment: first,
+            buf: None,
+            at: 0,
+            end: 0,
+            left: self.ssd.count(),
+        });
+        self.read_warm(first);
+    }
+
+    /// Whether the image is still being read back.
+    pub fn warming(&self) -> bool {
+        self.warm.is_some()
+    }
+
+    fn read_warm(&mut self, segment: u32) {
+        let op = Op::Read {
+            offset: self.ssd.device_offset(segment),
+            buf: Buf::zeroed(self.cfg.segment_bytes),
+        };
+        self.io.send(Purpose::WarmRead { segment }, op);
+    }
+
+    pub(crate) fn warm_read(&mut self, segment: u32, result: Result<(), MediaError>, buf: Option<Buf>) {
+        let life = self.ssd.life(segment);
+        let Some(job) = &mut self.warm else { return };
+        let header = buf
+            .as_ref()
+            .filter(|_| result.is_ok() && job.segment == segment)
+            .and_then(|b| SegmentHeader::read(b, life.pool, life.lane, segment));
+        let good = match (&header, &buf) {
+            (Some(h), Some(b)) => {
+                let end = SEGMENT_HEADER_BYTES + h.len_bytes as usize;
+                job.at = SEGMENT_HEADER_BYTES;
+                job.end = end;
+                h.used_for == Use::Warm
+                    && end <= b.len()
+                    && crc32c::crc32c(&b[SEGMENT_HEADER_BYTES..end]) == h.payload_crc
+            }
+            _ => false,
+        };
+        match good {
+            true => job.buf = buf,
+            // It only costs warmth.
+            false => self.warm_drop(),
+        }
+    }
+
+    /// Brings up to `entries` entries back. True if it could go on at once.
+    pub fn warm_step(&mut self, entries: usize) -> bool {
+        let Some(mut job) = self.warm.take() else {
+            return false;
+        };
+        let Some(buf) = job.buf.take() else {
+            self.warm = Some(job);
+            return false;
+        };
+        for _ in 0..entries {
+            if job.at >= job.end || self.mem.free_segments() <= SPARE_SEGMENTS + 1 {
+                self.next_warm_part(job, &buf);
+                return true;
+            }
+            let e = Entry::in_memory(&buf[job.at..job.end]);
+            job.at += e.len_bytes();
+            self.warm_entry(&e);
+        }
+        job.buf = Some(buf);
+        self.warm = Some(job);
+        true
+    }
+
+    fn warm_entry(&mut self, e: &Entry<'_>) {
+        let who = e.subject(&self.cfg.hasher);
+        let below = e.link();
+        let Some(slot) = self.dir.find(who, |s| s.loc() == below) else {
+            return;
+        };
+        let new = NewEntry {
+            flags: 0,
+            ..e.to_new()
+        };
+        if let Some(up) = self.mem.append(Head::Clean, &new, SPARE_SEGMENTS) {
+            self.dir.swing(who, below, Slot::new(up, slot.heat()));
+            self.stats.warmed += 1;
+        }
+    }
+
+    fn next_warm_part(&mut self, job: WarmJob, buf: &Buf) {
+        let life = self.ssd.life(job.segment);
+        let next = SegmentHeader::read(buf, life.pool, life.lane, job.segment).map_or(0, |h| h.next);
+        let full = self.mem.free_segments() <= SPARE_SEGMENTS + 1;
+        let valid = next > 0 && (next as usize) <= self.ssd.count() && job.left > 0 && !full;
+        if !valid {
+            self.warm_drop();
+            return;
+        }
+        self.warm = Some(WarmJob {
+            segment: next - 1,
+            buf: None,
+            at: 0,
+            end: 0,
+            left: job.left - 1,
+        });
+        self.read_warm(next - 1);
+    }
+
+    /// Ends warming; the image's segments wait for the next checkpoint.
+    pub(crate) fn warm_drop(&mut self) {
+        self.warm = None;
+        for id in std::mem::take(&mut self.warm_written) {
+            if self.ssd.segment(id).state == State::Image {
+                self.ssd.segment_mut(id).state = State::Releasable;
+                self.releasable.push(id);
+            }
+        }
+    }
+}
