@@ -1,2 +1,188 @@
-//! To be written.
-fn main() {}
+//! The command `terrace`: reads its arguments and calls the rooms that do the work. It exits with 0 when all is well,
+//! 1 when something failed or was found wrong, and 2 when it was called wrongly. Results go to stdout, everything else
+//! to stderr.
+
+mod config;
+mod doctor;
+mod pool;
+mod progress;
+mod serve;
+mod size;
+
+use std::io::IsTerminal;
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use clap::{Args, Parser, Subcommand};
+use tracing_subscriber::filter::LevelFilter;
+
+/// It was called wrongly: nothing was done.
+#[derive(Debug)]
+pub struct Misuse(pub anyhow::Error);
+
+/// How a command ends.
+pub enum Failure {
+    /// Exit code 2.
+    Misuse(anyhow::Error),
+    /// Exit code 1.
+    Failed(anyhow::Error),
+}
+
+impl From<anyhow::Error> for Failure {
+    fn from(e: anyhow::Error) -> Self {
+        Failure::Failed(e)
+    }
+}
+
+/// Memory larger than DRAM: a key-value server whose data may be many times larger than its bound on DRAM, and survives
+/// crashes.
+#[derive(Parser)]
+#[command(
+    name = "terrace",
+    version,
+    about,
+    after_help = "Example:\n  terrace serve --pool ./pool --dram 256M --ssd 2G\n  redis-cli -p 6380 set hello world"
+)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Serve a pool over the Redis protocol
+    #[command(
+        after_help = "Example:\n  terrace serve --pool ./pool --dram 256M --ssd 2G --resp 127.0.0.1:6380"
+    )]
+    Serve(ServeArgs),
+    /// Make, look at, verify or remove a pool
+    #[command(subcommand)]
+    Pool(pool::PoolCommand),
+    /// Say what this machine allows, and what falls back to what
+    #[command(after_help = "Example:\n  terrace doctor /var/lib/terrace")]
+    Doctor(DoctorArgs),
+    /// Measure beside peers (`terrace bench list` names the benches)
+    #[command(after_help = "Example:\n  terrace bench first --out out/bench/first")]
+    Bench(BenchArgs),
+}
+
+#[derive(Args)]
+struct ServeArgs {
+    #[command(flatten)]
+    flags: config::Flags,
+    /// TOML file with any of these flags; flags on the command line win
+    #[arg(long, value_name = "FILE")]
+    config: Option<PathBuf>,
+}
+
+#[derive(Args)]
+struct DoctorArgs {
+    /// Where the pool is, or is to be
+    #[arg(default_value = ".")]
+    dir: PathBuf,
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Args)]
+struct BenchArgs {
+    /// The bench, or `list`
+    name: String,
+    /// Print the record as JSON instead of a table
+    #[arg(long)]
+    json: bool,
+    /// Where files go [default: out/bench/NAME]
+    #[arg(long, value_name = "DIR")]
+    out: Option<PathBuf>,
+    /// A directory on the disk to measure [default: `work` in the output directory]
+    #[arg(long, value_name = "DIR")]
+    work: Option<PathBuf>,
+    /// Rounds of each peer in each case
+    #[arg(long, default_value_t = 5)]
+    repeats: u32,
+    /// Length of a round in seconds
+    #[arg(long, default_value_t = 4.0)]
+    seconds: f64,
+    /// Only this part of the bench (may be given several times)
+    #[arg(long, value_name = "PART")]
+    only: Vec<String>,
+    /// Divides data sizes, for a quick look; bars are judged at 1 only
+    #[arg(long, default_value_t = 1, value_name = "N")]
+    scale_divisor: u64,
+}
+
+fn main() -> ExitCode {
+    let cli = Cli::parse();
+    if let Err(refused) = log_to_stderr() {
+        eprintln!("terrace: {refused}");
+        return ExitCode::from(2);
+    }
+    let ended = match cli.command {
+        Command::Serve(args) => serve::run(args.flags, args.config.as_deref()).map(|()| 0),
+        Command::Pool(command) => pool::run(command),
+        Command::Doctor(args) => run_doctor(&args),
+        Command::Bench(args) => run_bench(args),
+    };
+    match ended {
+        Ok(code) => ExitCode::from(code),
+        Err(Failure::Failed(e)) => {
+            eprintln!("terrace: {e:#}");
+            ExitCode::from(1)
+        }
+        Err(Failure::Misuse(e)) => {
+            eprintln!("terrace: {e:#}\nFor more information, try '--help'.");
+            ExitCode::from(2)
+        }
+    }
+}
+
+/// Log lines go to stderr, plain when that is not a terminal. TERRACE_LOG chooses how many.
+fn log_to_stderr() -> Result<(), String> {
+    let level = match std::env::var("TERRACE_LOG") {
+        Err(_) => LevelFilter::INFO,
+        Ok(text) => text.parse().map_err(|_| {
+            format!("TERRACE_LOG is `{text}`; allowed are error, warn, info, debug, trace and off")
+        })?,
+    };
+    let colours = std::io::stderr().is_terminal();
+    tracing_subscriber::fmt()
+        .with_writer(std::io::stderr)
+        .with_ansi(colours)
+        .with_target(false)
+        .with_max_level(level)
+        .init();
+    Ok(())
+}
+
+fn run_doctor(args: &DoctorArgs) -> Result<u8, Failure> {
+    let report = doctor::report(&args.dir);
+    if args.json {
+        print_json(&report)?;
+    } else {
+        print!("{report}");
+    }
+    Ok(u8::from(!report.can_run()))
+}
+
+fn run_bench(args: BenchArgs) -> Result<u8, Failure> {
+    let options = terrace_bench::Options {
+        json: args.json,
+        out_dir: args.out,
+        work_dir: args.work,
+        repeats: args.repeats,
+        seconds: args.seconds,
+        only: args.only,
+        scale_divisor: args.scale_divisor,
+        ..terrace_bench::Options::default()
+    };
+    let code = terrace_bench::run(&args.name, options)?;
+    Ok(u8::try_from(code).unwrap_or(1))
+}
+
+/// Prints a result for programs.
+fn print_json(value: &impl serde::Serialize) -> Result<(), Failure> {
+    let text = serde_json::to_string_pretty(value).map_err(anyhow::Error::from)?;
+    println!("{text}");
+    Ok(())
+}

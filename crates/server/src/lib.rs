@@ -9,6 +9,7 @@ mod conn;
 mod glob;
 mod info;
 mod intake;
+mod kv_store;
 pub mod limits;
 mod resp;
 mod service;
@@ -27,6 +28,7 @@ use std::time::Instant;
 use mio::{Poll, Waker};
 use socket2::{Domain, Protocol, Socket, Type};
 
+pub use crate::kv_store::{KvStore, PoolFactory};
 use crate::limits::{LISTEN_BACKLOG, RESERVED_FDS, SOCKET_BUFFER_BYTES};
 use crate::shared::{Inbox, Shared};
 use crate::store::StoreFactory;

@@ -2,13 +2,13 @@
 //! is a setting: settings live in `ServerOptions`.
 
 /// The longest key, as the store promises it.
-pub const KEY_MAX_BYTES: usize = 65_535;
+pub const KEY_MAX_BYTES: usize = terrace_kv::KEY_MAX_BYTES;
 /// The longest value that is handed over in one piece; longer ones are streamed.
-pub const INLINE_MAX_BYTES: usize = 65_536;
+pub const INLINE_MAX_BYTES: usize = terrace_kv::INLINE_MAX_BYTES;
 /// The longest value at all.
-pub const VALUE_MAX_BYTES: u64 = 64 << 20;
+pub const VALUE_MAX_BYTES: u64 = terrace_kv::VALUE_MAX_BYTES;
 /// The pieces a streamed value consists of (all but the last have exactly this length).
-pub const PIECE_BYTES: usize = 61_440;
+pub const PIECE_BYTES: usize = terrace_kv::PIECE_BYTES;
 /// The longest bulk string the protocol lets a client announce (Redis's `proto-max-bulk-len`).
 pub const BULK_MAX_BYTES: i64 = 512 << 20;
 /// The most arguments of one command.

@@ -1,0 +1,223 @@
+//! The settings of `terrace serve`, from flags and from a TOML file that may hold every flag under its own name. Flags
+//! win over the file, the file over the defaults; a name that is not known is refused, so that no typo goes unnoticed.
+
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use anyhow::{Context, Result, anyhow, bail};
+use clap::{Args, ValueEnum};
+use serde::Deserialize;
+
+use crate::size::Size;
+
+/// The longest flush interval: what a crash can cost must stay something one has in mind.
+const FLUSH_INTERVAL_MAX_MS: u64 = 60_000;
+/// The most clients at once.
+const CLIENTS_MAX: usize = 1_000_000;
+
+/// When an update is acknowledged.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Durability {
+    /// When it is on the disk: a crash loses nothing.
+    Sync,
+    /// When it is in memory: a crash loses at most the flush interval.
+    Async,
+}
+
+/// The flags of `terrace serve`, each of which the file may hold, too.
+#[derive(Debug, Clone, Default, Args, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case", default)]
+pub struct Flags {
+    /// Directory of the pool; it is made when it is not there
+    #[arg(long, value_name = "DIR")]
+    pub pool: Option<PathBuf>,
+    /// The bound on DRAM, everything counted, like 256M or 8G
+    #[arg(long, value_name = "SIZE")]
+    pub dram: Option<Size>,
+    /// Size of the pool's file when it is made [default: four times --dram]
+    #[arg(long, value_name = "SIZE")]
+    pub ssd: Option<Size>,
+    /// Loopback address to serve the Redis protocol on [default: 127.0.0.1:6380]
+    #[arg(long, value_name = "ADDR")]
+    pub resp: Option<SocketAddr>,
+    /// When an update is acknowledged [default: sync]
+    #[arg(long, value_enum)]
+    pub durability: Option<Durability>,
+    /// With --durability async, how long an update may be in memory only [default: 1000]
+    #[arg(long, value_name = "MS")]
+    pub flush_interval: Option<u64>,
+    /// Threads that serve [default: one for each CPU, at most 8]
+    #[arg(long, value_name = "N")]
+    pub threads: Option<usize>,
+    /// The most connections at once [default: 10000]
+    #[arg(long, value_name = "N")]
+    pub max_clients: Option<usize>,
+}
+
+/// Settings that were checked.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Settings {
+    /// Directory of the pool.
+    pub pool: PathBuf,
+    /// The bound on DRAM.
+    pub dram: Size,
+    /// Size of the SSD terrace when the pool is made; 0: as the pool chooses.
+    pub ssd: Size,
+    /// Where to serve.
+    pub resp: SocketAddr,
+    /// When an update is acknowledged.
+    pub durability: Durability,
+    /// Longest time in memory only.
+    pub flush_interval: Duration,
+    /// Threads that serve; 0: as many as the pool has lanes, or the default when it is made.
+    pub threads: usize,
+    /// Most connections.
+    pub max_clients: usize,
+}
+
+impl Flags {
+    /// What the file at `path` says.
+    ///
+    /// # Errors
+    /// When it cannot be read, is no TOML, or holds a name that is not a flag.
+    pub fn from_file(path: &Path) -> Result<Flags> {
+        let text = std::fs::read_to_string(path)
+            .with_context(|| format!("cannot read {}", path.display()))?;
+        toml::from_str(&text)
+            .map_err(|e| anyhow!("{}: {}", path.display(), e.to_string().trim_end()))
+    }
+
+    /// These, and where they say nothing, `file`'s.
+    pub fn over(self, file: Flags) -> Flags {
+        Flags {
+            pool: self.pool.or(file.pool),
+            dram: self.dram.or(file.dram),
+            ssd: self.ssd.or(file.ssd),
+            resp: self.resp.or(file.resp),
+            durability: self.durability.or(file.durability),
+            flush_interval: self.flush_interval.or(file.flush_interval),
+            threads: self.threads.or(file.threads),
+            max_clients: self.max_clients.or(file.max_clients),
+        }
+    }
+
+    /// Fills in defaults and checks bounds.
+    ///
+    /// # Errors
+    /// When something is missing or out of its bounds.
+    pub fn settings(self) -> Result<Settings> {
+        let Some(pool) = self.pool else {
+            bail!("no pool was named; say --pool DIR (or `pool` in the file)")
+        };
+        let Some(dram) = self.dram else {
+            bail!("no bound on DRAM was given; say --dram SIZE, like 256M (or `dram` in the file)");
+        };
+        let durability = self.durability.unwrap_or(Durability::Sync);
+        let flush_interval_ms = self.flush_interval.unwrap_or(1_000);
+        if !(1..=FLUSH_INTERVAL_MAX_MS).contains(&flush_interval_ms) {
+            bail!(
+                "--flush-interval is {flush_interval_ms} ms; allowed are 1 to {FLUSH_INTERVAL_MAX_MS} ms"
+            );
+        }
+        if self.flush_interval.is_some() && durability == Durability::Sync {
+            bail!(
+                "--flush-interval has no meaning with durability sync, where nothing waits; say --durability async, or leave it out"
+            );
+        }
+        let threads = self.threads.unwrap_or(0);
+        if self.threads == Some(0) || threads > terrace_server::THREADS_MAX {
+            bail!(
+                "--threads is {threads}; allowed are 1 to {}",
+                terrace_server::THREADS_MAX
+            );
+        }
+        let max_clients = self.max_clients.unwrap_or(10_000);
+        if !(1..=CLIENTS_MAX).contains(&max_clients) {
+            bail!("--max-clients is {max_clients}; allowed are 1 to {CLIENTS_MAX}");
+        }
+        let resp = self
+            .resp
+            .unwrap_or(SocketAddr::from(([127, 0, 0, 1], 6380)));
+        if !resp.ip().is_loopback() {
+            // Said before a pool is made or recovered for nothing.
+            bail!(terrace_server::ServerError::NotLoopback(resp));
+        }
+        Ok(Settings {
+            pool,
+            dram,
+            ssd: self.ssd.unwrap_or(Size(0)),
+            resp,
+            durability,
+            flush_interval: Duration::from_millis(flush_interval_ms),
+            threads,
+            max_clients,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn file(text: &str) -> Result<Flags> {
+        Ok(toml::from_str(text)?)
+    }
+
+    #[test]
+    fn flags_win_over_the_file_and_the_file_over_defaults() {
+        let from_file = file("pool = 'a'\ndram = '256M'\nresp = '127.0.0.1:7000'\ndurability = 'async'\nflush-interval = 500").unwrap();
+        let flags = Flags {
+            dram: Some(Size(1 << 30)),
+            ..Flags::default()
+        };
+        let settings = flags.over(from_file).settings().unwrap();
+        assert_eq!(settings.pool, PathBuf::from("a"));
+        assert_eq!(settings.dram, Size(1 << 30));
+        assert_eq!(settings.resp.port(), 7000);
+        assert_eq!(
+            (settings.durability, settings.flush_interval),
+            (Durability::Async, Duration::from_millis(500))
+        );
+        assert_eq!(settings.max_clients, 10_000);
+    }
+
+    #[test]
+    fn the_default_is_safe() {
+        let flags = file("pool = 'a'\ndram = 268435456").unwrap();
+        let settings = flags.settings().unwrap();
+        assert_eq!(settings.durability, Durability::Sync);
+        assert_eq!(settings.dram, Size(256 << 20));
+        assert!(settings.resp.ip().is_loopback());
+    }
+
+    #[test]
+    fn what_is_wrong_is_named() {
+        for (text, want) in [
+            ("pol = 'a'", "unknown field `pol`"),
+            ("dram = '256X'", "`256X`"),
+            ("dram = -1", "negative"),
+            ("durability = 'never'", "never"),
+        ] {
+            let refused = file(text).unwrap_err().to_string();
+            assert!(refused.contains(want), "{refused}");
+        }
+        for (text, want) in [
+            ("dram = '1G'", "--pool DIR"),
+            ("pool = 'a'", "--dram SIZE"),
+            ("pool = 'a'\ndram = '1G'\nthreads = 0", "allowed are 1 to"),
+            (
+                "pool = 'a'\ndram = '1G'\ndurability='async'\nflush-interval = 0",
+                "allowed are 1 to 60000 ms",
+            ),
+            (
+                "pool = 'a'\ndram = '1G'\nflush-interval = 10",
+                "no meaning with durability sync",
+            ),
+        ] {
+            let refused = file(text).unwrap().settings().unwrap_err().to_string();
+            assert!(refused.contains(want), "{refused}");
+        }
+    }
+}

@@ -1,0 +1,107 @@
+//! `terrace serve`: opens the pool (or makes it), serves it until a signal or SHUTDOWN, and stops cleanly: everything
+//! flushed, so that the next start is a warm one.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use anyhow::{Context, anyhow};
+use signal_hook::consts::{SIGINT, SIGTERM};
+use signal_hook::iterator::Signals;
+use terrace_pool::Pool;
+use terrace_server::{PoolFactory, Server, ServerError, ServerOptions, Stopper};
+
+use crate::Failure;
+use crate::config::{Durability, Flags, Settings};
+use crate::progress::Progress;
+
+/// The most threads that are taken without being asked for.
+const THREADS_DEFAULT_MAX: usize = 8;
+
+/// Serves until stopped.
+///
+/// # Errors
+/// `Misuse` for settings that make no sense; `Failed` when the pool or the address cannot be had, or the stop was not
+/// clean.
+pub fn run(flags: Flags, file: Option<&Path>) -> Result<(), Failure> {
+    let file = match file {
+        Some(path) => Flags::from_file(path).map_err(Failure::Misuse)?,
+        None => Flags::default(),
+    };
+    let settings = flags.over(file).settings().map_err(Failure::Misuse)?;
+    // Before anything else: a signal during a long recovery must not be lost.
+    let signals = Signals::new([SIGINT, SIGTERM]).context("cannot listen to signals")?;
+    let pool = open(&settings)?;
+    let served = serve(&pool, &settings, signals);
+    tracing::info!("stopping: flushing what is in memory");
+    let closed = pool
+        .close()
+        .map_err(|e| Failure::Failed(anyhow!("the pool was not closed cleanly: {e}")));
+    served.and(closed)?;
+    tracing::info!("stopped cleanly");
+    Ok(())
+}
+
+fn threads(settings: &Settings) -> usize {
+    match settings.threads {
+        0 => std::thread::available_parallelism()
+            .map_or(1, usize::from)
+            .min(THREADS_DEFAULT_MAX),
+        n => n,
+    }
+}
+
+fn open(settings: &Settings) -> Result<Arc<Pool>, Failure> {
+    let options = terrace_pool::Options {
+        dir: settings.pool.clone(),
+        dram_bytes: settings.dram.0,
+        ssd_bytes: settings.ssd.0,
+        durability: match settings.durability {
+            Durability::Sync => terrace_pool::Durability::Sync,
+            Durability::Async => terrace_pool::Durability::Async,
+        },
+        flush_interval: settings.flush_interval,
+        threads: threads(settings),
+        ..terrace_pool::Options::default()
+    };
+    let mut progress = Progress::default();
+    let pool = Pool::open_or_create(options, &mut |step, done, total| {
+        progress.show(step, done, total)
+    });
+    progress.finish();
+    pool.map_err(|e| Failure::Failed(e.into()))
+}
+
+fn serve(pool: &Arc<Pool>, settings: &Settings, signals: Signals) -> Result<(), Failure> {
+    let options = ServerOptions {
+        listen: settings.resp,
+        threads: threads(settings),
+        max_clients: settings.max_clients,
+    };
+    let server =
+        Server::bind(&options, Arc::new(PoolFactory(pool.clone()))).map_err(|e| match e {
+            ServerError::NotLoopback(_) | ServerError::Threads(_) => Failure::Misuse(e.into()),
+            other => Failure::Failed(other.into()),
+        })?;
+    stop_on_signal(signals, server.stopper())?;
+    tracing::info!(
+        "serving the Redis protocol on {} ({} threads, {} of DRAM, durability {}); stop with Ctrl-C",
+        server.local_addr(),
+        options.threads,
+        settings.dram,
+        if pool.is_sync() { "sync" } else { "async" },
+    );
+    server.run().map_err(|e| Failure::Failed(e.into()))
+}
+
+fn stop_on_signal(mut signals: Signals, stopper: Stopper) -> Result<(), Failure> {
+    let body = move || {
+        for _ in signals.forever() {
+            stopper.stop();
+        }
+    };
+    std::thread::Builder::new()
+        .name("signals".to_string())
+        .spawn(body)
+        .context("cannot start a thread")?;
+    Ok(())
+}
