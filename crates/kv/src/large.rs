@@ -10,7 +10,7 @@
 
 use crate::find::{Found, fetch, find, may_write, place, reserve};
 use crate::read::read;
-use crate::{KvError, KvErrorKind, Outcome, PIECE_BYTES, Step, VALUE_MAX_BYTES, Wait};
+use crate::{INLINE_MAX_BYTES, KvError, KvErrorKind, Outcome, PIECE_BYTES, Step, VALUE_MAX_BYTES, Wait};
 use parking_lot::Mutex;
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
@@ -30,9 +30,18 @@ pub(crate) struct Binder {
     pub version: u64,
 }
 
+/// Length of the pieces in a pool: [`PIECE_BYTES`], less where segments are small (tests).
+pub fn piece_bytes(w: &Worker) -> usize {
+    PIECE_BYTES.min(w.pool().superblock().segment_bytes as usize / 128 * 15)
+}
+/// Longest value in one entry in a pool: [`INLINE_MAX_BYTES`], less where segments are small.
+pub fn inline_max_bytes(w: &Worker) -> usize {
+    INLINE_MAX_BYTES.min(w.pool().superblock().segment_bytes as usize / 8)
+}
+
 impl Binder {
-    pub(crate) fn pieces(&self) -> u32 {
-        self.len.div_ceil(PIECE_BYTES as u64) as u32
+    pub(crate) fn pieces(&self, piece_bytes: usize) -> u32 {
+        self.len.div_ceil(piece_bytes as u64) as u32
     }
     pub(crate) fn encode(&self) -> [u8; 16] {
         let mut out = [0; 16];
@@ -126,6 +135,7 @@ impl Registry {
 /// A hold on one version of a big value: its pieces stay while it is held.
 pub struct LargeRef {
     binder: Binder,
+    piece_bytes: usize,
     shared: Arc<Shared>,
 }
 
@@ -136,11 +146,12 @@ impl std::fmt::Debug for LargeRef {
 }
 
 impl LargeRef {
-    pub(crate) fn hold(shared: &Arc<Shared>, value: &[u8]) -> Option<LargeRef> {
+    pub(crate) fn hold(shared: &Arc<Shared>, value: &[u8], piece_bytes: usize) -> Option<LargeRef> {
         let binder = binder(value)?;
         *shared.0.lock().readers.entry(binder.version).or_default() += 1;
         Some(LargeRef {
             binder,
+            piece_bytes,
             shared: shared.clone(),
         })
     }
@@ -151,7 +162,7 @@ impl LargeRef {
     }
     /// Number of pieces.
     pub fn pieces(&self) -> u32 {
-        self.binder.pieces()
+        self.binder.pieces(self.piece_bytes)
     }
 }
 
@@ -326,7 +337,7 @@ fn internal<'a>(key: &'a [u8], value: &'a [u8], flags: u8) -> NewEntry<'a> {
 pub fn upload_piece(w: &mut Worker, _t: &mut Task, upload: &mut Upload, piece: &[u8]) -> Outcome<()> {
     may_write(w)?;
     let left = upload.binder.len - upload.received;
-    let expected = left.min(PIECE_BYTES as u64);
+    let expected = left.min(piece_bytes(w) as u64);
     if piece.len() as u64 != expected {
         return Err(KvError::wrong("a piece has the wrong length"));
     }

@@ -16,7 +16,7 @@ mod scan;
 mod write;
 
 pub use error::{KvError, KvErrorKind};
-pub use large::{LargeRef, Upload, read_piece, release, upload_abort, upload_begin, upload_piece};
+pub use large::{LargeRef, Upload, inline_max_bytes, piece_bytes, read_piece, release, upload_abort, upload_begin, upload_piece};
 pub use maintain::Maintainer;
 pub use read::{ExpiryOf, dbsize, exists, expiry, get, strlen};
 pub use scan::scan;

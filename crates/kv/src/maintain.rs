@@ -156,7 +156,7 @@ fn start(w: &mut Worker, task: &mut Task, next: &mut u16) -> Outcome<bool> {
 
 /// Deletes some pieces, and the record after the last. Done(None): all gone.
 fn delete_pieces(w: &mut Worker, task: &mut Task, doomed: &Doomed, from: u32) -> Outcome<Option<u32>> {
-    let pieces = doomed.binder.pieces();
+    let pieces = doomed.binder.pieces(large::piece_bytes(w));
     let until = (from + PIECES_PER_STEP).min(pieces);
     let keys: Vec<Vec<u8>> = match from < pieces {
         true => (from..until).map(|n| piece_key(doomed.binder.version, n).to_vec()).collect(),

@@ -46,14 +46,14 @@ pub(crate) fn read<R>(
         }
         Found::Gone(slot) => {
             lane.count(|s| s.absent += 1);
-            let wait = lane.undurable(slot).then(|| lane.open_epoch());
+            let wait = lane.durable_with(slot);
             expire_seen(t, &mut lane, at, key);
             (f(None), wait)
         }
         Found::Here { slot, fetched } => {
             let e = entry_of(t, &lane, at, slot, fetched);
             let result = f(Some(e));
-            let wait = lane.undurable(slot).then(|| lane.open_epoch());
+            let wait = lane.durable_with(slot);
             match (fetched, slot.loc().terrace()) {
                 (true, _) => {
                     let wrong = t.all_fetched().len() as u64 - 1;
@@ -110,13 +110,14 @@ fn e_of(t: &Task, lane: u16, slot: terrace_log::Slot) -> Entry<'_> {
 /// The value of `key`.
 pub fn get<R>(w: &mut Worker, t: &mut Task, key: &[u8], f: impl FnOnce(Value<'_>) -> R) -> Outcome<R> {
     let registry = large::registry(w);
-    read(w, t, 0, key, true, |e| f(value_of(&registry, e)))
+    let piece = large::piece_bytes(w);
+    read(w, t, 0, key, true, |e| f(value_of(&registry, piece, e)))
 }
 
-pub(crate) fn value_of<'a>(registry: &Arc<large::Shared>, e: Option<Entry<'a>>) -> Value<'a> {
+pub(crate) fn value_of<'a>(registry: &Arc<large::Shared>, piece_bytes: usize, e: Option<Entry<'a>>) -> Value<'a> {
     match e {
         None => Value::Absent,
-        Some(e) if e.kind() == Kind::Binder => match LargeRef::hold(registry, e.value()) {
+        Some(e) if e.kind() == Kind::Binder => match LargeRef::hold(registry, e.value(), piece_bytes) {
             Some(large) => Value::Large(large),
             None => Value::Absent,
         },
@@ -157,9 +158,9 @@ pub fn exists(w: &mut Worker, t: &mut Task, keys: &[&[u8]]) -> Outcome<u64> {
             Found::Read(plan) => reads.push((at.lane, plan)),
             Found::Here { slot, .. } => {
                 count += 1;
-                wait = wait.or(lane.undurable(slot).then(|| lane.open_epoch()));
+                wait = wait.max(lane.durable_with(slot));
             }
-            Found::Gone(slot) => wait = wait.or(lane.undurable(slot).then(|| lane.open_epoch())),
+            Found::Gone(slot) => wait = wait.max(lane.durable_with(slot)),
             Found::Absent => {}
         }
         if reads.len() >= crate::find::READS_PER_TASK_MAX {

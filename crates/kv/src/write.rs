@@ -8,7 +8,7 @@ use crate::find::{Found, Place, READS_PER_TASK_MAX, entry_of, fetch, find, may_w
 use crate::large::{self, Binder, Doomed, RECORD_BYTES, RecordSlot, Shared, Upload};
 use crate::number::parse_i64;
 use crate::read::value_of;
-use crate::{INLINE_MAX_BYTES, KEY_MAX_BYTES, KEYS_PER_COMMAND_MAX, KvError, KvErrorKind, Outcome, Step, Value, Wait};
+use crate::{KEY_MAX_BYTES, inline_max_bytes,  KEYS_PER_COMMAND_MAX, KvError, KvErrorKind, Outcome, Step, Value, Wait};
 use std::sync::Arc;
 use terrace_log::entry::{Entry, entry_bytes};
 use terrace_log::{Kind, Loc, NewEntry, Slot};
@@ -66,7 +66,6 @@ struct Prev {
     slot: Slot,
     /// Set when the entry, expired or not, binds pieces.
     binder: Option<Binder>,
-    expiry_ms: Option<u64>,
     present: bool,
 }
 
@@ -87,7 +86,6 @@ fn prev_of(t: &Task, lane: &Lane, at: Place, found: Found) -> Option<Prev> {
     Some(Prev {
         slot,
         binder,
-        expiry_ms: e.expiry_ms(),
         present,
     })
 }
@@ -115,10 +113,11 @@ fn change<'a>(w: &Worker, key: &'a [u8], value: Option<&NewValue<'_>>, expiry: b
     check_key(key)?;
     let (len, upload) = match value {
         None => (0, None),
-        Some(NewValue::Inline(v)) if v.len() > INLINE_MAX_BYTES => {
+        Some(NewValue::Inline(v)) if v.len() > inline_max_bytes(w) => {
+            let most = inline_max_bytes(w);
             return Err(KvError::new(
                 KvErrorKind::TooLarge,
-                format!("the value has {} bytes; above {INLINE_MAX_BYTES} it must come in pieces", v.len()),
+                format!("the value has {} bytes; above {most} it must come in pieces", v.len()),
             ));
         }
         Some(NewValue::Inline(v)) => (v.len(), None),
@@ -326,7 +325,7 @@ pub fn set<R>(
         drop(held);
         return Ok(missing(w, t, need).expect("something is missing"));
     }
-    let (seen, prev_expiry, present) = look_at(t, &shared, &mut held, &c[0], old)?;
+    let (seen, prev_expiry, present) = look_at(t, &shared, large::piece_bytes(w), &mut held, &c[0], old)?;
     let epoch = held.lane(c[0].at.lane).open_epoch();
     let go = match cond {
         Cond::Always => true,
@@ -350,6 +349,7 @@ pub fn set<R>(
 fn look_at<R>(
     t: &Task,
     shared: &Arc<Shared>,
+    piece_bytes: usize,
     held: &mut Held<'_>,
     c: &Change<'_>,
     old: impl FnOnce(Value<'_>) -> R,
@@ -359,7 +359,7 @@ fn look_at<R>(
         Found::Here { slot, fetched } => {
             let e: Entry<'_> = entry_of(t, lane, c.at, slot, fetched);
             let expiry = e.expiry_ms();
-            Ok((old(value_of(shared, Some(e))), expiry, true))
+            Ok((old(value_of(shared, piece_bytes, Some(e))), expiry, true))
         }
         _ => Ok((old(Value::Absent), None, false)),
     }
@@ -473,7 +473,7 @@ pub fn expire(w: &mut Worker, t: &mut Task, key: &[u8], at_ms: Option<u64>, cond
     if at_ms.is_some_and(|at| at <= now) {
         return expire_past(w, t, key, at_ms.unwrap_or(0), cond);
     }
-    modify(w, t, key, INLINE_MAX_BYTES, |e| {
+    modify(w, t, key, 0, |e| {
         let Some(e) = e else { return Ok((None, false)) };
         if !expire_goes(e.expiry_ms(), at_ms, cond) {
             return Ok((None, false));
@@ -533,7 +533,21 @@ fn modify<R>(
     }
     let lane = held.lane(c.at.lane);
     let epoch = lane.open_epoch();
-    let found = find(t, lane, c.at, c.key)?;
+    let mut found = find(t, lane, c.at, c.key)?;
+    if let Found::Here { slot, fetched } = found {
+        let bytes = c.bytes + entry_of(t, lane, c.at, slot, fetched).len_bytes();
+        if !reserve(lane, bytes, true)? {
+            drop(held);
+            w.want_room();
+            return Ok(Step::Wait(Wait::Room));
+        }
+        // Making room may have moved it.
+        found = find(t, lane, c.at, c.key)?;
+        if let Found::Read(plan) = found {
+            drop(held);
+            return Ok(fetch(w, t, vec![(c.at.lane, plan)], false));
+        }
+    }
     let (new, result) = match found {
         Found::Here { slot, fetched } => f(Some(entry_of(t, lane, c.at, slot, fetched)))?,
         _ => f(None)?,

@@ -385,13 +385,21 @@ impl<D: Snapshot> Lane<D> {
         }
     }
 
-    /// Whether what a slot names is on no durable terrace yet.
-    pub fn undurable(&self, slot: Slot) -> bool {
+    /// The epoch that makes durable what a slot names; None if it is already.
+    pub fn durable_with(&self, slot: Slot) -> Option<u64> {
         let loc = slot.loc();
         match loc.terrace() {
-            Terrace::Dram => self.mem.dirty_pos(loc).is_some_and(|pos| pos >= self.durable),
-            Terrace::Middle => false,
-            Terrace::Ssd => self.ssd.writer(self.ssd.split(loc).0).is_some(),
+            Terrace::Dram => match self.mem.dirty_pos(loc)? {
+                pos if pos >= self.epoch_start => Some(self.open_epoch),
+                pos if pos >= self.durable => self.phase.epoch(),
+                _ => None,
+            },
+            Terrace::Middle => None,
+            // Still in a buffer: perhaps written with the epoch under way.
+            Terrace::Ssd => {
+                self.ssd.writer(self.ssd.split(loc).0)?;
+                self.phase.epoch()
+            }
         }
     }
 

@@ -188,7 +188,7 @@ impl<D: Snapshot> Lane<D> {
             return Err("the image is of another pool".into());
         }
         let (free, heads) = (r.u32()? as usize, r.u32()? as usize);
-        let mut ids = |n: usize, r: &mut Reader<'_>| -> Result<Vec<u32>, String> {
+        let ids = |n: usize, r: &mut Reader<'_>| -> Result<Vec<u32>, String> {
             (0..n)
                 .map(|_| {
                     let id = r.u32()?;

@@ -126,7 +126,6 @@ pub struct Ssd {
     /// Full segments whose last writes are under way: still read from memory.
     closing: HashMap<u32, SegmentWriter>,
     spare_bufs: Vec<SegBuf>,
-    live_class_bytes: u64,
     bad: usize,
     /// The last generation given out; one count for all segments, so that a
     /// segment whose header is lost cannot meet an old generation of its own.
@@ -149,7 +148,6 @@ impl Ssd {
             heads: [None, None, None],
             closing: HashMap::new(),
             spare_bufs: Vec::new(),
-            live_class_bytes: 0,
             bad: 0,
             generation: 0,
         }
@@ -182,10 +180,6 @@ impl Ssd {
             *s = s.next_life(State::Free, s.generation);
         }
         self.free = free;
-    }
-    /// Live bytes by class.
-    pub fn live_class_bytes(&self) -> u64 {
-        self.live_class_bytes
     }
     /// Segments lost to failed writes.
     pub fn bad(&self) -> usize {
@@ -251,7 +245,6 @@ impl Ssd {
     /// Puts a segment back to the end of the free list.
     pub fn release(&mut self, id: u32) {
         let s = &mut self.segments[id as usize];
-        self.live_class_bytes -= u64::from(s.live_class_bytes);
         *s = s.next_life(State::Free, s.generation);
         self.free.push_back(id);
     }
@@ -337,7 +330,6 @@ impl Ssd {
         let (id, _) = self.split(loc);
         let bytes = addr::class_bytes(loc.class()) as u32;
         self.segments[id as usize].live_class_bytes += bytes;
-        self.live_class_bytes += u64::from(bytes);
     }
     /// The entry at `loc` is dead (its successor is appended).
     pub fn kill(&mut self, loc: Loc) {
@@ -347,14 +339,12 @@ impl Ssd {
         debug_assert!(s.live_class_bytes >= bytes, "segment {id}: {s:?} loses {bytes}");
         let bytes = bytes.min(s.live_class_bytes);
         s.live_class_bytes -= bytes;
-        self.live_class_bytes -= u64::from(bytes);
     }
     /// Sets every live count to zero (recovery counts anew).
     pub fn reset_live(&mut self) {
         for s in &mut self.segments {
             s.live_class_bytes = 0;
         }
-        self.live_class_bytes = 0;
     }
 
     /// Plans the one read that brings the entry at `loc`, and holds its segment.

@@ -1,0 +1,191 @@
+//! Model test: the whole core against a plain map with expiry, on a simulated
+//! device, with restarts, in one and two lanes, with two and three terraces.
+
+mod common;
+
+use common::{Rig, Shape};
+use proptest::prelude::*;
+use std::collections::BTreeMap;
+use terrace_kv::{Cond, Expiry, ExpireCond, NewValue};
+use terrace_pool::{Durability, ManualClock};
+
+#[derive(Debug, Clone)]
+enum Op {
+    Set(u8, u16, Option<u16>),
+    SetNx(u8, u16),
+    Get(u8),
+    Del(Vec<u8>),
+    Mset(Vec<(u8, u16)>),
+    Incr(u8, i8),
+    Expire(u8, u16),
+    Persist(u8),
+    Keys,
+    Pass(u16),
+    Turns(u8),
+    FlushAll,
+    Restart,
+}
+
+fn op() -> impl Strategy<Value = Op> {
+    let key = 0..60u8;
+    prop_oneof![
+        30 => (key.clone(), 0..1500u16, proptest::option::weighted(0.2, 1..400u16)).prop_map(|(k, v, e)| Op::Set(k, v, e)),
+        1 => (key.clone(), 8000..9000u16).prop_map(|(k, v)| Op::Set(k, v, None)),
+        4 => (key.clone(), 0..800u16).prop_map(|(k, v)| Op::SetNx(k, v)),
+        20 => key.clone().prop_map(Op::Get),
+        8 => proptest::collection::vec(key.clone(), 1..4).prop_map(Op::Del),
+        5 => proptest::collection::vec((key.clone(), 0..600u16), 1..6).prop_map(Op::Mset),
+        5 => (key.clone(), any::<i8>()).prop_map(|(k, d)| Op::Incr(k, d)),
+        5 => (key.clone(), 1..400u16).prop_map(|(k, e)| Op::Expire(k, e)),
+        3 => key.prop_map(Op::Persist),
+        1 => Just(Op::Keys),
+        5 => (1..200u16).prop_map(Op::Pass),
+        5 => (1..20u8).prop_map(Op::Turns),
+        1 => Just(Op::FlushAll),
+        1 => Just(Op::Restart),
+    ]
+}
+
+fn key(k: u8) -> Vec<u8> {
+    format!("key-{k}").into_bytes()
+}
+fn value(len: u16, salt: usize) -> Vec<u8> {
+    (0..len as usize).map(|i| (i * 7 + salt) as u8).collect()
+}
+
+type Model = BTreeMap<Vec<u8>, (Vec<u8>, Option<u64>)>;
+
+fn check(shape: Shape, ops: Vec<Op>, seed: u64) {
+    let device = shape.device(seed);
+    let clock = ManualClock::default();
+    clock.set(1_000_000);
+    let mut rig = Rig::open(&device, shape, clock.clone());
+    let mut model = Model::new();
+    for (n, op) in ops.into_iter().enumerate() {
+        // Every turn of the rig moves time, so an expiry is compared at the moment
+        // the command was executed: the model drops what is due before and after.
+        match op {
+            Op::Set(k, len, ttl) => {
+                let v = value(len, n);
+                let at = ttl.map(|ms| rig.worker.now_ms() + 10_000 + u64::from(ms) * 100);
+                rig.set(&key(k), &v, at.map_or(Expiry::None, Expiry::At)).unwrap();
+                model.insert(key(k), (v, at));
+            }
+            Op::SetNx(k, len) => {
+                let v = value(len, n);
+                let kk = key(k);
+                let was = rig.run(|w, t| {
+                    terrace_kv::set(w, t, &kk, &mut NewValue::Inline(&v), Cond::IfAbsent, Expiry::None, |_| ())
+                });
+                expire(&mut model, rig.worker.now_ms());
+                let ((done, ()), _) = was.unwrap();
+                assert_eq!(done, !model.contains_key(&kk), "setnx {k}");
+                if done {
+                    model.insert(kk, (v, None));
+                }
+            }
+            Op::Get(k) => {
+                let got = rig.get(&key(k)).unwrap();
+                expire(&mut model, rig.worker.now_ms());
+                assert_eq!(got.as_ref(), model.get(&key(k)).map(|(v, _)| v), "get {k} at op {n}");
+            }
+            Op::Del(ks) => {
+                let keys: Vec<Vec<u8>> = ks.iter().map(|&k| key(k)).collect();
+                let refs: Vec<&[u8]> = keys.iter().map(|k| &k[..]).collect();
+                let (count, _) = rig.del(&refs).unwrap();
+                expire(&mut model, rig.worker.now_ms());
+                let expected = keys.iter().filter(|k| model.remove(*k).is_some()).count();
+                assert_eq!(count, expected as u64);
+            }
+            Op::Mset(pairs) => {
+                let pairs: Vec<_> = pairs.iter().map(|&(k, len)| (key(k), value(len, n))).collect();
+                rig.mset(&pairs).unwrap();
+                for (k, v) in pairs {
+                    model.insert(k, (v, None));
+                }
+            }
+            Op::Incr(k, d) => {
+                let kk = format!("n-{k}").into_bytes();
+                let got = rig.run(|w, t| terrace_kv::incr_by(w, t, &kk, i64::from(d))).unwrap().0;
+                let entry = model.entry(kk).or_insert((b"0".to_vec(), None));
+                let now: i64 = String::from_utf8(entry.0.clone()).unwrap().parse().unwrap();
+                assert_eq!(got, now + i64::from(d));
+                entry.0 = got.to_string().into_bytes();
+            }
+            Op::Expire(k, ms) => {
+                let at = rig.worker.now_ms() + 10_000 + u64::from(ms) * 100;
+                let kk = key(k);
+                let got = rig.run(|w, t| terrace_kv::expire(w, t, &kk, Some(at), ExpireCond::Always)).unwrap().0;
+                expire(&mut model, rig.worker.now_ms());
+                assert_eq!(got, model.contains_key(&kk), "expire {k}");
+                if let Some(e) = model.get_mut(&kk) {
+                    e.1 = Some(at);
+                }
+            }
+            Op::Persist(k) => {
+                let kk = key(k);
+                let got = rig.run(|w, t| terrace_kv::expire(w, t, &kk, None, ExpireCond::Always)).unwrap().0;
+                expire(&mut model, rig.worker.now_ms());
+                let had = model.get_mut(&kk).and_then(|e| e.1.take()).is_some();
+                assert_eq!(got, had, "persist {k}");
+            }
+            Op::Keys => {
+                let got = rig.keys().unwrap();
+                expire(&mut model, rig.worker.now_ms());
+                let expected: Vec<Vec<u8>> = model.keys().cloned().collect();
+                assert_eq!(got, expected);
+                assert!(rig.pool.keys() >= expected.len() as u64);
+            }
+            Op::Pass(ms) => {
+                clock.set(rig.worker.now_ms() + u64::from(ms) * 200);
+                expire(&mut model, rig.worker.now_ms());
+            }
+            Op::Turns(turns) => (0..turns).for_each(|_| rig.turn()),
+            Op::FlushAll => {
+                rig.run(terrace_kv::flush_all).unwrap();
+                model.clear();
+                assert_eq!(rig.pool.keys(), 0);
+            }
+            Op::Restart => {
+                rig.close();
+                rig = Rig::open(&device, shape, clock.clone());
+                assert!(rig.pool.was_clean() && rig.pool.damage().is_empty(), "{:?}", rig.pool.damage());
+            }
+        }
+    }
+    rig.settle();
+    let now = rig.worker.now_ms();
+    expire(&mut model, now);
+    for (k, (v, at)) in &model {
+        let got = rig.get(k).unwrap();
+        if at.is_none_or(|at| at > rig.worker.now_ms()) {
+            assert_eq!(got.as_ref(), Some(v), "{}", String::from_utf8_lossy(k));
+        }
+    }
+}
+
+fn expire(model: &mut Model, now: u64) {
+    model.retain(|_, (_, at)| at.is_none_or(|at| at > now));
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 24, max_shrink_iters: 150, ..ProptestConfig::default() })]
+
+    #[test]
+    fn one_lane_async(ops in proptest::collection::vec(op(), 1..2500), seed in any::<u64>()) {
+        check(Shape { durability: Durability::Async, ..Shape::default() }, ops, seed);
+    }
+    #[test]
+    fn one_lane_sync(ops in proptest::collection::vec(op(), 1..2500), seed in any::<u64>()) {
+        check(Shape::default(), ops, seed);
+    }
+    #[test]
+    fn two_lanes(ops in proptest::collection::vec(op(), 1..2500), seed in any::<u64>()) {
+        check(Shape { lanes: 2, durability: Durability::Async, ..Shape::default() }, ops, seed);
+    }
+    #[test]
+    fn three_terraces_and_little_memory(ops in proptest::collection::vec(op(), 1..2500), seed in any::<u64>()) {
+        let shape = Shape { memory_segments: 14, middle_segments: 6, durability: Durability::Async, ..Shape::default() };
+        check(shape, ops, seed);
+    }
+}
