@@ -169,7 +169,7 @@ fn expire(model: &mut Model, now: u64) {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 24, max_shrink_iters: 150, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: 24, max_shrink_iters: 40, ..ProptestConfig::default() })]
 
     #[test]
     fn one_lane_async(ops in proptest::collection::vec(op(), 1..2500), seed in any::<u64>()) {

@@ -369,7 +369,7 @@ impl Worker {
                 sync: self.pool.is_sync(),
                 since_close_ms: self.pool.commit.since_close_ms(now),
                 flush_interval_ms: self.pool.options.flush_interval.as_millis() as u64,
-                asked: self.pool.commit.asked() && lane.dirty_bytes() > 0,
+                asked: self.pool.commit.asked() && lane.has_undurable(),
                 ..lane.pressure()
             };
             lane.wants_epoch(&p)
@@ -507,7 +507,7 @@ impl Worker {
     /// Makes everything durable, then a checkpoint with the warm image.
     pub(crate) fn close_pool(&mut self, until: Instant) -> Result<(), PoolError> {
         let settled = self.run_until(until, |w| {
-            let dirty = w.hold_all().each().any(|(_, l)| l.dirty_bytes() > 0);
+            let dirty = w.hold_all().each().any(|(_, l)| l.has_undurable());
             if dirty {
                 w.want_durable();
             }

@@ -94,7 +94,7 @@ impl<D: Snapshot> Lane<D> {
         sealed
             .map(|(id, s)| (id as u32, self.bytes_to_keep(s), s.first_seq))
             .filter(|&(_, keep, _)| policy::worth_cleaning(keep, size))
-            .max_by_key(|&(_, keep, seq)| policy::clean_score(keep, size, self.next_seq - seq))
+            .max_by_key(|&(_, keep, seq)| policy::clean_score(keep, size, self.next_seq.saturating_sub(seq)))
             .map(|(id, ..)| id)
     }
 

@@ -304,6 +304,10 @@ impl<D: Snapshot> Lane<D> {
     pub fn dirty_bytes(&self) -> u64 {
         self.dirty_appended - self.dirty_durable
     }
+    /// Whether anything waits for an epoch: dirty bytes, or a flush of all keys.
+    pub fn has_undurable(&self) -> bool {
+        self.dirty_bytes() > 0 || self.flushing_all.is_some()
+    }
     /// Epoch that an update made now belongs to.
     pub fn open_epoch(&self) -> u64 {
         self.open_epoch

@@ -593,7 +593,8 @@ impl<D: Snapshot> Lane<D> {
         if scanned {
             free = (0..self.ssd.count() as u32).filter(|id| !used.contains_key(id)).collect();
         } else {
-            free.retain(|id| !used.contains_key(id));
+            // The image's own segments were taken from this list after it was saved.
+            free.retain(|id| !used.contains_key(id) && !s.image_segments.contains(id));
             self.image_segments = s.image_segments.clone();
             for &id in &s.image_segments {
                 self.ssd.segment_mut(id).state = State::Image;
