@@ -16,10 +16,6 @@ use std::process::ExitCode;
 use clap::{Args, Parser, Subcommand};
 use tracing_subscriber::filter::LevelFilter;
 
-/// It was called wrongly: nothing was done.
-#[derive(Debug)]
-pub struct Misuse(pub anyhow::Error);
-
 /// How a command ends.
 pub enum Failure {
     /// Exit code 2.
