@@ -1,0 +1,201 @@
+//! A full SSD: writes are refused with an error that names it, reads and deletes go on, room comes back after deletes,
+//! and nothing that was acknowledged is lost, not by a restart either, whether it is clean or a crash.
+
+mod support;
+
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
+
+use support::resp::{Client, Reply};
+use support::{Rng, Server, TempDir, alone, run, said, value_of};
+
+const BATCH: usize = 32;
+const SSD_BYTES: u64 = 96 << 20;
+/// Deletes must show this soon.
+const ROOM_AFTER: Duration = Duration::from_secs(10);
+/// In async mode, longer than the flush interval.
+const SETTLE: Duration = Duration::from_millis(1_000);
+
+/// What is stored: the length of the value of each key.
+type Model = BTreeMap<u64, usize>;
+
+fn name(key: u64) -> Vec<u8> {
+    format!("full:{key}").into_bytes()
+}
+
+/// Writes new keys until one is refused; the refusal.
+fn write_until_refused(
+    client: &mut Client,
+    model: &mut Model,
+    next: &mut u64,
+    rng: &mut Rng,
+) -> String {
+    let begun = Instant::now();
+    loop {
+        let keys: Vec<(u64, usize)> = (0..BATCH as u64)
+            .map(|i| (*next + i, rng.length(100, 16_000)))
+            .collect();
+        *next += BATCH as u64;
+        let pairs: Vec<_> = keys
+            .iter()
+            .map(|&(k, len)| (name(k), value_of(k, len)))
+            .collect();
+        let sets: Vec<Vec<&[u8]>> = pairs
+            .iter()
+            .map(|(k, v)| vec![b"SET".as_slice(), k, v])
+            .collect();
+        let mut refusal = None;
+        for (reply, &(key, len)) in client.pipeline(&sets).iter().zip(&keys) {
+            match reply.error() {
+                None => {
+                    assert!(reply.is_ok(), "{}", reply.shown());
+                    model.insert(key, len);
+                }
+                Some(text) => refusal = Some(text.to_string()),
+            }
+        }
+        if let Some(text) = refusal {
+            return text;
+        }
+        let bytes: usize = model.values().sum();
+        assert!(
+            (bytes as u64) < SSD_BYTES,
+            "{bytes} bytes were taken and nothing was refused"
+        );
+        assert!(
+            begun.elapsed() < Duration::from_secs(60),
+            "neither full nor refused: {bytes} bytes"
+        );
+    }
+}
+
+/// Every key of the model is right, and there are no others.
+fn all_there(client: &mut Client, model: &Model, when: &str) {
+    for (&key, &len) in model {
+        let reply = client.call(&[b"GET", &name(key)]);
+        assert!(
+            reply == Reply::Bulk(value_of(key, len)),
+            "{when}: full:{key} of {len} bytes: {}",
+            reply.shown()
+        );
+    }
+    assert_eq!(
+        client.words("DBSIZE"),
+        Reply::Int(model.len() as i64),
+        "{when}"
+    );
+}
+
+/// Deletes every second key; all deletions must be taken although the SSD is full.
+fn delete_half(client: &mut Client, model: &mut Model) {
+    let gone: Vec<u64> = model.keys().copied().step_by(2).collect();
+    for key in gone {
+        assert_eq!(
+            client.call(&[b"DEL", &name(key)]),
+            Reply::Int(1),
+            "full:{key}"
+        );
+        model.remove(&key);
+    }
+}
+
+/// Writes again about a quarter of what the SSD holds; refusals are tried again until `ROOM_AFTER`.
+fn write_again(client: &mut Client, model: &mut Model, next: &mut u64) -> Duration {
+    let begun = Instant::now();
+    let mut first = None;
+    let mut bytes = 0;
+    while bytes < SSD_BYTES / 6 {
+        let (key, len) = (*next, 4_000);
+        *next += 1;
+        loop {
+            let reply = client.call(&[b"SET", &name(key), &value_of(key, len)]);
+            if reply.is_ok() {
+                break;
+            }
+            let waited = begun.elapsed();
+            assert!(
+                waited < ROOM_AFTER,
+                "no room {waited:?} after deletes, {bytes} bytes written: {reply:?}"
+            );
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        first.get_or_insert(begun.elapsed());
+        model.insert(key, len);
+        bytes += len as u64;
+    }
+    first.unwrap_or_default()
+}
+
+fn full(durability: &str) {
+    let _alone = alone();
+    let dir = TempDir::new(&format!("full-{durability}"));
+    let pool = dir.pool();
+    let args = [
+        "--dram",
+        "64M",
+        "--ssd",
+        "96M",
+        "--threads",
+        "2",
+        "--durability",
+        durability,
+    ];
+    let (mut model, mut next, mut rng) = (Model::new(), 0, Rng::new(3, 3));
+    let mut server = Server::start(&pool, &args);
+    for round in 0..3 {
+        let mut client = server.client();
+        let text = write_until_refused(&mut client, &mut model, &mut next, &mut rng);
+        assert!(
+            text.starts_with("OOM ") && text.contains("the SSD is full"),
+            "{text}"
+        );
+        let bytes: usize = model.values().sum();
+        println!(
+            "full-{durability}, round {round}: {} keys, {bytes} bytes, then: {text}",
+            model.len()
+        );
+        assert!(
+            bytes as u64 > SSD_BYTES * 2 / 5,
+            "refused at {bytes} bytes of {SSD_BYTES}"
+        );
+        all_there(&mut client, &model, "while full");
+        if round == 1 {
+            // A restart while full.
+            server.shutdown();
+            server = Server::start(&pool, &args);
+            client = server.client();
+            all_there(&mut client, &model, "after a restart while full");
+        }
+        delete_half(&mut client, &mut model);
+        let first = write_again(&mut client, &mut model, &mut next);
+        println!("full-{durability}, round {round}: first write again after {first:?}");
+        all_there(&mut client, &model, "after deletes and new writes");
+        match (durability, round) {
+            (_, 0) => server.shutdown(),
+            (_, 1) => server.terminate(),
+            (_, _) => {
+                std::thread::sleep(SETTLE + SETTLE);
+                server.kill();
+            }
+        }
+        server = Server::start(&pool, &args);
+        all_there(&mut server.client(), &model, "after a restart");
+    }
+    assert_eq!(
+        server.client().call(&[b"SET", b"last", b"one"]),
+        Reply::Simple("OK".into())
+    );
+    server.shutdown();
+    let checked = run(&["pool", "check", pool.to_str().expect("a printable path")]);
+    assert!(checked.status.success(), "{}", said(&checked));
+}
+
+#[test]
+fn e2e_a_full_ssd_refuses_writes_and_loses_nothing_in_sync() {
+    full("sync");
+}
+
+#[test]
+fn e2e_a_full_ssd_refuses_writes_and_loses_nothing_in_async() {
+    full("async");
+}

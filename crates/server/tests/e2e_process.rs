@@ -1,0 +1,272 @@
+//! The process and its surroundings: one process a pool, file modes, addresses, clean stops that leave the next start
+//! warm, cold reads in a pipeline, and the tools that come with Redis.
+
+mod support;
+
+use std::os::unix::fs::PermissionsExt;
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use support::resp::{Client, Reply};
+use support::{Rng, Server, TempDir, alone, run, said, value_of};
+
+const SMALL: &[&str] = &["--dram", "64M", "--ssd", "512M", "--threads", "2"];
+
+/// Sets keys `from` to `to`, of `len` bytes each.
+fn fill(client: &mut Client, keys: std::ops::Range<u64>, len: usize) {
+    let keys: Vec<u64> = keys.collect();
+    for batch in keys.chunks(64) {
+        let pairs: Vec<(Vec<u8>, Vec<u8>)> = batch
+            .iter()
+            .map(|&k| (format!("key:{k}").into_bytes(), value_of(k, len)))
+            .collect();
+        let sets: Vec<Vec<&[u8]>> = pairs
+            .iter()
+            .map(|(k, v)| vec![b"SET".as_slice(), k, v])
+            .collect();
+        for reply in client.pipeline(&sets) {
+            assert!(reply.is_ok(), "{reply:?}");
+        }
+    }
+}
+
+fn get_right(client: &mut Client, key: u64, len: usize) {
+    let reply = client.call(&[b"GET", format!("key:{key}").as_bytes()]);
+    assert!(
+        reply == Reply::Bulk(value_of(key, len)),
+        "key:{key}: {}",
+        reply.shown()
+    );
+}
+
+#[test]
+fn e2e_a_pool_has_one_process_and_private_files() {
+    let dir = TempDir::new("one-process");
+    let pool = dir.pool();
+    let server = Server::start(&pool, SMALL);
+    let path = pool.to_str().expect("a printable path");
+    let begun = Instant::now();
+    for args in [
+        vec![
+            "serve",
+            "--pool",
+            path,
+            "--dram",
+            "64M",
+            "--resp",
+            "127.0.0.1:0",
+        ],
+        vec!["pool", "check", path],
+        vec!["pool", "destroy", path, "--yes"],
+    ] {
+        let refused = run(&args);
+        let text = said(&refused);
+        assert_eq!(refused.status.code(), Some(1), "{args:?}: {text}");
+        let pid = format!("process {}", server.pid());
+        assert!(text.contains(&pid), "{args:?}: no {pid} in {text}");
+    }
+    assert!(
+        begun.elapsed() < Duration::from_secs(10),
+        "a refusal is quick"
+    );
+    let mut files = 0;
+    for file in std::fs::read_dir(&pool).expect("the pool's directory") {
+        let file = file.expect("a file");
+        let mode = file.metadata().expect("its mode").permissions().mode() & 0o777;
+        assert_eq!(mode, 0o600, "{}", file.path().display());
+        files += 1;
+    }
+    assert!(files >= 2, "a pool has its data and its lock");
+    server.kill();
+    Server::start(&pool, SMALL).shutdown();
+}
+
+#[test]
+fn e2e_only_loopback_is_served() {
+    let dir = TempDir::new("loopback");
+    let pool = dir.pool();
+    let path = pool.to_str().expect("a printable path");
+    for addr in ["0.0.0.0:0", "10.0.0.1:6380", "[::]:0"] {
+        let refused = run(&["serve", "--pool", path, "--dram", "64M", "--resp", addr]);
+        let text = said(&refused);
+        assert_eq!(refused.status.code(), Some(2), "{addr}: {text}");
+        assert!(
+            text.contains("loopback only") && text.contains("127.0.0.1"),
+            "{text}"
+        );
+    }
+    assert!(!pool.exists(), "a refused start makes no pool");
+}
+
+/// Much more than DRAM, a hot set that is read again and again, a stop: the next start has the hot set in DRAM.
+fn stopped_cleanly_starts_warm(name: &str, stop: impl Fn(Server)) {
+    let _alone = alone();
+    const KEYS: u64 = 120_000;
+    const HOT: u64 = 1_000;
+    const LEN: usize = 1_000;
+    let dir = TempDir::new(name);
+    let pool = dir.pool();
+    let args = [SMALL, &["--durability", "async"]].concat();
+    let server = Server::start(&pool, &args);
+    let mut client = server.client();
+    fill(&mut client, 0..KEYS, LEN);
+    let mut rng = Rng::new(7, 7);
+    let hot: Vec<u64> = (0..HOT).map(|_| rng.within(0..KEYS)).collect();
+    for _ in 0..6 {
+        for &key in &hot {
+            get_right(&mut client, key, LEN);
+        }
+    }
+    let before = client.info("tiers", "misses");
+    hot.iter().for_each(|&key| get_right(&mut client, key, LEN));
+    assert_eq!(
+        client.info("tiers", "misses"),
+        before,
+        "hot before the stop"
+    );
+    let begun = Instant::now();
+    stop(server);
+    let stopped = begun.elapsed();
+    let server = Server::start(&pool, &args);
+    let mut client = server.client();
+    let warm = wait_until_warm(&mut client);
+    let reads = client.info("tiers", "device_reads");
+    hot.iter().for_each(|&key| get_right(&mut client, key, LEN));
+    let reads = client.info("tiers", "device_reads") - reads;
+    println!(
+        "{name}: stopped in {stopped:?}, first reply after {:?}, {warm} entries warmed, {reads} device reads for {HOT} hot keys",
+        server.first_reply
+    );
+    assert!(
+        server.first_reply < Duration::from_secs(1),
+        "first reply after {:?}",
+        server.first_reply
+    );
+    assert_eq!(reads, 0, "device reads for hot keys after a clean stop");
+    assert_eq!(client.words("DBSIZE"), Reply::Int(KEYS as i64));
+    for _ in 0..500 {
+        get_right(&mut client, rng.within(0..KEYS), LEN);
+    }
+    server.shutdown();
+}
+
+/// Until nothing more is warmed; how many entries were.
+fn wait_until_warm(client: &mut Client) -> u64 {
+    let begun = Instant::now();
+    let mut last = 0;
+    loop {
+        std::thread::sleep(Duration::from_millis(300));
+        let warmed = client.info("tiers", "warmed");
+        if warmed > 0 && warmed == last {
+            return warmed;
+        }
+        assert!(
+            begun.elapsed() < Duration::from_secs(10),
+            "not warm in 10 s: {warmed} entries"
+        );
+        last = warmed;
+    }
+}
+
+#[test]
+fn e2e_the_start_after_shutdown_is_warm() {
+    stopped_cleanly_starts_warm("warm-shutdown", Server::shutdown);
+}
+
+#[test]
+fn e2e_the_start_after_sigterm_is_warm() {
+    stopped_cleanly_starts_warm("warm-sigterm", Server::terminate);
+}
+
+/// A read that a pipeline has started must go to the device at once, and not when the thread next wakes up.
+#[test]
+fn e2e_cold_reads_in_a_pipeline_are_no_slower_than_one_by_one() {
+    let _alone = alone();
+    const LEN: usize = 3_000;
+    const READS: u64 = 1_500;
+    let dir = TempDir::new("cold-pipeline");
+    let server = Server::start(&dir.pool(), SMALL);
+    let mut client = server.client();
+    fill(&mut client, 0..60_000, LEN);
+    // The first keys are long out of DRAM.
+    let begun = Instant::now();
+    (0..READS).for_each(|key| get_right(&mut client, key, LEN));
+    let single = begun.elapsed();
+    let names: Vec<String> = (READS..2 * READS).map(|k| format!("key:{k}")).collect();
+    let begun = Instant::now();
+    for batch in names.chunks(50) {
+        let gets: Vec<Vec<&[u8]>> = batch
+            .iter()
+            .map(|n| vec![b"GET".as_slice(), n.as_bytes()])
+            .collect();
+        let replies = client.pipeline(&gets);
+        assert!(
+            replies
+                .iter()
+                .all(|r| matches!(r, Reply::Bulk(b) if b.len() == LEN))
+        );
+    }
+    let piped = begun.elapsed();
+    let misses = client.info("tiers", "misses");
+    println!("{READS} cold reads one by one {single:?}, in a pipeline {piped:?}; {misses} misses");
+    assert!(misses > READS, "the reads were to be cold: {misses} misses");
+    assert!(
+        piped < 2 * single,
+        "{READS} cold reads: one by one {single:?}, in a pipeline {piped:?}"
+    );
+    server.shutdown();
+}
+
+#[test]
+fn e2e_redis_tools_run_without_an_error() {
+    let _alone = alone();
+    let dir = TempDir::new("redis-tools");
+    let args = [SMALL, &["--durability", "async"]].concat();
+    let server = Server::start(&dir.pool(), &args);
+    let port = server.addr.port().to_string();
+    let tool = |name: &str, args: &[&str]| {
+        let output = Command::new(name).args(["-p", &port]).args(args).output();
+        let output = output.unwrap_or_else(|e| panic!("{name}: {e}; install redis-tools"));
+        let text = said(&output);
+        assert!(output.status.success(), "{name} {args:?}: {text}");
+        for bad in ["ERR", "WRONG", "Error", "OOM"] {
+            assert!(!text.contains(bad), "{name} {args:?}: {text}");
+        }
+        text
+    };
+    assert_eq!(tool("redis-cli", &["set", "greeting", "hello"]), "OK\n");
+    assert_eq!(tool("redis-cli", &["get", "greeting"]), "hello\n");
+    assert_eq!(tool("redis-cli", &["-3", "incr", "n"]), "1\n");
+    assert!(tool("redis-cli", &["info", "tiers"]).contains("cap_bytes:67108864"));
+    assert_eq!(
+        tool("redis-cli", &["--scan", "--pattern", "greet*"]),
+        "greeting\n"
+    );
+    let begun = Instant::now();
+    let table = tool(
+        "redis-benchmark",
+        &[
+            "-t",
+            "get,set,incr,mset",
+            "-P",
+            "16",
+            "-n",
+            "100000",
+            "-r",
+            "100000",
+            "-c",
+            "50",
+            "--csv",
+        ],
+    );
+    println!("redis-benchmark took {:?}:\n{table}", begun.elapsed());
+    for row in ["\"SET\"", "\"GET\"", "\"INCR\"", "\"MSET (10 keys)\""] {
+        assert!(table.contains(row), "no {row}: {table}");
+    }
+    let keys = tool("redis-cli", &["dbsize"]);
+    assert!(
+        keys.trim().parse::<u64>().is_ok_and(|n| n > 50_000),
+        "{keys}"
+    );
+    server.shutdown();
+}
