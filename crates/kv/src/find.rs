@@ -38,17 +38,14 @@ pub(crate) enum Found {
 
 /// Looks for a key in its held lane.
 pub(crate) fn find(t: &Task, lane: &mut Lane, at: Place, key: &[u8]) -> Result<Found, KvError> {
-    let known = match t.all_fetched().is_empty() {
-        true => Vec::new(),
-        false => t.known(at.lane, key, at.who.space),
-    };
-    match lane.look(at.who, key, &known) {
+    let known = |loc| t.known(at.lane, loc, key, at.who.space);
+    match lane.look(at.who, key, known) {
         Look::Absent => match t.any_failure(at.lane) {
             true => blame(t, lane, at),
             false => Ok(Found::Absent),
         },
         Look::Memory(slot) => Ok(classify(lane, slot, lane.entry(slot), false)),
-        Look::Fetched(slot, _) => {
+        Look::Fetched(slot) => {
             let f = t.fetched(at.lane, slot.loc()).expect("known");
             let e = f.entry().expect("a hit was read");
             Ok(classify(lane, slot, e, true))

@@ -27,6 +27,8 @@ pub struct Maintainer {
     state: State,
     task: Option<Task>,
     owner: u64,
+    /// Flushes of all keys seen: after one, a job under way has nothing to do and no record to give back.
+    flushes: u64,
 }
 
 impl Maintainer {
@@ -36,11 +38,18 @@ impl Maintainer {
             state: State::Start(0),
             task: None,
             owner,
+            flushes: 0,
         }
     }
 
     /// A bounded step. True if more could be done at once.
     pub fn turn(&mut self, w: &mut Worker) -> bool {
+        let flushes = w.pool().flushes_of_all();
+        if std::mem::replace(&mut self.flushes, flushes) != flushes
+            && !matches!(self.state, State::Start(_))
+        {
+            self.state = State::Idle;
+        }
         let mut task = match self.task.take() {
             Some(task) => task,
             None => w.task(self.owner),

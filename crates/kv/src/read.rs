@@ -42,7 +42,7 @@ pub(crate) fn read<R>(
         }
         Found::Absent => {
             lane.count(|s| s.absent += 1);
-            (f(None), None)
+            (f(None), lane.absent_with())
         }
         Found::Gone(slot) => {
             lane.count(|s| s.absent += 1);
@@ -161,7 +161,7 @@ pub fn exists(w: &mut Worker, t: &mut Task, keys: &[&[u8]]) -> Outcome<u64> {
                 wait = wait.max(lane.durable_with(slot));
             }
             Found::Gone(slot) => wait = wait.max(lane.durable_with(slot)),
-            Found::Absent => {}
+            Found::Absent => wait = wait.max(lane.absent_with()),
         }
         if reads.len() >= crate::find::READS_PER_TASK_MAX {
             break;

@@ -15,6 +15,8 @@ pub const SEGMENT_HEADER_BYTES: usize = 64;
 pub const BATCH_HEADER_BYTES: usize = 64;
 /// A lane's last batch of an epoch.
 pub const BATCH_END: u8 = 1;
+/// A lane's first batch of an epoch.
+pub const BATCH_FIRST: u8 = 2;
 /// Low bits of a version: the entry's unit in its segment.
 pub const VERSION_UNIT_BITS: u32 = 16;
 /// Longest segment: its units fit into a version's low bits.
@@ -141,7 +143,7 @@ pub struct BatchHeader {
     pub len_bytes: u32,
     /// Entries in it.
     pub count: u32,
-    /// [`BATCH_END`].
+    /// [`BATCH_END`], [`BATCH_FIRST`].
     pub flags: u8,
     /// How often its write failed elsewhere before; the highest attempt of a seq is the true one.
     pub attempt: u8,

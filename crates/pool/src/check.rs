@@ -13,7 +13,7 @@ use std::path::Path;
 use std::sync::Arc;
 use terrace_log::Hasher;
 use terrace_media::{Arena, BLOCK_BYTES, Buf, Device, Disk, FileDevice, flush_blocking, write_blocking};
-use terrace_tiers::recover::{Damage, Survey};
+use terrace_tiers::{Damage, Survey};
 
 /// What `check` and `info` say.
 #[derive(Debug, Serialize)]
@@ -85,7 +85,7 @@ fn rebuilt(device: &dyn Device, superblock: &Superblock) -> Result<(Vec<Lane>, u
     let valid = valid_epoch(&surveys);
     let mut disk = device.queue(QUEUE_DEPTH)?;
     for (lane, survey) in lanes.iter_mut().zip(surveys) {
-        lane.rebuild_without_writing(&mut *disk, survey, valid, u64::MAX)?;
+        lane.rebuild_without_writing(&mut *disk, survey, valid, u64::MAX);
     }
     let keys = lanes.iter().map(Lane::keys).sum();
     Ok((lanes, keys))
@@ -132,7 +132,7 @@ pub(crate) fn check_device(
     let total = superblock.len_bytes();
     let mut done = 0;
     for (lane, survey) in lanes.iter_mut().zip(surveys) {
-        let damage = lane.rebuild_without_writing(&mut *disk, survey, valid, u64::MAX)?;
+        let damage = lane.rebuild_without_writing(&mut *disk, survey, valid, u64::MAX);
         report.damage.extend(damage);
         let mut told = |bytes: u64| {
             done += bytes;

@@ -19,7 +19,7 @@ use terrace_index::KeyMap;
 use terrace_log::Hasher;
 use terrace_media::{Arena, Device, FileDevice};
 use terrace_tiers::Config;
-use terrace_tiers::recover::{Damage, Survey};
+use terrace_tiers::{Damage, Survey};
 
 /// Operations a queue has at the device at once.
 pub(crate) const QUEUE_DEPTH: u32 = 256;
@@ -40,7 +40,7 @@ pub struct Pool {
     pub(crate) options: Options,
     pub(crate) failed: Mutex<Option<String>>,
     pub(crate) wakers: Mutex<Vec<Arc<dyn Fn() + Send + Sync>>>,
-    /// Odd numbers name versions of big values; see `kv`.
+    /// Names versions of big values; see `kv`.
     pub(crate) next_version: AtomicU64,
     flushes_of_all: AtomicU64,
     extension: OnceLock<Arc<dyn Any + Send + Sync>>,
@@ -148,7 +148,7 @@ impl Pool {
         check_sizes(&options, &superblock, device.len_bytes(), arena.is_some())?;
         if !both {
             tracing::warn!("one copy of the superblock is damaged; writing both again");
-            superblock.write(&mut *disk)?;
+            superblock.write_copies(&mut *disk)?;
         }
         let segment = superblock.segment_bytes as usize;
         let pieces = ((options.dram_bytes + options.middle_bytes) as usize / segment).max(8);
@@ -185,7 +185,8 @@ impl Pool {
             options,
             failed: Mutex::new(None),
             wakers: Mutex::new(Vec::new()),
-            next_version: AtomicU64::new(getrandom::u64().unwrap_or(1)),
+            // Epochs of an earlier run that count are below this, so its versions are too.
+            next_version: AtomicU64::new((valid + 1) << 32),
             flushes_of_all: AtomicU64::new(0),
             extension: OnceLock::new(),
             damage: found.damage,
@@ -333,7 +334,11 @@ pub(crate) fn recover(
 ) -> Result<(Recovered, u64), PoolError> {
     let surveys = for_each_lane(device, lanes, |disk, lane, ()| lane.survey(disk), (0..lanes_len(lanes)).map(|_| ()).collect())?;
     let valid = valid_epoch(&surveys);
-    let clean = surveys.iter().all(|s| s.clean);
+    let clean = surveys.iter().all(|s| s.clean && s.max_epoch <= s.durable_epoch);
+    let youngest = surveys.iter().map(|s| s.max_epoch).max().unwrap_or(0);
+    if valid < youngest {
+        tracing::warn!(epoch = youngest, "the last commit was under way at the crash and is dropped");
+    }
     let scan_bytes = options.dram_bytes / SCAN_ONE_IN / lanes.len() as u64;
     let rebuild = |disk: &mut dyn terrace_media::Disk, lane: &mut Lane, survey: Survey| {
         lane.rebuild(disk, survey, valid, scan_bytes)

@@ -11,6 +11,8 @@ use terrace_media::{BLOCK_BYTES, Buf, Disk, flush_blocking, read_blocking, write
 const MAGIC: u64 = u64::from_le_bytes(*b"TERRACE1");
 /// Version of everything on the media.
 pub const FORMAT_VERSION: u32 = 1;
+/// Most bytes of a lane: what 37 bits of 16-byte units can name.
+const LANE_MAX_BYTES: u64 = 2 << 40;
 /// Bytes of a lane that one shard of the key map serves, about.
 const SHARD_BYTES: u64 = 512 << 20;
 
@@ -50,6 +52,13 @@ impl Superblock {
                 what: "the size of the SSD terrace",
                 asked: format!("{len_bytes} bytes"),
                 allowed: format!("{lanes} lanes need at least {} MiB", least.div_ceil(1 << 20)),
+            });
+        }
+        if per_lane * segment > LANE_MAX_BYTES {
+            return Err(PoolError::Setting {
+                what: "the size of the SSD terrace",
+                asked: format!("{len_bytes} bytes"),
+                allowed: format!("a lane has at most 2 TiB; use more --threads (now {lanes})"),
             });
         }
         let shards = (per_lane * segment / SHARD_BYTES).next_power_of_two();
@@ -123,7 +132,13 @@ impl Superblock {
         for lane in 0..self.lanes {
             write_blocking(disk, self.root_base(lane), Buf::zeroed(2 * BLOCK_BYTES))?;
         }
+        self.write_copies(disk)
+    }
+
+    /// Writes both copies and nothing else, durably.
+    pub fn write_copies(&self, disk: &mut dyn Disk) -> Result<(), PoolError> {
         write_blocking(disk, 0, self.encode())?;
+        flush_blocking(disk)?;
         write_blocking(disk, BLOCK_BYTES as u64, self.encode())?;
         Ok(flush_blocking(disk)?)
     }

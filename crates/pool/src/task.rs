@@ -7,7 +7,8 @@
 use terrace_log::entry::{Entry, EntryError};
 use terrace_log::Loc;
 use terrace_media::MediaError;
-use terrace_tiers::{Known, ReadPlan};
+use std::collections::HashMap;
+use terrace_tiers::ReadPlan;
 
 /// Values longer than this are not kept when a command only needs the key.
 const KEY_ONLY_VALUE_MAX_BYTES: usize = 256;
@@ -72,6 +73,8 @@ pub struct Task {
     pub(crate) id: u64,
     pub(crate) owner: u64,
     pub(crate) fetched: Vec<Fetched>,
+    /// Where each location's read is in `fetched`.
+    pub(crate) places: HashMap<(u16, Loc), usize>,
     pub(crate) under_way: usize,
     pub(crate) durable_at: Option<u64>,
 }
@@ -93,30 +96,32 @@ impl Task {
     pub fn reads_under_way(&self) -> usize {
         self.under_way
     }
-    /// What is known of `key` in `lane`: which locations have it. One that could
-    /// not be read counts as another's; `failure` tells, and the caller must ask.
-    pub fn known(&self, lane: u16, key: &[u8], space: u8) -> Vec<Known> {
-        let mut known = Vec::new();
-        for f in self.fetched.iter().filter(|f| f.lane == lane) {
-            let hit = match f.entry() {
-                Ok(e) => e.key() == key && e.space() == space,
-                Err(_) => false,
-            };
-            known.push(Known {
-                loc: f.plan.loc,
-                hit,
-            });
-        }
-        known
+    /// Whether what was read at `loc` of `lane` is `key`'s; None if it was not read.
+    /// One that could not be read counts as another's; `failure` tells, and the caller must ask.
+    pub fn known(&self, lane: u16, loc: Loc, key: &[u8], space: u8) -> Option<bool> {
+        let f = self.fetched(lane, loc)?;
+        let hit = f.entry().is_ok_and(|e| e.key() == key && e.space() == space);
+        Some(hit)
     }
     /// The read of `loc` in `lane`, if it failed: why.
     pub fn failure(&self, lane: u16, loc: Loc) -> Option<&str> {
-        let f = self.fetched.iter().find(|f| f.lane == lane && f.plan.loc == loc)?;
-        f.entry().err()
+        self.fetched(lane, loc)?.entry().err()
     }
     /// What was read at `loc` in `lane`.
     pub fn fetched(&self, lane: u16, loc: Loc) -> Option<&Fetched> {
-        self.fetched.iter().find(|f| f.lane == lane && f.plan.loc == loc)
+        let at = self.places.get(&(lane, loc))?;
+        self.fetched.get(*at)
+    }
+    /// Takes in reads that came back.
+    pub(crate) fn take_in(&mut self, reads: &mut Vec<Fetched>) {
+        for f in reads.drain(..) {
+            self.places.insert((f.lane, f.plan.loc), self.fetched.len());
+            self.fetched.push(f);
+        }
+    }
+    pub(crate) fn forget(&mut self) -> std::vec::Drain<'_, Fetched> {
+        self.places.clear();
+        self.fetched.drain(..)
     }
     /// Reads that came back.
     pub fn all_fetched(&self) -> &[Fetched] {

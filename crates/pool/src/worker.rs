@@ -193,6 +193,7 @@ impl Worker {
             id: self.next_task,
             owner,
             fetched: Vec::new(),
+            places: HashMap::new(),
             under_way: 0,
             durable_at: None,
         }
@@ -236,7 +237,7 @@ impl Worker {
         let Some(reads) = self.tasks.get_mut(&task.id) else {
             return true;
         };
-        task.fetched.append(&mut reads.finished);
+        task.take_in(&mut reads.finished);
         task.under_way = reads.under_way;
         if reads.under_way == 0 {
             self.tasks.remove(&task.id);
@@ -248,19 +249,19 @@ impl Worker {
     /// Ends a task: its holds go, and what it still reads is dropped when it comes.
     pub fn finish(&mut self, mut task: Task) {
         if let Some(reads) = self.tasks.get_mut(&task.id) {
-            task.fetched.append(&mut reads.finished);
+            task.take_in(&mut reads.finished);
             reads.cancelled = true;
             if reads.under_way == 0 {
                 self.tasks.remove(&task.id);
             }
         }
-        for f in task.fetched.drain(..) {
+        for f in task.forget() {
             self.pool.lanes[f.lane as usize].lock().unpin(f.plan.segment);
         }
     }
     /// Forgets what a task has read, for its next step. Nothing may be under way.
     pub fn reset(&mut self, task: &mut Task) {
-        for f in task.fetched.drain(..) {
+        for f in task.forget() {
             self.pool.lanes[f.lane as usize].lock().unpin(f.plan.segment);
         }
     }

@@ -156,7 +156,7 @@ impl<D: Snapshot> Lane<D> {
         let lane_bytes = (self.ssd.count() * self.cfg.segment_bytes) as u64;
         let short = self.ssd.free().len() < self.clean_target();
         let worth = self.releasable.len() >= self.checkpoint_segments() * 2 + 2
-            || (self.writers_wait && !self.releasable.is_empty());
+            || ((self.writers_wait || !self.epoch_room()) && !self.releasable.is_empty());
         self.checkpoint_asked
             || (short && worth)
             || policy::checkpoint_due(appended, lane_bytes, 0, 0)
@@ -254,7 +254,7 @@ impl<D: Snapshot> Lane<D> {
             for w in [s.generation, bad, s.used_bytes, s.total_class_bytes, s.tomb_bytes] {
                 out.extend_from_slice(&w.to_le_bytes());
             }
-            for w in [s.first_seq, s.stale_seq, s.all_expired_at_ms] {
+            for w in [s.first_seq, s.stale_seq, s.last_epoch] {
                 out.extend_from_slice(&w.to_le_bytes());
             }
         }

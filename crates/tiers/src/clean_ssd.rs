@@ -61,6 +61,9 @@ impl<D: Snapshot> Lane<D> {
         if self.flushing_all.is_some() || self.failed.is_some() {
             return;
         }
+        if self.free_soon() < self.clean_target() {
+            self.empty_the_dead();
+        }
         let wanted = self.clean_target().saturating_sub(self.free_soon());
         while self.cleaning_ssd.len() < JOBS_MAX.min(wanted) {
             let Some(segment) = self.choose_victim() else {
@@ -81,10 +84,46 @@ impl<D: Snapshot> Lane<D> {
         }
     }
 
+    /// Segments with batches of this epoch or a later one are left alone: a full
+    /// scan judges the youngest epoch by its batches, so they must not vanish.
+    fn settled_epoch(&self) -> u64 {
+        self.phase.epoch().unwrap_or(self.open_epoch - 1)
+    }
+
+    /// Segments without a live entry or tombstone need not be read. What replaced
+    /// their entries is durable, or will be with the epoch under way.
+    fn empty_the_dead(&mut self) {
+        let before = self.settled_epoch();
+        for id in 0..self.ssd.count() as u32 {
+            let s = self.ssd.segment(id);
+            let dead = s.state == State::Sealed
+                && s.live_class_bytes == 0
+                && s.tomb_bytes == 0
+                && s.last_epoch < before;
+            if !dead || self.ssd.writer(id).is_some() {
+                continue;
+            }
+            self.stats.segments_cleaned += 1;
+            match self.phase.epoch() {
+                Some(epoch) => {
+                    self.ssd.segment_mut(id).state = State::Emptied(epoch);
+                    self.emptied.push(id);
+                }
+                None => {
+                    self.ssd.segment_mut(id).state = State::Releasable;
+                    self.releasable.push(id);
+                }
+            }
+        }
+    }
+
     fn choose_victim(&self) -> Option<u32> {
         let size = self.cfg.segment_bytes as u64;
+        let before = self.settled_epoch();
         let sealed = self.ssd.segments().iter().enumerate().filter(|(id, s)| {
-            s.state == State::Sealed && self.ssd.writer(*id as u32).is_none()
+            s.state == State::Sealed
+                && s.last_epoch < before
+                && self.ssd.writer(*id as u32).is_none()
         });
         let tombs: u64 = self.ssd.segments().iter().map(|s| u64::from(s.tomb_bytes)).sum();
         if tombs * TOMBSTONES_ONE_IN > self.live_estimate.max(size) {
@@ -92,17 +131,10 @@ impl<D: Snapshot> Lane<D> {
             return sealed.min_by_key(|(_, s)| s.first_seq).map(|(id, _)| id as u32);
         }
         sealed
-            .map(|(id, s)| (id as u32, self.bytes_to_keep(s), s.first_seq))
+            .map(|(id, s)| (id as u32, live_share(s), s.first_seq))
             .filter(|&(_, keep, _)| policy::worth_cleaning(keep, size))
             .max_by_key(|&(_, keep, seq)| policy::clean_score(keep, size, self.next_seq.saturating_sub(seq)))
             .map(|(id, ..)| id)
-    }
-
-    fn bytes_to_keep(&self, s: &crate::ssd::Segment) -> u64 {
-        match s.all_expired_at_ms {
-            at if at > 0 && at <= self.now_ms => u64::from(s.used_bytes) / 8,
-            _ => live_share(s),
-        }
     }
 
     fn read_victim(&mut self, segment: u32) {
@@ -161,10 +193,16 @@ impl<D: Snapshot> Lane<D> {
         let enough = pressed
             && self.moved_in_epoch >= MOVE_PER_EPOCH_BYTES
             && self.free_soon() >= self.reserve_segments();
-        let full = self.ssd.free().len() <= self.checkpoint_segments() + 2
-            || self.moved_in_epoch >= 16 * MOVE_PER_EPOCH_BYTES;
-        if enough || full || !self.cleaning_ready() {
+        let full = !self.move_room() || self.moved_in_epoch >= 16 * MOVE_PER_EPOCH_BYTES;
+        if enough || full || self.cleaning_ssd.is_empty() {
             return self.finish_epoch(epoch);
+        }
+        if !self.cleaning_ready() {
+            // Worth waiting for the read only when segments are short.
+            return match self.free_soon() < self.reserve_segments() && self.moved_in_epoch > 0 {
+                true => Err(Stalled),
+                false => self.finish_epoch(epoch),
+            };
         }
         if self.ssd.heads[HOT].as_ref().is_some_and(|w| w.batch_open()) {
             // Batches do not overlap: their order is the order of what they say.
@@ -232,7 +270,8 @@ impl<D: Snapshot> Lane<D> {
         if e.kind() == Kind::Tombstone {
             return self.move_tombstone(job.oldest_seq, frame::version(seq, offset), e);
         }
-        let direct = self.dir.names(who, loc);
+        let direct = self.dir.names(who, loc)
+            || (!self.rule(Rule::MoveIsCompareAndSet) && self.dir.find(who, |_| true).is_some());
         let linked = if direct { None } else { self.linked_from(who, loc) };
         if !direct && linked.is_none() {
             return Ok(());

@@ -18,7 +18,7 @@ use crate::mem::Pos;
 use crate::policy::{self, Pressure};
 use crate::ssd::State;
 use terrace_log::entry::{self, FLAG_KEEP, FLAG_THROUGH};
-use terrace_log::frame::{BATCH_END, BATCH_HEADER_BYTES, BatchHeader};
+use terrace_log::frame::{BATCH_END, BATCH_FIRST, BATCH_HEADER_BYTES, BatchHeader};
 use terrace_log::scan::{self, Item};
 use terrace_log::writer::BatchInfo;
 use terrace_log::{Kind, Loc, NewEntry, Slot, Snapshot, Terrace, UNIT_BYTES};
@@ -67,6 +67,7 @@ impl<D: Snapshot> Lane<D> {
         self.epoch_start = end;
         self.dirty_at_start = self.dirty_appended;
         self.moved_in_epoch = 0;
+        self.first_batch = true;
     }
 
     /// Does up to `entries` entries' worth of staging and moving. True if it
@@ -241,6 +242,8 @@ impl<D: Snapshot> Lane<D> {
     /// Hands the open batch of `head` out for writing.
     pub(crate) fn end_batch(&mut self, head: usize, flags: u8, attempt: u8) {
         let epoch = self.phase.epoch().expect("an epoch is under way");
+        let first = attempt == 0 && std::mem::take(&mut self.first_batch);
+        let flags = flags | if first { BATCH_FIRST } else { 0 };
         let info = BatchInfo {
             epoch,
             clock_ms: self.now_ms,
@@ -253,6 +256,7 @@ impl<D: Snapshot> Lane<D> {
         let segment = writer.life().segment;
         let used = writer.used_bytes();
         self.ssd.segment_mut(segment).used_bytes = used as u32;
+        self.ssd.segment_mut(segment).last_epoch = epoch;
         // The first batch's write starts with the segment header.
         let start = if at == 0 { terrace_log::frame::SEGMENT_HEADER_BYTES } else { at };
         self.stats.written_log_bytes += data.len() as u64;
@@ -379,8 +383,9 @@ impl<D: Snapshot> Lane<D> {
     /// Makes whatever names the SSD copy `from` name `to`: the slot itself, or the
     /// memory entry that the slot names. False: nothing names it any more.
     pub(crate) fn repoint(&mut self, who: terrace_log::Subject, from: Loc, to: Loc) -> bool {
+        let any = !self.rule(Rule::MoveIsCompareAndSet);
         let direct = self.dir.update(who, |s| {
-            (s.loc() == from).then(|| Slot::new(to, s.heat()))
+            (s.loc() == from || any).then(|| Slot::new(to, s.heat()))
         });
         if direct.is_some() {
             return true;
@@ -446,7 +451,7 @@ impl<D: Snapshot> Lane<D> {
 
     /// Whether closing an epoch would have anything to do.
     pub fn wants_epoch(&self, p: &Pressure) -> bool {
-        self.failed.is_none() && policy::close_epoch(p)
+        self.failed.is_none() && self.epoch_room() && policy::close_epoch(p)
     }
 }
 

@@ -60,19 +60,10 @@ pub enum Look {
     Absent,
     /// In memory, or still in a segment's buffer.
     Memory(Slot),
-    /// What was fetched as number `.1`.
-    Fetched(Slot, usize),
+    /// What was read before.
+    Fetched(Slot),
     /// One read must tell: plan it, fetch it, look again.
     Read(Loc),
-}
-
-/// The result of a read, as `look` wants to know it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Known {
-    /// What was read.
-    pub loc: Loc,
-    /// Whether the entry there has the key that is looked for.
-    pub hit: bool,
 }
 
 /// Why an update was not taken.
@@ -144,6 +135,8 @@ pub struct Lane<D> {
     /// A flush of all keys waits to become durable with this epoch.
     pub(crate) flushing_all: Option<u64>,
     pub(crate) moved_in_epoch: usize,
+    /// The epoch under way has no batch yet.
+    pub(crate) first_batch: bool,
     pub(crate) live_estimate: u64,
     /// When the estimate was made: bytes appended, time.
     pub(crate) estimated_at: (u64, u64),
@@ -191,7 +184,7 @@ pub enum Rule {
     ExpiryLeavesTombstone,
     /// Rule 4: an append names what it replaces.
     AppendNamesReplaced,
-    /// Rule 5: checksums are bound to the segment's generation.
+    /// Rule 5: an epoch counts only whole, up to the batch that ends it.
     EpochNeedsEnd,
     /// Rule 7: a move is a compare-and-set.
     MoveIsCompareAndSet,
@@ -245,6 +238,7 @@ impl<D: Snapshot> Lane<D> {
             floor: 0,
             flushing_all: None,
             moved_in_epoch: 0,
+            first_batch: false,
             live_estimate: 0,
             estimated_at: (0, 0),
             appended_total: 0,
@@ -355,20 +349,26 @@ impl<D: Snapshot> Lane<D> {
         self.ssd.buffered(slot.loc())
     }
 
-    /// Looks `key` up, with what earlier reads for it brought. A hit in memory warms its slot.
-    pub fn look(&mut self, who: Subject, key: &[u8], known: &[Known]) -> Look {
+    /// Looks `key` up. `known` says of a location that was read whether it has this
+    /// key (None: it was not read). A hit warms its slot.
+    pub fn look(
+        &mut self,
+        who: Subject,
+        key: &[u8],
+        known: impl Fn(Loc) -> Option<bool>,
+    ) -> Look {
         let mut read = None;
-        let mut fetched = None;
+        let mut fetched = false;
         let (mem, middle, ssd) = (&self.mem, &self.middle, &self.ssd);
         let found = self.dir.update(who, |slot| {
             let loc = slot.loc();
             let here = match (loc.terrace(), middle) {
                 (Terrace::Dram, _) => mem.entry(loc).key() == key,
                 (Terrace::Middle, Some(middle)) => middle.entry(loc).key() == key,
-                _ => match known.iter().position(|k| k.loc == loc) {
-                    Some(at) => {
-                        fetched = known[at].hit.then_some(at);
-                        known[at].hit
+                _ => match known(loc) {
+                    Some(hit) => {
+                        fetched = hit;
+                        hit
                     }
                     None => match ssd.buffered(loc) {
                         Some(entry) => entry.key() == key,
@@ -382,8 +382,8 @@ impl<D: Snapshot> Lane<D> {
             here.then(|| slot.with_heat(policy::warmer(slot.heat())))
         });
         match (found, fetched, read) {
-            (Some(slot), Some(at), _) => Look::Fetched(slot, at),
-            (Some(slot), None, _) => Look::Memory(slot),
+            (Some(slot), true, _) => Look::Fetched(slot),
+            (Some(slot), false, _) => Look::Memory(slot),
             (None, _, Some(loc)) => Look::Read(loc),
             (None, _, None) => Look::Absent,
         }
@@ -405,6 +405,11 @@ impl<D: Snapshot> Lane<D> {
                 self.phase.epoch()
             }
         }
+    }
+
+    /// The epoch under way: what is absent may be so because of it.
+    pub fn absent_with(&self) -> Option<u64> {
+        self.phase.epoch()
     }
 
     /// Plans the read of `loc` and holds its segment until `unpin`.
@@ -465,6 +470,15 @@ impl<D: Snapshot> Lane<D> {
         let free = self.ssd.free().len();
         let segments = free.saturating_sub(self.checkpoint_segments() + CLEANER_SEGMENTS);
         (segments * self.cfg.segment_bytes) as u64 / 5 * 4
+    }
+    /// Whether an epoch can surely be ended, with at least one victim emptied in it
+    /// if any is ready, and a checkpoint after it.
+    pub(crate) fn epoch_room(&self) -> bool {
+        self.ssd.free().len() >= self.checkpoint_segments() + EPOCH_SEGMENTS
+    }
+    /// Whether the cleaner may go on: what is left ends the epoch and holds a checkpoint.
+    pub(crate) fn move_room(&self) -> bool {
+        self.ssd.free().len() > self.checkpoint_segments() + END_SEGMENTS
     }
     /// Segments that one checkpoint takes, about.
     pub(crate) fn checkpoint_segments(&self) -> usize {
@@ -650,8 +664,12 @@ impl<D: Snapshot> Lane<D> {
 
 /// Free memory segments that only the cleaner may use.
 pub(crate) const SPARE_SEGMENTS: usize = 1;
-/// Free SSD segments that updates leave to the cleaner.
-const CLEANER_SEGMENTS: usize = 4;
+/// Free SSD segments beside a checkpoint's that must be there: to end an epoch that
+/// is under way; to begin one; to take updates. Each step leaves the next one
+/// enough, so that the cleaner can always empty one more segment.
+const END_SEGMENTS: usize = 2;
+const EPOCH_SEGMENTS: usize = 6;
+pub(crate) const CLEANER_SEGMENTS: usize = 10;
 /// Keys of expired big values that are remembered at once.
 const EXPIRED_BINDERS_MAX: usize = 64;
 

@@ -101,7 +101,7 @@ pub fn reserve_segments(
 
 /// Free segments beside the reserve that the cleaner keeps ahead of need.
 pub fn clean_slack(count: usize) -> usize {
-    (count / 32).clamp(4, 256)
+    (count / 32).clamp(10, 256)
 }
 
 /// The bound on dirty bytes: half of the memory, an eighth of the SSD.

@@ -104,3 +104,27 @@ impl<D: Snapshot> Lane<D> {
         self.mem.held()
     }
 }
+
+/// Where the lane stands, for a test or an operator who asks why nothing moves.
+impl<D: Snapshot> std::fmt::Debug for Lane<D> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let mut states = std::collections::BTreeMap::<String, usize>::new();
+        for s in self.ssd.segments() {
+            *states.entry(format!("{:?}", s.state)).or_default() += 1;
+        }
+        f.debug_struct("Lane")
+            .field("phase", &self.phase)
+            .field("open_epoch", &self.open_epoch)
+            .field("segments", &states)
+            .field("memory", &self.mem)
+            .field("cleaning", &self.cleaning_ssd.len())
+            .field("cleaning_ready", &self.cleaning_ready())
+            .field("checkpoint", &self.checkpoint.is_some())
+            .field("checkpoint_asked", &self.checkpoint_asked)
+            .field("io_busy", &self.io.busy())
+            .field("clean_target", &self.clean_target())
+            .field("reserve", &self.reserve_segments())
+            .field("failed", &self.failed)
+            .finish_non_exhaustive()
+    }
+}

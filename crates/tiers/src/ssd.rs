@@ -65,8 +65,8 @@ pub struct Segment {
     pub first_seq: u64,
     /// Seq of the first batch of an earlier life whose bytes may still be on the medium.
     pub stale_seq: u64,
-    /// Latest expiry of its entries in ms if all of them expire, else 0.
-    pub all_expired_at_ms: u64,
+    /// Epoch of its last batch; 0 if that is long ago.
+    pub last_epoch: u64,
 }
 
 const FRESH: Segment = Segment {
@@ -79,7 +79,7 @@ const FRESH: Segment = Segment {
     tomb_bytes: 0,
     first_seq: u64::MAX,
     stale_seq: u64::MAX,
-    all_expired_at_ms: 0,
+    last_epoch: 0,
 };
 
 /// A read that brings one entry.
@@ -304,15 +304,14 @@ impl Ssd {
                 self.seal_head(head);
             }
         }
+        self.set_aside(id);
+    }
+    /// The segment cannot be read whole: it is neither cleaned nor overwritten.
+    pub fn set_aside(&mut self, id: u32) {
         if self.segments[id as usize].state != State::Bad {
             self.segments[id as usize].state = State::Bad;
             self.bad += 1;
         }
-    }
-    /// The segment cannot be read whole: it is neither cleaned nor overwritten.
-    pub fn set_aside(&mut self, id: u32) {
-        self.segments[id as usize].state = State::Bad;
-        self.bad += 1;
     }
     /// The segment's writer, while it has a buffer.
     pub fn writer(&self, id: u32) -> Option<&SegmentWriter> {

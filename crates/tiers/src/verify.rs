@@ -1,7 +1,7 @@
 //! Verifying a recovered lane: every segment is read, every slot must be met.
 
 use crate::lane::Lane;
-use crate::recover::Damage;
+use crate::survey::Damage;
 use crate::ssd::State;
 use std::collections::HashMap;
 use terrace_log::frame::{SegmentHeader, Use};

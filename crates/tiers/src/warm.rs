@@ -7,7 +7,7 @@
 
 use crate::image::ImageWriter;
 use crate::io::Purpose;
-use crate::lane::{Lane, SPARE_SEGMENTS};
+use crate::lane::{CLEANER_SEGMENTS, Lane, SPARE_SEGMENTS};
 use crate::mem::Head;
 use crate::ssd::State;
 use terrace_log::entry::Entry;
@@ -27,7 +27,8 @@ pub(crate) struct WarmJob {
 impl<D: Snapshot> Lane<D> {
     /// Writes the clean memory segments, newest first, as far as free segments go.
     pub(crate) fn write_warm_image(&mut self) -> Option<u32> {
-        let keep = self.checkpoint_segments() + 2;
+        // The next start needs room for epochs, a checkpoint and the cleaner before these are free again.
+        let keep = 2 * self.checkpoint_segments() + 4 + CLEANER_SEGMENTS;
         let mut image = ImageWriter::new(Use::Warm);
         for id in self.mem.clean_ids().into_iter().rev() {
             if self.ssd.free().len() <= keep {

@@ -68,10 +68,13 @@ pub struct Rig {
     pub maintainer: Maintainer,
     pub clock: ManualClock,
     pub shape: Shape,
+    pub disk: SimDevice,
+    /// Called after every turn with the durable epoch.
+    pub on_turn: Option<Box<dyn FnMut(u64)>>,
 }
 
 /// Turns that a command may take before the test calls it stuck.
-const TURNS_MAX: usize = 200_000;
+const TURNS_MAX: usize = 30_000;
 
 impl Rig {
     pub fn open(device: &SimDevice, shape: Shape, clock: ManualClock) -> Rig {
@@ -98,6 +101,8 @@ impl Rig {
             maintainer: Maintainer::new(u64::MAX),
             clock,
             shape,
+            disk: device.clone(),
+            on_turn: None,
         })
     }
 
@@ -106,6 +111,9 @@ impl Rig {
         self.clock.set(self.worker.now_ms() + 1);
         self.worker.turn();
         self.maintainer.turn(&mut self.worker);
+        if let Some(f) = &mut self.on_turn {
+            f(self.worker.durable_epoch());
+        }
     }
 
     /// Runs a command to its end. Errors and a pool that failed end it too.
@@ -132,7 +140,7 @@ impl Rig {
                 return Err(why);
             }
         }
-        panic!("stuck: {:#?}", self.pool.stats());
+        self.stuck("stuck")
     }
 
     /// The same, until its reply may go out.
@@ -151,7 +159,13 @@ impl Rig {
             }
             self.turn();
         }
-        panic!("not durable: {:#?}", self.pool.stats());
+        self.stuck("not durable")
+    }
+
+    fn stuck(&self, what: &str) -> ! {
+        let lanes = (0..self.pool.superblock().lanes)
+            .map(|l| self.pool.with_lane(l, |lane| format!("{lane:?}\n")));
+        panic!("{what}: {}", lanes.collect::<String>());
     }
 
     pub fn get(&mut self, key: &[u8]) -> Result<Option<Vec<u8>>, String> {
@@ -236,7 +250,7 @@ impl Rig {
             }
             self.worker.want_durable();
         }
-        panic!("does not settle: {:#?}", self.pool.stats());
+        self.stuck("does not settle")
     }
 
     /// A clean stop.

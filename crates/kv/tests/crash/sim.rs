@@ -1,0 +1,466 @@
+//! One simulated life: a seeded workload, a crash image at every write and
+//! flush, and what each image must hold.
+//!
+//! The oracle is exact. Commands run one after the other, and every commit is a
+//! cut through them, so after a crash the pool must be in the state after the
+//! first P commands for some P: no fewer than were acknowledged under the mode's
+//! promise, no more than were begun. Multi-key commands are whole in any P.
+
+use crate::common::{Rig, SEGMENT, Shape};
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex};
+use terrace_kv::{Expiry, ExpireCond};
+use terrace_media::sim::{Rng, SimDevice};
+use terrace_media::{BLOCK_BYTES, Buf, Device, write_blocking};
+use terrace_pool::{Durability, ManualClock, Rule};
+
+/// What a command did, for the oracle. Values are made from the command's number.
+#[derive(Debug, Clone)]
+pub enum Effect {
+    Put(Vec<(u8, usize, Option<u64>)>),
+    Remove(Vec<u8>),
+    ExpireAt(u8, u64),
+    Clear,
+}
+
+/// Key → (command that set it, length, expiry).
+pub type State = BTreeMap<u8, (usize, usize, Option<u64>)>;
+
+fn apply(state: &mut State, n: usize, effect: &Effect, now: u64) {
+    match effect {
+        Effect::Put(keys) => {
+            for &(k, len, at) in keys {
+                state.insert(k, (n, len, at));
+            }
+        }
+        Effect::Remove(keys) => keys.iter().for_each(|k| {
+            state.remove(k);
+        }),
+        Effect::ExpireAt(k, at) => {
+            if let Some(e) = state.get_mut(k)
+                && e.2.is_none_or(|old| old > now)
+            {
+                e.2 = Some(*at);
+            }
+        }
+        Effect::Clear => state.clear(),
+    }
+}
+
+fn value(n: usize, k: u8, len: usize) -> Vec<u8> {
+    let mut rng = Rng::new((n as u64) << 8 | u64::from(k));
+    let mut v = vec![0; len];
+    for chunk in v.chunks_mut(8) {
+        chunk.copy_from_slice(&rng.bits().to_le_bytes()[..chunk.len()]);
+    }
+    v
+}
+
+fn key(k: u8) -> Vec<u8> {
+    format!("key:{k:03}").into_bytes()
+}
+
+/// Progress that a crash image is judged by.
+#[derive(Debug, Clone, Default)]
+struct Progress {
+    acked: usize,
+    begun: usize,
+    /// State after the first `acked` commands.
+    state: State,
+    now: u64,
+    waiting: Vec<(usize, u64)>,
+    effects: Vec<(Effect, u64)>,
+}
+
+impl Progress {
+    fn ack(&mut self, upto: usize) {
+        while self.acked < upto {
+            let (effect, at) = self.effects[self.acked].clone();
+            apply(&mut self.state, self.acked, &effect, at);
+            self.acked += 1;
+        }
+    }
+    fn durable(&mut self, epoch: u64) {
+        let done = self.waiting.iter().take_while(|(_, e)| *e <= epoch).count();
+        if let Some((n, _)) = self.waiting.drain(..done).last() {
+            self.ack(n + 1);
+        }
+    }
+}
+
+struct Crash {
+    image: Vec<u8>,
+    acked: usize,
+    begun: usize,
+    state: State,
+    now: u64,
+    event: u64,
+}
+
+/// How a life is lived.
+#[derive(Clone, Copy)]
+pub struct Plan {
+    pub shape: Shape,
+    pub seed: u64,
+    pub commands: usize,
+    pub keys: u8,
+    /// One image in this many events.
+    pub every: u64,
+    /// Crashes inside recoveries: how deep.
+    pub depth: u32,
+    pub without_rule: Option<Rule>,
+}
+
+/// Lives one life and judges every crash in it. Returns the crash states judged.
+pub fn live(plan: &Plan) -> Result<u64, String> {
+    let device = plan.shape.device(plan.seed);
+    let clock = ManualClock::default();
+    clock.set(1_000_000);
+    let progress = Arc::new(Mutex::new(Progress::default()));
+    let crashes = Arc::new(Mutex::new(Vec::new()));
+    watch(&device, plan, &progress, &crashes);
+    let mut rig = open(&device, plan, clock.clone(), &progress)?;
+    let mut rng = Rng::new(plan.seed ^ 0x5eed);
+    let mut judged = 0;
+    for n in 0..plan.commands {
+        rig = command(rig, &device, plan, &mut rng, n, &progress)?;
+        let taken = std::mem::take(&mut *crashes.lock().unwrap());
+        for crash in taken {
+            judged += judge(plan, &crash, &progress.lock().unwrap().effects, plan.depth)?;
+        }
+    }
+    Ok(judged)
+}
+
+fn open(device: &SimDevice, plan: &Plan, clock: ManualClock, progress: &Arc<Mutex<Progress>>) -> Result<Rig, String> {
+    let mut rig = Rig::try_open(device, plan.shape, clock).map_err(|e| format!("open: {e}"))?;
+    for lane in 0..plan.shape.lanes as u16 {
+        rig.pool.with_lane(lane, |l| l.without_rule = plan.without_rule);
+    }
+    let told = progress.clone();
+    rig.on_turn = Some(Box::new(move |durable| told.lock().unwrap().durable(durable)));
+    Ok(rig)
+}
+
+fn watch(device: &SimDevice, plan: &Plan, progress: &Arc<Mutex<Progress>>, crashes: &Arc<Mutex<Vec<Crash>>>) {
+    let (progress, crashes) = (progress.clone(), crashes.clone());
+    let (seed, every) = (plan.seed, plan.every);
+    device.set_hook(Some(Box::new(move |device, _| {
+        let event = device.events();
+        if event % every != seed % every {
+            return;
+        }
+        let p = progress.lock().unwrap();
+        crashes.lock().unwrap().push(Crash {
+            image: device.crash_image(seed ^ event.wrapping_mul(0x9e37)),
+            acked: p.acked,
+            begun: p.begun,
+            state: p.state.clone(),
+            now: p.now,
+            event,
+        });
+    })));
+}
+
+fn command(
+    mut rig: Rig,
+    device: &SimDevice,
+    plan: &Plan,
+    rng: &mut Rng,
+    n: usize,
+    progress: &Arc<Mutex<Progress>>,
+) -> Result<Rig, String> {
+    let now = rig.worker.now_ms();
+    let pick = |rng: &mut Rng| (rng.below(plan.keys as usize) as f64 * rng.below(100) as f64 / 99.0) as u8;
+    let expiry = |rng: &mut Rng| (rng.below(4) == 0).then(|| now + 100_000 + rng.below(600_000) as u64);
+    let kind = rng.below(100);
+    let effect = match kind {
+        0..=44 => Effect::Put(vec![(pick(rng), rng.below(900), expiry(rng))]),
+        45..=48 => Effect::Put(vec![(pick(rng), 2100 + rng.below(6000), expiry(rng))]),
+        49..=60 => {
+            let mut keys: BTreeMap<u8, usize> = BTreeMap::new();
+            (0..2 + rng.below(5)).for_each(|_| {
+                keys.insert(pick(rng), rng.below(500));
+            });
+            Effect::Put(keys.into_iter().map(|(k, len)| (k, len, None)).collect())
+        }
+        61..=76 => Effect::Remove((0..1 + rng.below(3)).map(|_| pick(rng)).collect()),
+        77..=82 => Effect::ExpireAt(pick(rng), now + 50_000 + rng.below(300_000) as u64),
+        83..=84 if rng.below(12) == 0 => Effect::Clear,
+        85..=86 => {
+            rig.clock.set(now + rng.below(100_000) as u64);
+            Effect::Remove(vec![])
+        }
+        87 if rng.below(6) == 0 => {
+            // A clean stop and a new start.
+            rig.on_turn = None;
+            rig.close();
+            let clock = ManualClock::default();
+            clock.set(now + 1);
+            let all = progress.lock().unwrap().effects.len();
+            progress.lock().unwrap().ack(all);
+            progress.lock().unwrap().waiting.clear();
+            rig = open(device, plan, clock, progress)?;
+            Effect::Remove(vec![])
+        }
+        88..=93 => {
+            let k = pick(rng);
+            rig.get(&key(k))?;
+            Effect::Remove(vec![])
+        }
+        _ => {
+            (0..rng.below(12)).for_each(|_| rig.turn());
+            Effect::Remove(vec![])
+        }
+    };
+    {
+        let mut p = progress.lock().unwrap();
+        p.effects.push((effect.clone(), rig.worker.now_ms()));
+        p.begun = n + 1;
+        p.now = rig.worker.now_ms();
+    }
+    let epoch = execute(&mut rig, n, &effect)?;
+    let mut p = progress.lock().unwrap();
+    p.now = rig.worker.now_ms();
+    p.waiting.push((n, epoch));
+    drop(p);
+    if plan.shape.durability == Durability::Sync && rng.coin() {
+        let turns = rng.below(30);
+        (0..turns).for_each(|_| rig.turn());
+    }
+    Ok(rig)
+}
+
+/// Runs the command; returns the epoch that makes it durable.
+fn execute(rig: &mut Rig, n: usize, effect: &Effect) -> Result<u64, String> {
+    match effect {
+        Effect::Put(keys) if keys.len() == 1 => {
+            let (k, len, at) = keys[0];
+            rig.set(&key(k), &value(n, k, len), at.map_or(Expiry::None, Expiry::At))?;
+        }
+        Effect::Put(keys) => {
+            let pairs: Vec<_> = keys.iter().map(|&(k, len, _)| (key(k), value(n, k, len))).collect();
+            rig.mset(&pairs)?;
+        }
+        Effect::Remove(keys) if keys.is_empty() => {}
+        Effect::Remove(keys) => {
+            let keys: Vec<Vec<u8>> = keys.iter().map(|&k| key(k)).collect();
+            let refs: Vec<&[u8]> = keys.iter().map(|k| &k[..]).collect();
+            rig.del(&refs)?;
+        }
+        Effect::ExpireAt(k, at) => {
+            let kk = key(*k);
+            rig.run(|w, t| terrace_kv::expire(w, t, &kk, Some(*at), ExpireCond::Always))?;
+        }
+        Effect::Clear => {
+            rig.run(terrace_kv::flush_all)?;
+        }
+    }
+    let stats = rig.pool.stats();
+    Ok(stats.epoch)
+}
+
+/// Opens what a crash left, twice (by checkpoint and by full scan), and compares.
+fn judge(plan: &Plan, crash: &Crash, effects: &[(Effect, u64)], depth: u32) -> Result<u64, String> {
+    let what = |e: String| {
+        format!(
+            "seed {} event {} depth left {depth}: {e}\n(acknowledged {}, begun {})",
+            plan.seed, crash.event, crash.acked, crash.begun
+        )
+    };
+    let mut judged = 1;
+    let device = SimDevice::with_image(crash.image.clone(), plan.seed ^ crash.event);
+    let inner = Arc::new(Mutex::new(Vec::new()));
+    if depth > 0 && crash.event % 7 == 0 {
+        let same = Arc::new(Mutex::new(Progress {
+            acked: crash.acked,
+            begun: crash.begun,
+            state: crash.state.clone(),
+            now: crash.now,
+            ..Progress::default()
+        }));
+        watch(&device, &Plan { every: 1, ..*plan }, &same, &inner);
+    }
+    let state = found(plan, crash, &device, effects).map_err(what)?;
+    device.set_hook(None);
+    for crash in inner.lock().unwrap().drain(..).take(20) {
+        judged += judge(plan, &crash, effects, depth - 1)?;
+    }
+    if crash.event % 3 == 0 {
+        let scanned = SimDevice::with_image(crash.image.clone(), plan.seed);
+        drop_roots(&scanned, plan.shape.lanes);
+        let other = found(plan, crash, &scanned, effects).map_err(|e| {
+            if std::env::var("TERRACE_KEEP").is_ok() {
+                std::fs::write("/tmp/crash.img", &crash.image).unwrap();
+            }
+            what(format!("full scan: {e}"))
+        })?;
+        if other != state {
+            return Err(what(format!("the full scan finds another state: {other} instead of {state}")));
+        }
+    }
+    Ok(judged)
+}
+
+fn drop_roots(device: &SimDevice, lanes: usize) {
+    let mut disk = device.queue(1).unwrap();
+    let roots = Buf::zeroed(2 * lanes * BLOCK_BYTES);
+    write_blocking(&mut *disk, 2 * BLOCK_BYTES as u64, roots).unwrap();
+}
+
+/// Recovers and finds the number of commands whose state the pool is in.
+fn found(plan: &Plan, crash: &Crash, device: &SimDevice, effects: &[(Effect, u64)]) -> Result<usize, String> {
+    let clock = ManualClock::default();
+    clock.set(crash.now);
+    let mut rig = Rig::try_open(device, plan.shape, clock).map_err(|e| format!("open: {e}"))?;
+    if !rig.pool.damage().is_empty() {
+        return Err(format!("damage: {:?}", rig.pool.damage()));
+    }
+    let got = dump(&mut rig)?;
+    let now = rig.worker.now_ms();
+    let mut state = crash.state.clone();
+    let mut matched = None;
+    for n in crash.acked..=crash.begun {
+        if same(&state, &got, now) {
+            matched = Some(n);
+            break;
+        }
+        if n < crash.begun {
+            apply(&mut state, n, &effects[n].0, effects[n].1);
+        }
+    }
+    let Some(matched) = matched else {
+        return Err(explain(&crash.state, &state, &got, now));
+    };
+    // The pool takes writes.
+    rig.set(b"after", b"crash", Expiry::None)?;
+    if rig.get(b"after")? != Some(b"crash".to_vec()) {
+        return Err("a write after recovery is not read back".into());
+    }
+    leaks(&mut rig, plan, &got)?;
+    Ok(matched)
+}
+
+/// Every piece belongs to a binder once the background is done.
+fn leaks(rig: &mut Rig, plan: &Plan, got: &BTreeMap<u8, Vec<u8>>) -> Result<(), String> {
+    // Big values whose time is up go when they are met.
+    for k in 0..plan.keys {
+        rig.get(&key(k))?;
+    }
+    (0..40).for_each(|_| rig.turn());
+    let piece = terrace_kv::piece_bytes(&rig.worker);
+    let inline = terrace_kv::inline_max_bytes(&rig.worker);
+    let expected: usize = got.values().filter(|v| v.len() > inline).map(|v| v.len().div_ceil(piece)).sum();
+    let mut pieces = 0;
+    for _ in 0..2000 {
+        pieces = 0;
+        for lane in 0..plan.shape.lanes as u16 {
+            use terrace_log::Snapshot;
+            pieces += rig.pool.with_lane(lane, |l| l.dir.len(1)) as usize;
+        }
+        if pieces <= expected {
+            return Ok(());
+        }
+        rig.turn();
+        rig.worker.want_durable();
+    }
+    for lane in 0..plan.shape.lanes as u16 {
+        rig.pool.with_lane(lane, |l| {
+            let mut at = Some(terrace_log::Order { shard: 0, hash: 0 });
+            while let Some(order) = at {
+                let mut slots = Vec::new();
+                at = l.dir.page(order, |s| slots.push(s));
+                if at.is_none() && order.shard < l.dir.user_shards() {
+                    at = Some(terrace_log::Order { shard: l.dir.user_shards(), hash: 0 });
+                }
+                for s in slots {
+                    let e = (s.loc().in_memory()).then(|| l.entry(s)).or_else(|| l.buffered(s));
+                    let show = |e: terrace_log::Entry<'_>| format!("{:?} {:?} {:?} {:?}", e.kind(), e.key(), e.expiry_ms(), e.value().get(8..16));
+                    let text = e.map(show);
+                    let text = text.unwrap_or_else(|| {
+                        let plan = l.plan_read(s.loc());
+                        l.unpin(plan.segment);
+                        let mut disk = rig.disk.queue(1).unwrap();
+                        let b = terrace_media::read_blocking(&mut *disk, plan.offset, plan.len).unwrap();
+                        let e = terrace_log::Entry::from_media(&b[plan.skip..], plan.seed).unwrap();
+                        format!("ssd {}", show(e))
+                    });
+                    eprintln!("lane {lane} {text}");
+                }
+            }
+            eprintln!("{l:?} now {}", l.now_ms());
+        });
+    }
+    Err(format!("{pieces} internal entries are left where {expected} pieces are needed"))
+}
+
+fn dump(rig: &mut Rig) -> Result<BTreeMap<u8, Vec<u8>>, String> {
+    let mut out = BTreeMap::new();
+    for name in rig.keys()? {
+        // Written by the judge of the life that this crash is inside of.
+        if name == b"after" {
+            continue;
+        }
+        let k: u8 = std::str::from_utf8(&name)
+            .ok()
+            .and_then(|s| s.strip_prefix("key:")?.parse().ok())
+            .ok_or_else(|| format!("a key that nobody wrote: {name:?}"))?;
+        if let Some(v) = rig.get(&name)? {
+            out.insert(k, v);
+        }
+    }
+    Ok(out)
+}
+
+fn same(state: &State, got: &BTreeMap<u8, Vec<u8>>, now: u64) -> bool {
+    let mut live = 0;
+    for (&k, &(n, len, at)) in state {
+        match at.is_some_and(|at| at <= now) {
+            // It may have run out between the dump and now.
+            true => live += usize::from(got.contains_key(&k)),
+            false => {
+                live += 1;
+                if got.get(&k).is_none_or(|v| v.len() != len || *v != value(n, k, len)) {
+                    return false;
+                }
+            }
+        }
+    }
+    live == got.len()
+}
+
+fn explain(acked: &State, last: &State, got: &BTreeMap<u8, Vec<u8>>, now: u64) -> String {
+    let mut out = String::from("the pool is in no state it was ever in:");
+    for k in 0..=u8::MAX {
+        let show = |s: &State| s.get(&k).filter(|e| e.2.is_none_or(|at| at > now)).copied();
+        let (a, l) = (show(acked), show(last));
+        let g = got.get(&k);
+        let fits = |e: Option<(usize, usize, Option<u64>)>| match (e, g) {
+            (None, None) => true,
+            (Some((n, len, _)), Some(v)) => v.len() == len && *v == value(n, k, len),
+            _ => false,
+        };
+        if !fits(a) || !fits(l) {
+            out += &format!("\n  key {k}: acknowledged {a:?}, last begun {l:?}, found {:?} bytes", g.map(Vec::len));
+        }
+    }
+    out
+}
+
+/// Shapes that lives are lived in.
+pub fn shapes() -> Vec<Shape> {
+    let plain = Shape {
+        segments_per_lane: 56,
+        memory_segments: 16,
+        ..Shape::default()
+    };
+    vec![
+        plain,
+        Shape { durability: Durability::Async, ..plain },
+        Shape { lanes: 2, ..plain },
+        Shape { lanes: 2, durability: Durability::Async, ..plain },
+        Shape { middle_segments: 6, memory_segments: 14, durability: Durability::Async, ..plain },
+    ]
+}
+
+const _: () = assert!(SEGMENT == 16 << 10);

@@ -1,0 +1,356 @@
+//! Building a lane anew from what a survey found: by replay behind a checkpoint,
+//! or by a scan of the whole log.
+//!
+//! What belongs to an epoch that does not count is wiped first, durably, so that
+//! it can never be completed; and a root with a new generation is written, so
+//! that bytes of this start can never be taken for an earlier one's.
+//! Promises: bounded memory; the list of what was damaged is precise.
+
+use crate::bulk::read_in_order;
+use crate::checkpoint::Root;
+use crate::lane::Lane;
+use crate::ssd::State;
+use crate::survey::{BatchAt, Damage, Items, Survey};
+use std::collections::{HashMap, HashSet};
+use terrace_log::addr;
+use terrace_log::entry::Entry;
+use terrace_log::frame;
+use terrace_log::scan::Item;
+use terrace_log::{KeyHash, Kind, Loc, Order, Slot, Snapshot, Subject};
+use terrace_media::{BLOCK_BYTES, Buf, Disk, MediaError, flush_blocking, write_blocking};
+
+/// Bytes of DRAM a key takes in the table of a full scan, about.
+const SCAN_ENTRY_BYTES: u64 = 64;
+/// Least DRAM for that table, bytes.
+const SCAN_MIN_BYTES: u64 = 1 << 20;
+
+type Table = HashMap<(u8, KeyHash), (u64, Loc)>;
+
+impl<D: Snapshot> Lane<D> {
+    /// Builds the directory up to epoch `valid`; younger batches are wiped first.
+    /// `scan_bytes`: DRAM that a full scan's table may take. Returns the damage found.
+    pub fn rebuild(
+        &mut self,
+        disk: &mut dyn Disk,
+        mut s: Survey,
+        valid: u64,
+        scan_bytes: u64,
+    ) -> Result<Vec<Damage>, MediaError> {
+        self.wipe(disk, &mut s, valid)?;
+        self.new_root(disk, &mut s)?;
+        Ok(self.rebuild_without_writing(disk, s, valid, scan_bytes))
+    }
+
+    /// The same for a look from outside: younger batches are passed over, not wiped.
+    pub fn rebuild_without_writing(
+        &mut self,
+        disk: &mut dyn Disk,
+        mut s: Survey,
+        valid: u64,
+        scan_bytes: u64,
+    ) -> Vec<Damage> {
+        s.batches.retain(|b| b.header.epoch <= valid);
+        let gaps = std::mem::take(&mut s.gaps);
+        s.damage.extend(gaps.into_iter().filter(|(epoch, _)| *epoch <= valid).map(|(_, d)| d));
+        let floor = s.batches.iter().map(|b| b.header.floor).max().unwrap_or(0);
+        self.floor = floor.max(s.root.map_or(0, |r| r.floor));
+        self.settle_segments(&s);
+        match s.root {
+            Some(root) => {
+                self.note_missing(&mut s, &root);
+                self.replay(disk, &mut s, &root);
+            }
+            None => self.scan_all(disk, &mut s, scan_bytes),
+        }
+        let newest = s.batches.last().map_or(0, |b| b.header.seq);
+        self.next_seq = newest.max(s.root.map_or(0, |r| r.next_seq - 1)) + 1;
+        self.open_epoch = valid + 1;
+        self.set_now(s.clock_ms);
+        self.count_live(&mut s);
+        if s.root.is_none() {
+            self.excuse_torn_reuse(&mut s.damage);
+        }
+        self.live_estimate = self.ssd.live_bytes();
+        self.checkpoint_number = s.root.map_or(0, |r| r.number);
+        self.checkpoint_asked = s.root.is_none();
+        self.warm_or_release(&s);
+        s.damage
+    }
+
+    /// Makes batches of epochs after `valid` unreadable before anything else is written.
+    fn wipe(&mut self, disk: &mut dyn Disk, s: &mut Survey, valid: u64) -> Result<(), MediaError> {
+        let all = s.batches.iter().chain(&s.losers);
+        let drop: Vec<BatchAt> = all.filter(|b| b.header.epoch > valid).copied().collect();
+        if drop.is_empty() {
+            return Ok(());
+        }
+        let mut blocks = HashSet::new();
+        for b in &drop {
+            let block = b.range().0;
+            if blocks.insert((b.segment, block)) {
+                let offset = self.ssd.device_offset(b.segment) + block as u64;
+                write_blocking(disk, offset, Buf::zeroed(BLOCK_BYTES))?;
+            }
+        }
+        flush_blocking(disk)
+    }
+
+    /// Writes the root again, in the other block, with the generation that this
+    /// start begins at: the next start begins above it even if every header that
+    /// this one writes is lost.
+    fn new_root(&mut self, disk: &mut dyn Disk, s: &mut Survey) -> Result<(), MediaError> {
+        let Some(root) = &mut s.root else {
+            return Ok(());
+        };
+        root.number += 1;
+        root.generation = self.ssd.generation;
+        let block = root.write(self.cfg.pool, self.cfg.lane);
+        let offset = self.cfg.root_base + root.number % 2 * BLOCK_BYTES as u64;
+        write_blocking(disk, offset, block)?;
+        flush_blocking(disk)
+    }
+
+    /// Seqs have no gaps: one that is missing behind the checkpoint is a batch that was lost.
+    fn note_missing(&self, s: &mut Survey, root: &Root) {
+        let mut expected = root.replay_from_seq;
+        let mut missing = Vec::new();
+        for b in s.batches.iter().filter(|b| b.header.seq >= root.replay_from_seq) {
+            if b.header.seq > expected {
+                let what = format!("batches {expected} to {} are missing before it", b.header.seq - 1);
+                missing.push(self.damage(b.segment, b.start, b.start, &what));
+            }
+            expected = b.header.seq + 1;
+        }
+        if expected < root.next_seq {
+            let what = format!("batches {expected} to {} are missing", root.next_seq - 1);
+            missing.push(self.damage(0, 0, 0, &what));
+        }
+        s.damage.extend(missing);
+    }
+
+    /// Gives every segment its state, before entries are counted in.
+    fn settle_segments(&mut self, s: &Survey) {
+        let mut first: HashMap<u32, (u64, u64)> = HashMap::new();
+        for b in &s.batches {
+            let e = first.entry(b.segment).or_insert((b.header.seq, b.header.epoch));
+            e.1 = e.1.max(b.header.epoch);
+        }
+        let scanned = s.root.is_none();
+        for id in 0..self.ssd.count() as u32 {
+            let touched = first.get(&id).copied();
+            let seg = self.ssd.segment_mut(id);
+            if seg.state != State::Bad {
+                seg.state = State::Sealed;
+            }
+            if scanned || touched.is_some() {
+                seg.total_class_bytes = 0;
+                seg.tomb_bytes = 0;
+                seg.first_seq = touched.map_or(u64::MAX, |t| t.0);
+                seg.last_epoch = touched.map_or(0, |t| t.1);
+            }
+            if let Some(&end) = s.ends.get(&id) {
+                seg.used_bytes = seg.used_bytes.max(end);
+            }
+        }
+        let mut free = s.free.clone();
+        if scanned {
+            free = (0..self.ssd.count() as u32).filter(|id| !first.contains_key(id)).collect();
+        } else {
+            // The image's own segments were taken from this list after it was saved.
+            free.retain(|id| !first.contains_key(id) && !s.image_segments.contains(id));
+            self.image_segments = s.image_segments.clone();
+            for &id in &s.image_segments {
+                self.ssd.segment_mut(id).state = State::Image;
+            }
+        }
+        self.ssd.set_free(free);
+    }
+
+    /// Each batch's items in the log's order.
+    fn walk(
+        &mut self,
+        disk: &mut dyn Disk,
+        s: &mut Survey,
+        mut f: impl FnMut(&mut Self, &BatchAt, usize, &Entry<'_>),
+        first_time: bool,
+    ) {
+        let batches = std::mem::take(&mut s.batches);
+        let place = |b: &BatchAt| {
+            let (from, to) = b.range();
+            (self.ssd.device_offset(b.segment) + from as u64, to - from)
+        };
+        let list: Vec<(u64, usize)> = batches.iter().map(place).collect();
+        let mut hurt = Vec::new();
+        read_in_order(disk, &list, |at, image| {
+            let b = &batches[at];
+            let image = match image {
+                Ok(image) => image,
+                Err(e) => {
+                    let end = b.start + b.header.len_bytes as usize;
+                    hurt.push(self.damage(b.segment, b.start, end, &e.to_string()));
+                    return;
+                }
+            };
+            let life = self.ssd.life(b.segment);
+            for item in Items::new(&image, b.range().0, &life, b) {
+                match item {
+                    Item::Damage(from, to) => {
+                        hurt.push(self.damage(b.segment, from, to, "no entry that checks"));
+                    }
+                    Item::Entry(offset, e, value) => {
+                        if value.is_err() {
+                            let end = offset + e.len_bytes();
+                            hurt.push(self.damage(b.segment, offset, end, "a value fails its checksum"));
+                        }
+                        if first_time {
+                            self.count_in(b.segment, &e);
+                        }
+                        f(self, b, offset, &e);
+                    }
+                }
+            }
+        });
+        s.batches = batches;
+        if first_time {
+            s.damage.extend(hurt);
+        }
+    }
+
+    /// Counts an entry among those its segment has.
+    fn count_in(&mut self, segment: u32, e: &Entry<'_>) {
+        let len = e.len_bytes();
+        let seg = self.ssd.segment_mut(segment);
+        match e.kind() {
+            Kind::Tombstone => seg.tomb_bytes += len as u32,
+            _ => seg.total_class_bytes += addr::class_bytes(addr::class_of(len)) as u32,
+        }
+    }
+
+    /// Applies the log behind a checkpoint: locations are compared, no key is.
+    fn replay(&mut self, disk: &mut dyn Disk, s: &mut Survey, root: &Root) {
+        for (order, _, image) in &s.pieces {
+            if let Err(what) = self.dir.load(image) {
+                tracing::error!(lane = self.cfg.lane, ?order, what, "a piece of the checkpoint is not right");
+                s.damage.push(self.damage(root.first, 0, 0, &what));
+            }
+        }
+        let starts: Vec<(Order, u64)> = s.pieces.iter().map(|p| (p.0, p.1)).collect();
+        s.pieces = Vec::new();
+        let mut floor = root.floor;
+        let apply = |lane: &mut Self, b: &BatchAt, offset: usize, e: &Entry<'_>| {
+            if b.header.floor > floor {
+                floor = b.header.floor;
+                lane.dir.clear();
+            }
+            lane.replay_entry(&starts, b, offset, e);
+        };
+        self.walk(disk, s, apply, true);
+        // A flush of everything may have come with a batch that has no entry.
+        if self.floor > floor {
+            self.dir.clear();
+        }
+    }
+
+    fn replay_entry(&mut self, starts: &[(Order, u64)], b: &BatchAt, offset: usize, e: &Entry<'_>) {
+        let who = e.subject(&self.cfg.hasher);
+        let order = self.dir.order(who);
+        let piece = starts.partition_point(|(start, _)| *start <= order);
+        let since = piece.checked_sub(1).map_or(0, |at| starts[at].1);
+        if frame::version(b.header.seq, offset) < since || b.header.seq < self.floor {
+            return;
+        }
+        let loc = self.ssd.loc(b.segment, offset, e.len_bytes());
+        let replaced = e.link();
+        match e.kind() {
+            Kind::Tombstone => {
+                self.dir.remove(who, replaced);
+            }
+            Kind::Value | Kind::Binder => {
+                let swung = !replaced.is_none() && self.dir.swing(who, replaced, Slot::new(loc, 0));
+                if !swung && self.dir.insert(who, Slot::new(loc, 0)).is_err() {
+                    tracing::error!(lane = self.cfg.lane, "the index is full while the log is replayed");
+                }
+            }
+        }
+    }
+
+    /// Builds the directory from every segment: the newest version of each key
+    /// wins. The table of versions is made in parts that fit into `scan_bytes`.
+    fn scan_all(&mut self, disk: &mut dyn Disk, s: &mut Survey, scan_bytes: u64) {
+        let entries: u64 = s.batches.iter().map(|b| u64::from(b.header.count)).sum();
+        let parts = (entries * SCAN_ENTRY_BYTES).div_ceil(scan_bytes.max(SCAN_MIN_BYTES)).max(1);
+        for part in 0..parts {
+            let mut table = Table::new();
+            let look = |lane: &mut Self, b: &BatchAt, offset: usize, e: &Entry<'_>| {
+                let who = e.subject(&lane.cfg.hasher);
+                if b.header.seq < lane.floor || who.hash.place.rotate_left(17) % parts != part {
+                    return;
+                }
+                let version = e.version().unwrap_or(frame::version(b.header.seq, offset));
+                let loc = match e.kind() {
+                    Kind::Tombstone => Loc::NONE,
+                    _ => lane.ssd.loc(b.segment, offset, e.len_bytes()),
+                };
+                let newest = table.entry((who.space, who.hash)).or_insert((version, loc));
+                if version > newest.0 {
+                    *newest = (version, loc);
+                }
+            };
+            self.walk(disk, s, look, part == 0);
+            for ((space, hash), (_, loc)) in table {
+                let who = Subject { space, hash };
+                if !loc.is_none() && self.dir.insert(who, Slot::new(loc, 0)).is_err() {
+                    tracing::error!(lane = self.cfg.lane, "the index is full while the log is scanned");
+                }
+            }
+        }
+    }
+
+    /// Counts live bytes from the directory.
+    fn count_live(&mut self, s: &mut Survey) {
+        self.ssd.reset_live();
+        let ssd = &mut self.ssd;
+        let mut astray = 0u64;
+        self.dir.each(|slot| match ssd.contains(slot.loc()) {
+            true => ssd.add_live(slot.loc()),
+            false => astray += 1,
+        });
+        if astray > 0 {
+            s.damage.push(self.damage(0, 0, 0, &format!("{astray} slots point outside the lane")));
+        }
+    }
+
+    /// Without a checkpoint it is not known which segments were free. One that was
+    /// being written anew when the power went shows its old batches with holes;
+    /// nothing in it is live, and that is what tells it from damage.
+    fn excuse_torn_reuse(&self, damage: &mut Vec<Damage>) {
+        damage.retain(|d| {
+            let live = self.ssd.segment(d.segment).live_class_bytes > 0;
+            if !live {
+                tracing::warn!(lane = d.lane, segment = d.segment, what = d.what, "not in use any more");
+            }
+            live
+        });
+    }
+
+    /// After a clean stop the warm image is read back; else its segments are no use any more.
+    fn warm_or_release(&mut self, s: &Survey) {
+        let Some(first) = s.root.and_then(|r| r.warm.checked_sub(1)) else {
+            return;
+        };
+        // They are in no free list, and hold nothing of the log.
+        self.warm_written = (0..self.ssd.count() as u32)
+            .filter(|&id| {
+                let seg = self.ssd.segment(id);
+                seg.state == State::Sealed && seg.first_seq == u64::MAX
+            })
+            .collect();
+        for id in self.warm_written.clone() {
+            self.ssd.segment_mut(id).state = State::Image;
+        }
+        match s.clean && s.max_epoch <= s.durable_epoch {
+            true => self.start_warming(first),
+            false => self.warm_drop(),
+        }
+    }
+}

@@ -1,0 +1,432 @@
+//! What a lane's medium holds: roots, the checkpoint, the batches behind it, and
+//! which of them belong to a commit that is whole.
+//!
+//! An epoch is valid when every lane has all of its batches: a first one marked
+//! so, no seq missing, the last one with `END`, every entry of them checked.
+//! Only the youngest epoch on the medium can be invalid, since an epoch is begun
+//! when the one before is durable.
+//! Never: writes; believes a byte that does not check.
+
+use crate::bulk::read_in_order;
+use crate::checkpoint::{IMAGE_MAGIC, PIECES_END, Root, SEGMENT_RECORD_BYTES};
+use crate::lane::{Lane, Rule};
+use crate::ssd::State;
+use std::collections::{HashMap, VecDeque};
+use terrace_log::frame::{
+    self, BATCH_END, BATCH_FIRST, BATCH_HEADER_BYTES, BatchHeader, SEGMENT_HEADER_BYTES,
+    SegmentHeader, Use,
+};
+use terrace_log::scan::{self, Found, Item};
+use terrace_log::{Order, Snapshot};
+use terrace_media::{BLOCK_BYTES, Buf, Disk, MediaError, read_blocking};
+
+/// Segment headers without a new batch after which the free list is not probed further.
+const PROBE_WINDOW: usize = 64;
+/// Generations skipped at a start, for segments whose headers were lost in the crash.
+pub(crate) const GENERATION_GAP: u32 = 1024;
+
+/// A batch on the medium.
+#[derive(Debug, Clone, Copy)]
+pub struct BatchAt {
+    /// Its segment.
+    pub segment: u32,
+    /// Its start in the segment, bytes.
+    pub start: usize,
+    /// Its header.
+    pub header: BatchHeader,
+}
+
+impl BatchAt {
+    /// Bytes of the segment that a read of the batch covers: whole blocks.
+    pub(crate) fn range(&self) -> (usize, usize) {
+        let from = self.start - self.start % BLOCK_BYTES;
+        let end = self.start + self.header.len_bytes as usize;
+        (from, end.next_multiple_of(BLOCK_BYTES))
+    }
+}
+
+/// Bytes that should hold entries and do not check.
+#[derive(Debug, Clone, PartialEq, Eq, serde::Serialize)]
+pub struct Damage {
+    /// Lane.
+    pub lane: u16,
+    /// Segment in the lane.
+    pub segment: u32,
+    /// First byte in the segment.
+    pub from_bytes: usize,
+    /// Byte after the last one.
+    pub to_bytes: usize,
+    /// What is wrong.
+    pub what: String,
+}
+
+/// What `survey` found.
+#[derive(Default)]
+pub struct Survey {
+    pub(crate) root: Option<Root>,
+    /// Pieces of the directory: where each starts, the log's version, the image.
+    pub(crate) pieces: Vec<(Order, u64, Vec<u8>)>,
+    pub(crate) free: VecDeque<u32>,
+    pub(crate) image_segments: Vec<u32>,
+    /// By seq; of each seq the highest attempt.
+    pub(crate) batches: Vec<BatchAt>,
+    /// Lower attempts.
+    pub(crate) losers: Vec<BatchAt>,
+    /// End of the last batch of each segment that was read, bytes.
+    pub(crate) ends: HashMap<u32, u32>,
+    /// Gaps before a batch of this epoch: a torn write, if that epoch is not valid.
+    pub(crate) gaps: Vec<(u64, Damage)>,
+    /// Highest epoch seen.
+    pub max_epoch: u64,
+    /// Epochs up to this are known to be durable.
+    pub durable_epoch: u64,
+    /// Whether this lane has all batches of `max_epoch`.
+    pub complete: bool,
+    /// Latest clock seen, ms.
+    pub clock_ms: u64,
+    /// What did not check.
+    pub damage: Vec<Damage>,
+    /// Whether the checkpoint is a clean stop's.
+    pub clean: bool,
+}
+
+impl Survey {
+    /// Whether a checkpoint was found; without, the whole log is scanned.
+    pub fn from_checkpoint(&self) -> bool {
+        self.root.is_some()
+    }
+}
+
+impl<D: Snapshot> Lane<D> {
+    /// Reads roots, checkpoint and the batches behind it.
+    pub fn survey(&mut self, disk: &mut dyn Disk) -> Result<Survey, MediaError> {
+        let mut s = Survey::default();
+        let mut replay = None;
+        for root in self.read_roots(disk)? {
+            match self.read_checkpoint(disk, &root, &mut s) {
+                Ok(heads) => {
+                    s.durable_epoch = root.durable_epoch;
+                    s.clock_ms = root.clock_ms;
+                    s.clean = root.clean;
+                    s.root = Some(root);
+                    self.ssd.generation = root.generation;
+                    replay = Some(heads);
+                    break;
+                }
+                Err(what) => {
+                    tracing::warn!(lane = self.cfg.lane, number = root.number, what, "a checkpoint cannot be read");
+                    s.pieces.clear();
+                    s.free.clear();
+                    s.image_segments.clear();
+                }
+            }
+        }
+        let replay = match replay {
+            Some(heads) => self.probe_free(disk, &mut s, heads),
+            None => self.probe_all(disk, &mut s),
+        };
+        self.find_batches(disk, &mut s, &replay);
+        self.judge(disk, &mut s)?;
+        Ok(s)
+    }
+
+    /// The two root blocks, the newer one first. The older one only counts while
+    /// its image is whole, which its checksum tells.
+    fn read_roots(&self, disk: &mut dyn Disk) -> Result<Vec<Root>, MediaError> {
+        let blocks = read_blocking(disk, self.cfg.root_base, 2 * BLOCK_BYTES)?;
+        let (a, b) = blocks.split_at(BLOCK_BYTES);
+        let read = |block: &[u8]| Root::read(block, self.cfg.pool, self.cfg.lane);
+        let mut roots: Vec<Root> = [read(a), read(b)].into_iter().flatten().collect();
+        roots.sort_by_key(|r| std::cmp::Reverse(r.number));
+        Ok(roots)
+    }
+
+    /// Reads a checkpoint's image; returns the heads that were open.
+    fn read_checkpoint(&mut self, disk: &mut dyn Disk, root: &Root, s: &mut Survey) -> Result<Vec<u32>, String> {
+        let image = self.read_chain(disk, root, s)?;
+        match crc32c::crc32c(&image) == root.crc {
+            true => self.read_image(&image, s),
+            false => Err("the image does not match its checksum".into()),
+        }
+    }
+
+    fn read_chain(&self, disk: &mut dyn Disk, root: &Root, s: &mut Survey) -> Result<Vec<u8>, String> {
+        let lane_bytes = self.ssd.count() as u64 * self.cfg.segment_bytes as u64;
+        let total = root.total_bytes;
+        if total > lane_bytes {
+            return Err(format!("the image claims {total} bytes"));
+        }
+        let mut image = Vec::with_capacity(total as usize);
+        let mut next = root.first.wrapping_add(1);
+        while (image.len() as u64) < total {
+            let id = next.wrapping_sub(1);
+            if next == 0 || id as usize >= self.ssd.count() || s.image_segments.contains(&id) {
+                return Err(format!("the chain breaks after {} bytes", image.len()));
+            }
+            let part = read_blocking(disk, self.ssd.device_offset(id), self.cfg.segment_bytes)
+                .map_err(|e| e.to_string())?;
+            let header = SegmentHeader::read(&part, self.cfg.pool, self.cfg.lane, id)
+                .filter(|h| h.used_for == Use::Checkpoint)
+                .ok_or(format!("segment {id} is no part of it"))?;
+            let end = SEGMENT_HEADER_BYTES + header.len_bytes as usize;
+            let payload = part.get(SEGMENT_HEADER_BYTES..end).ok_or("a part is too long")?;
+            image.extend_from_slice(payload);
+            s.image_segments.push(id);
+            next = header.next;
+        }
+        Ok(image)
+    }
+
+    fn read_image(&mut self, image: &[u8], s: &mut Survey) -> Result<Vec<u32>, String> {
+        let mut r = Reader { image, at: 0 };
+        if r.u32()? != IMAGE_MAGIC || r.u32()? as usize != self.ssd.count() {
+            return Err("the image is of another pool".into());
+        }
+        let (free, heads) = (r.u32()? as usize, r.u32()? as usize);
+        let count = self.ssd.count();
+        s.free = r.segment_numbers(free, count)?.into();
+        let heads = r.segment_numbers(heads, count)?;
+        debug_assert_eq!(SEGMENT_RECORD_BYTES, 44);
+        for id in 0..count as u32 {
+            let seg = self.ssd.segment_mut(id);
+            seg.generation = r.u32()?;
+            let bad = r.u32()? != 0;
+            seg.state = State::Sealed;
+            seg.used_bytes = r.u32()?;
+            seg.total_class_bytes = r.u32()?;
+            seg.tomb_bytes = r.u32()?;
+            seg.first_seq = r.u64()?;
+            seg.stale_seq = r.u64()?;
+            seg.last_epoch = r.u64()?;
+            if bad {
+                self.ssd.set_aside(id);
+            }
+        }
+        loop {
+            let len = r.u32()?;
+            if len == PIECES_END {
+                return Ok(heads);
+            }
+            let order = Order {
+                shard: r.u32()?,
+                hash: r.u64()?,
+            };
+            let version = r.u64()?;
+            s.pieces.push((order, version, r.bytes(len as usize)?.to_vec()));
+        }
+    }
+
+    fn headers(&self, disk: &mut dyn Disk, ids: &[u32]) -> Vec<Option<SegmentHeader>> {
+        let list: Vec<(u64, usize)> = ids.iter().map(|&id| (self.ssd.device_offset(id), BLOCK_BYTES)).collect();
+        let mut out = Vec::with_capacity(ids.len());
+        read_in_order(disk, &list, |at, block| {
+            let read = |b: Buf| SegmentHeader::read(&b, self.cfg.pool, self.cfg.lane, ids[at]);
+            out.push(block.ok().and_then(read));
+        });
+        out
+    }
+
+    /// Segments are taken from the front of the free list: those written since the
+    /// checkpoint are among its first. Ends after a window without any. Returns
+    /// the segments to replay: the heads and those written since.
+    fn probe_free(&mut self, disk: &mut dyn Disk, s: &mut Survey, heads: Vec<u32>) -> Vec<u32> {
+        let mut replay = heads;
+        let mut rest: Vec<u32> = std::mem::take(&mut s.free).into();
+        while !rest.is_empty() {
+            let later = rest.split_off(rest.len().min(PROBE_WINDOW));
+            let mut any = false;
+            for (id, header) in rest.iter().copied().zip(self.headers(disk, &rest)) {
+                let known = self.ssd.segment(id).generation;
+                match header.filter(|h| h.life.generation > known) {
+                    Some(header) => {
+                        any = true;
+                        self.ssd.generation = self.ssd.generation.max(header.life.generation);
+                        self.ssd.segment_mut(id).generation = header.life.generation;
+                        match header.used_for {
+                            Use::Log => replay.push(id),
+                            _ => s.free.push_back(id),
+                        }
+                    }
+                    None => s.free.push_back(id),
+                }
+            }
+            rest = later;
+            if !any {
+                break;
+            }
+        }
+        s.free.extend(rest);
+        self.ssd.generation += GENERATION_GAP;
+        replay
+    }
+
+    /// Without a checkpoint: every segment that has a header of the log.
+    fn probe_all(&mut self, disk: &mut dyn Disk, s: &mut Survey) -> Vec<u32> {
+        let all: Vec<u32> = (0..self.ssd.count() as u32).collect();
+        let mut log = Vec::new();
+        let mut highest = 0;
+        for (id, header) in all.iter().copied().zip(self.headers(disk, &all)) {
+            if let Some(header) = header {
+                highest = highest.max(header.life.generation);
+                self.ssd.segment_mut(id).generation = header.life.generation;
+                if header.used_for == Use::Log {
+                    log.push(id);
+                }
+            }
+        }
+        self.ssd.generation = highest + GENERATION_GAP;
+        s.free.clear();
+        log
+    }
+
+    /// Reads segments whole and lists their batches.
+    fn find_batches(&mut self, disk: &mut dyn Disk, s: &mut Survey, segments: &[u32]) {
+        let size = self.cfg.segment_bytes;
+        let list: Vec<(u64, usize)> = segments.iter().map(|&id| (self.ssd.device_offset(id), size)).collect();
+        let mut all: Vec<BatchAt> = Vec::new();
+        read_in_order(disk, &list, |at, image| {
+            let id = segments[at];
+            match image {
+                Ok(image) => self.list_batches(id, &image, s, &mut all),
+                Err(e) => s.damage.push(self.damage(id, 0, size, &e.to_string())),
+            }
+        });
+        all.sort_by_key(|b| (b.header.seq, std::cmp::Reverse(b.header.attempt)));
+        for b in all {
+            match s.batches.last() {
+                Some(best) if best.header.seq == b.header.seq => s.losers.push(b),
+                _ => s.batches.push(b),
+            }
+        }
+    }
+
+    fn list_batches(&self, id: u32, image: &[u8], s: &mut Survey, all: &mut Vec<BatchAt>) {
+        let header = SegmentHeader::read(image, self.cfg.pool, self.cfg.lane, id);
+        if !header.is_some_and(|h| h.used_for == Use::Log) {
+            return;
+        }
+        let mut gap = None;
+        for found in scan::batches(image, &self.ssd.life(id)) {
+            match found {
+                Found::Damage(from, to) => {
+                    gap = Some(self.damage(id, from, to, "no batch header that checks"));
+                }
+                Found::Batch(start, header) => {
+                    s.gaps.extend(gap.take().map(|d| (header.epoch, d)));
+                    let b = BatchAt {
+                        segment: id,
+                        start,
+                        header,
+                    };
+                    s.ends.insert(id, b.range().1 as u32);
+                    all.push(b);
+                }
+            }
+        }
+    }
+
+    pub(crate) fn damage(&self, segment: u32, from_bytes: usize, to_bytes: usize, what: &str) -> Damage {
+        Damage {
+            lane: self.cfg.lane,
+            segment,
+            from_bytes,
+            to_bytes,
+            what: what.to_string(),
+        }
+    }
+
+    /// Finds the youngest epoch and whether this lane has all of it.
+    fn judge(&mut self, disk: &mut dyn Disk, s: &mut Survey) -> Result<(), MediaError> {
+        let newest = |f: fn(&BatchHeader) -> u64| s.batches.iter().map(|b| f(&b.header)).max().unwrap_or(0);
+        let (epoch, clock) = (newest(|h| h.epoch), newest(|h| h.clock_ms));
+        s.max_epoch = epoch.max(s.durable_epoch);
+        s.clock_ms = clock.max(s.clock_ms);
+        s.complete = true;
+        if s.max_epoch <= s.durable_epoch {
+            return Ok(());
+        }
+        let last: Vec<BatchAt> = s.batches.iter().filter(|b| b.header.epoch == s.max_epoch).copied().collect();
+        let begun = last.first().is_some_and(|b| b.header.flags & BATCH_FIRST != 0);
+        let gapless = last.windows(2).all(|w| w[1].header.seq == w[0].header.seq + 1);
+        let ended = last.last().is_some_and(|b| b.header.flags & BATCH_END != 0);
+        let mut sound = begun && gapless && ended;
+        for b in &last {
+            sound = sound && self.batch_checks(disk, b)?;
+        }
+        s.complete = sound || !self.rule(Rule::EpochNeedsEnd);
+        Ok(())
+    }
+
+    fn batch_checks(&self, disk: &mut dyn Disk, b: &BatchAt) -> Result<bool, MediaError> {
+        let (from, to) = b.range();
+        let offset = self.ssd.device_offset(b.segment) + from as u64;
+        let image = read_blocking(disk, offset, to - from)?;
+        let life = self.ssd.life(b.segment);
+        let mut count = 0;
+        for item in Items::new(&image, from, &life, b) {
+            match item {
+                Item::Entry(_, _, Ok(())) => count += 1,
+                _ => return Ok(false),
+            }
+        }
+        Ok(count == b.header.count)
+    }
+}
+
+/// Items of a batch whose bytes start at `base` of the segment.
+pub(crate) struct Items<'a> {
+    image: &'a [u8],
+    base: usize,
+    life: &'a frame::Life,
+    at: usize,
+    end: usize,
+}
+
+impl<'a> Items<'a> {
+    pub(crate) fn new(image: &'a [u8], base: usize, life: &'a frame::Life, b: &BatchAt) -> Items<'a> {
+        Items {
+            image,
+            base,
+            life,
+            at: b.start + BATCH_HEADER_BYTES,
+            end: b.start + b.header.len_bytes as usize,
+        }
+    }
+}
+
+impl<'a> Iterator for Items<'a> {
+    type Item = Item<'a>;
+    fn next(&mut self) -> Option<Item<'a>> {
+        let (item, next) = scan::next_based(self.image, self.base, self.life, self.at, self.end)?;
+        self.at = next;
+        Some(item)
+    }
+}
+
+struct Reader<'a> {
+    image: &'a [u8],
+    at: usize,
+}
+
+impl<'a> Reader<'a> {
+    fn bytes(&mut self, len: usize) -> Result<&'a [u8], String> {
+        let end = self.at.checked_add(len).ok_or("a length overflows")?;
+        let bytes = self.image.get(self.at..end).ok_or("the image ends early")?;
+        self.at = end;
+        Ok(bytes)
+    }
+    fn u32(&mut self) -> Result<u32, String> {
+        Ok(u32::from_le_bytes(self.bytes(4)?.try_into().expect("four bytes")))
+    }
+    fn u64(&mut self) -> Result<u64, String> {
+        Ok(u64::from_le_bytes(self.bytes(8)?.try_into().expect("eight bytes")))
+    }
+    fn segment_numbers(&mut self, n: usize, count: usize) -> Result<Vec<u32>, String> {
+        let read = |_| {
+            let id = self.u32()?;
+            let fits = (id as usize) < count;
+            fits.then_some(id).ok_or("a segment number is too large".to_string())
+        };
+        (0..n).map(read).collect()
+    }
+}
