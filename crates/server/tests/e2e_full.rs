@@ -89,17 +89,17 @@ fn all_there(client: &mut Client, model: &Model, when: &str) {
 /// Deletes every second key; all deletions must be taken although the SSD is full.
 fn delete_half(client: &mut Client, model: &mut Model) {
     let gone: Vec<u64> = model.keys().copied().step_by(2).collect();
-    for key in gone {
-        assert_eq!(
-            client.call(&[b"DEL", &name(key)]),
-            Reply::Int(1),
-            "full:{key}"
-        );
-        model.remove(&key);
+    for batch in gone.chunks(BATCH) {
+        let names: Vec<Vec<u8>> = batch.iter().map(|&k| name(k)).collect();
+        let dels: Vec<Vec<&[u8]>> = names.iter().map(|n| vec![b"DEL".as_slice(), n]).collect();
+        for (reply, key) in client.pipeline(&dels).iter().zip(batch) {
+            assert_eq!(*reply, Reply::Int(1), "DEL full:{key}");
+            model.remove(key);
+        }
     }
 }
 
-/// Writes again about a quarter of what the SSD holds; refusals are tried again until `ROOM_AFTER`.
+/// Writes again a sixth of what the SSD holds; refusals are tried again until `ROOM_AFTER`.
 fn write_again(client: &mut Client, model: &mut Model, next: &mut u64) -> Duration {
     let begun = Instant::now();
     let mut first = None;

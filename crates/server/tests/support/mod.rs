@@ -276,8 +276,14 @@ impl Server {
 pub fn status_bytes(pid: u32, name: &str) -> u64 {
     let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
     let line = status.lines().find_map(|l| l.strip_prefix(name));
-    line.and_then(|l| l.split_whitespace().nth(1)?.parse::<u64>().ok())
-        .map_or(0, |kib| kib << 10)
+    line.and_then(|l| {
+        l.strip_prefix(':')?
+            .split_whitespace()
+            .next()?
+            .parse::<u64>()
+            .ok()
+    })
+    .map_or(0, |kib| kib << 10)
 }
 
 impl Drop for Server {

@@ -1,0 +1,312 @@
+//! The cap on DRAM: a server in a cgroup of its cap and 32 MiB, with ten times the cap in data of all sizes, deletes
+//! and expiries; and fifty long values that arrive at once. Never killed, never over, every read right. Without a
+//! cgroup (no root) the process's own peak is judged, and the reason is printed.
+
+mod support;
+
+use std::collections::HashMap;
+use std::io::Write;
+use std::time::{Duration, Instant};
+
+use support::cgroup::Cgroup;
+use support::resp::{Client, Reply};
+use support::{Rng, Server, TempDir, alone, seed, soak_time, value_of};
+
+const ABOVE_CAP_BYTES: u64 = 32 << 20;
+const MIB: u64 = 1 << 20;
+
+/// A server in a group, and how it kept the cap.
+struct Bounded {
+    server: Server,
+    group: Option<Cgroup>,
+    limit_bytes: u64,
+}
+
+impl Bounded {
+    fn start(dir: &TempDir, cap_mib: u64, more: &[&str]) -> Bounded {
+        let limit_bytes = cap_mib * MIB + ABOVE_CAP_BYTES;
+        let group = Cgroup::new(limit_bytes)
+            .map_err(|why| println!("judging by the process's peak, since {why}"))
+            .ok();
+        let cap = format!("{cap_mib}M");
+        let mut args = vec!["--dram", &cap, "--threads", "2", "--durability", "async"];
+        args.extend(more);
+        let server = Server::start_in(&dir.pool(), &args, group.as_ref());
+        Bounded {
+            server,
+            group,
+            limit_bytes,
+        }
+    }
+
+    fn judge(&mut self, name: &str) {
+        let resident = self.server.status_bytes("VmHWM");
+        let group = self.group.as_ref().map_or(String::new(), Cgroup::report);
+        println!("{name}: peak resident {} MiB; {group}", resident / MIB);
+        assert!(
+            self.server.is_alive(),
+            "{name}: the server is gone; {group}"
+        );
+        match &self.group {
+            Some(group) => group.assert_kept(),
+            None => assert!(
+                resident <= self.limit_bytes,
+                "{name}: {resident} bytes resident"
+            ),
+        }
+    }
+}
+
+/// What a key holds: its value's id and length, and within which time it expires.
+#[derive(Clone, Copy)]
+struct Held {
+    id: u64,
+    len: usize,
+    expires: Option<(Instant, Instant)>,
+}
+
+/// One client's keys.
+struct Load {
+    number: u64,
+    keys: u64,
+    rng: Rng,
+    held: HashMap<u64, Held>,
+    ids: u64,
+    done: u64,
+}
+
+impl Load {
+    fn length(&mut self) -> usize {
+        match self.rng.within(0..100) {
+            0 => self.rng.length(64 << 10, 1 << 20),
+            1..10 => self.rng.length(2 << 10, 64 << 10),
+            _ => self.rng.within(1..2_048) as usize,
+        }
+    }
+
+    fn name(&self, key: u64) -> Vec<u8> {
+        format!("cap:{}:{key}", self.number).into_bytes()
+    }
+
+    fn set(&mut self, client: &mut Client, key: u64, expire: bool) {
+        let len = self.length();
+        self.ids += 1;
+        let id = self.number << 48 | self.ids;
+        let (name, value) = (self.name(key), value_of(id, len));
+        let px = self.rng.within(200..3_000);
+        let sent = Instant::now();
+        let reply = match expire {
+            true => client.call(&[b"SET", &name, &value, b"PX", px.to_string().as_bytes()]),
+            false => client.call(&[b"SET", &name, &value]),
+        };
+        assert!(reply.is_ok(), "SET of {len} bytes: {reply:?}");
+        // The wall clock that expiry goes by and this one may differ a little.
+        let (px, slack) = (Duration::from_millis(px), Duration::from_millis(50));
+        let expires = expire.then(|| (sent + px - slack, Instant::now() + px + slack));
+        self.held.insert(key, Held { id, len, expires });
+    }
+
+    fn del(&mut self, client: &mut Client, key: u64) {
+        let reply = client.call(&[b"DEL", &self.name(key)]);
+        match self.held.remove(&key) {
+            None => assert_eq!(reply, Reply::Int(0)),
+            Some(Held { expires: None, .. }) => assert_eq!(reply, Reply::Int(1)),
+            Some(_) => assert!(matches!(reply, Reply::Int(_)), "{reply:?}"),
+        }
+    }
+
+    fn get(&mut self, client: &mut Client, key: u64) {
+        let asked = Instant::now();
+        let reply = client.call(&[b"GET", &self.name(key)]);
+        let right = match self.held.get(&key) {
+            None => reply == Reply::Nil,
+            Some(held) => {
+                let there = reply == Reply::Bulk(value_of(held.id, held.len));
+                let (may_be_gone, must_be_gone) = match held.expires {
+                    None => (false, false),
+                    Some((earliest, latest)) => (Instant::now() >= earliest, asked > latest),
+                };
+                (there && !must_be_gone) || (reply == Reply::Nil && may_be_gone)
+            }
+        };
+        assert!(right, "cap:{}:{key}: {}", self.number, reply.shown());
+    }
+
+    fn run(&mut self, mut client: Client, until: Instant) {
+        for key in 0..self.keys {
+            self.set(&mut client, key, false);
+        }
+        while Instant::now() < until {
+            let key = self.rng.within(0..self.keys);
+            match self.rng.within(0..100) {
+                0..50 => self.get(&mut client, key),
+                50..90 => self.set(&mut client, key, false),
+                90..95 => self.set(&mut client, key, true),
+                _ => self.del(&mut client, key),
+            }
+            self.done += 1;
+        }
+        for key in 0..self.keys {
+            self.get(&mut client, key);
+        }
+    }
+}
+
+/// Ten times the cap, for a while.
+fn ten_times_the_cap(name: &str, time: Duration) {
+    let _alone = alone();
+    const CAP_MIB: u64 = 64;
+    const CLIENTS: u64 = 6;
+    /// With values of about 7.6 KB on average, ten times the cap.
+    const KEYS: u64 = 90_000 / CLIENTS;
+    let seed = seed();
+    println!("{name}: seed {seed}");
+    let dir = TempDir::new(name);
+    let mut bounded = Bounded::start(&dir, CAP_MIB, &["--ssd", "1G"]);
+    let until = Instant::now() + time;
+    let loads: Vec<Load> = std::thread::scope(|scope| {
+        let running: Vec<_> = (0..CLIENTS)
+            .map(|number| {
+                let client = bounded.server.client();
+                let mut load = Load {
+                    number,
+                    keys: KEYS,
+                    rng: Rng::new(seed, number),
+                    held: HashMap::new(),
+                    ids: 0,
+                    done: 0,
+                };
+                scope.spawn(move || {
+                    load.run(client, until);
+                    load
+                })
+            })
+            .collect();
+        running
+            .into_iter()
+            .map(|r| r.join().expect("a client"))
+            .collect()
+    });
+    let bytes: u64 = loads
+        .iter()
+        .flat_map(|l| l.held.values())
+        .map(|h| h.len as u64)
+        .sum();
+    let done: u64 = loads.iter().map(|l| l.done).sum();
+    println!(
+        "{name}: {} MiB held in the end, {done} commands after the fill",
+        bytes / MIB
+    );
+    bounded.judge(name);
+    assert!(
+        bytes > 9 * CAP_MIB * MIB,
+        "only {} MiB of data",
+        bytes / MIB
+    );
+    assert!(
+        done > 1_000,
+        "hardly any load after the fill: {done} commands"
+    );
+    bounded.server.shutdown();
+}
+
+/// Clients that each send a long value at once, then each read theirs.
+fn long_values_at_once(name: &str, clients: u64, value_bytes: u64) {
+    let _alone = alone();
+    const PIECE_BYTES: usize = 64 << 10;
+    let dir = TempDir::new(name);
+    let ssd = format!("{}M", (clients * value_bytes / MIB * 3 / 2).max(1024));
+    let mut bounded = Bounded::start(&dir, 256, &["--ssd", &ssd]);
+    let begun = Instant::now();
+    std::thread::scope(|scope| {
+        for number in 0..clients {
+            let mut client = bounded.server.client();
+            scope.spawn(move || {
+                let key = format!("long:{number}");
+                let head = format!(
+                    "*3\r\n$3\r\nSET\r\n${}\r\n{key}\r\n${value_bytes}\r\n",
+                    key.len()
+                );
+                let mut rng = Rng::new(number, 99);
+                let mut piece = vec![0; PIECE_BYTES];
+                client.stream.set_write_timeout(None).expect("no timeout");
+                client.stream.write_all(head.as_bytes()).expect("sent");
+                for _ in 0..value_bytes / PIECE_BYTES as u64 {
+                    rng.fill(&mut piece);
+                    client
+                        .stream
+                        .write_all(&piece)
+                        .unwrap_or_else(|e| panic!("{key} cut off: {e}"));
+                }
+                client.stream.write_all(b"\r\n").expect("sent");
+                let reply = client
+                    .reply()
+                    .unwrap_or_else(|e| panic!("{key}: no reply: {e}"));
+                assert!(reply.is_ok(), "{key}: {reply:?}");
+            });
+        }
+    });
+    let stored = begun.elapsed();
+    bounded.judge(&format!("{name}, stored"));
+    std::thread::scope(|scope| {
+        for number in 0..clients {
+            let mut client = bounded.server.client();
+            scope.spawn(move || {
+                let key = format!("long:{number}");
+                client.send(&[b"GET", key.as_bytes()]).expect("sent");
+                let mut expected = Rng::new(number, 99);
+                let mut piece = vec![0; PIECE_BYTES];
+                let mut at = PIECE_BYTES;
+                let len = client.bulk_in_pieces(|mut got| {
+                    while !got.is_empty() {
+                        if at == PIECE_BYTES {
+                            expected.fill(&mut piece);
+                            at = 0;
+                        }
+                        let n = got.len().min(PIECE_BYTES - at);
+                        assert!(got[..n] == piece[at..at + n], "{key} differs");
+                        at += n;
+                        got = &got[n..];
+                    }
+                });
+                assert_eq!(
+                    len.unwrap_or_else(|e| panic!("{key}: {e}")) as u64,
+                    value_bytes
+                );
+            });
+        }
+    });
+    println!(
+        "{name}: {clients} × {} MiB stored in {stored:?}, all read in {:?}",
+        value_bytes / MIB,
+        begun.elapsed() - stored
+    );
+    bounded.judge(&format!("{name}, read"));
+    let size = bounded.server.client().words("DBSIZE");
+    assert_eq!(size, Reply::Int(clients as i64));
+}
+
+#[test]
+fn e2e_ten_times_the_cap_stays_in_its_cgroup() {
+    ten_times_the_cap("cap", Duration::from_secs(50));
+}
+
+#[test]
+fn e2e_fifty_long_values_at_once_stay_in_their_cgroup() {
+    long_values_at_once("long", 50, 64 * MIB);
+}
+
+#[test]
+#[ignore = "runs for SOAK_SECONDS"]
+fn e2e_soak_ten_times_the_cap() {
+    ten_times_the_cap("soak-cap", soak_time());
+}
+
+#[test]
+#[ignore = "runs for SOAK_SECONDS"]
+fn e2e_soak_fifty_long_values_at_once() {
+    let begun = Instant::now();
+    while begun.elapsed() < soak_time() {
+        long_values_at_once("soak-long", 50, 64 * MIB);
+    }
+}
