@@ -357,7 +357,8 @@ impl Worker {
     }
 
     fn close_if_due(&mut self) -> bool {
-        if self.pool.commit.under_way() || self.pool.failure().is_some() {
+        // The last checkpoint is the end: nothing comes behind it.
+        if self.closing || self.pool.commit.under_way() || self.pool.failure().is_some() {
             return false;
         }
         let now = self.pool.clock.now_ms();

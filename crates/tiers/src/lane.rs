@@ -165,6 +165,8 @@ pub struct Lane<D> {
     pub(crate) failed: Option<String>,
     pub(crate) now_ms: u64,
     pub(crate) stats: LaneStats,
+    /// Entries staged or moved in one slice, so that a lock is held some 100 µs at most.
+    pub slice_entries: usize,
     /// How a test takes a rule out, to see that its test notices. None in every pool.
     pub without_rule: Option<Rule>,
 }
@@ -259,6 +261,7 @@ impl<D: Snapshot> Lane<D> {
             failed: None,
             now_ms: 0,
             stats: LaneStats::default(),
+            slice_entries: SLICE_ENTRIES,
             without_rule: None,
             cfg,
         };
@@ -661,6 +664,9 @@ impl<D: Snapshot> Lane<D> {
         Ok(())
     }
 }
+
+/// What `slice_entries` is unless a test wants finer steps.
+const SLICE_ENTRIES: usize = 256;
 
 /// Free memory segments that only the cleaner may use.
 pub(crate) const SPARE_SEGMENTS: usize = 1;

@@ -6,18 +6,16 @@ use crate::stats::LaneStats;
 use terrace_log::Snapshot;
 use terrace_media::{Buf, MediaError, Op};
 
-/// Entries staged or moved in one slice, so that a lock is held some 100 µs at most.
-const SLICE_ENTRIES: usize = 256;
 /// Bytes of memory cleaned in one slice.
 const SLICE_CLEAN_BYTES: usize = 64 << 10;
 
 impl<D: Snapshot> Lane<D> {
     /// Does one bounded slice of background work. True if more could be done at once.
     pub fn slice(&mut self, clean_stop: bool) -> bool {
-        let mut more = self.stage(SLICE_ENTRIES);
+        let mut more = self.stage(self.slice_entries);
         self.start_cleaning();
         more |= self.checkpoint_step(clean_stop);
-        more |= self.warm_step(SLICE_ENTRIES);
+        more |= self.warm_step(self.slice_entries);
         if self.memory_low() {
             self.clean_memory(SLICE_CLEAN_BYTES);
             more |= self.memory_low();

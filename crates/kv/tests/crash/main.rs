@@ -25,6 +25,7 @@ fn plan(seed: u64, shape: usize) -> Plan {
         commands: 700,
         keys: 70,
         every: 1 + seed % 3,
+        scan_every: 3,
         depth: 2,
         without_rule: None,
     }
@@ -94,14 +95,19 @@ fn soak_crashes() {
 /// With a rule taken out, some life must go wrong: else nothing tests the rule.
 fn rule_matters(rule: Rule) {
     std::panic::set_hook(Box::new(|_| {}));
-    for seed in 0..400 {
+    let until = Instant::now() + Duration::from_secs(120);
+    let mut seed = 90_000;
+    while Instant::now() < until {
+        seed += 1;
         let shape = (seed % shapes().len() as u64) as usize;
         let plan = Plan {
             without_rule: Some(rule),
-            commands: 900,
-            keys: if seed % 2 == 0 { 70 } else { 25 },
-            every: 2,
-            ..plan(90_000 + seed, shape)
+            commands: 1500,
+            keys: [70, 25, 200][seed as usize % 3],
+            every: 5 + seed % 7,
+            scan_every: 1,
+            depth: 0,
+            ..plan(seed, shape)
         };
         let outcome = std::panic::catch_unwind(|| live(&plan));
         if !matches!(outcome, Ok(Ok(_))) {

@@ -106,6 +106,8 @@ pub struct Plan {
     pub keys: u8,
     /// One image in this many events.
     pub every: u64,
+    /// One crash in this many is also judged by a full scan.
+    pub scan_every: u64,
     /// Crashes inside recoveries: how deep.
     pub depth: u32,
     pub without_rule: Option<Rule>,
@@ -135,7 +137,11 @@ pub fn live(plan: &Plan) -> Result<u64, String> {
 fn open(device: &SimDevice, plan: &Plan, clock: ManualClock, progress: &Arc<Mutex<Progress>>) -> Result<Rig, String> {
     let mut rig = Rig::try_open(device, plan.shape, clock).map_err(|e| format!("open: {e}"))?;
     for lane in 0..plan.shape.lanes as u16 {
-        rig.pool.with_lane(lane, |l| l.without_rule = plan.without_rule);
+        rig.pool.with_lane(lane, |l| {
+            l.without_rule = plan.without_rule;
+            // Fine steps: commands fall between a close, the staging and the moves of an epoch.
+            l.slice_entries = 1 + (plan.seed % 3) as usize;
+        });
     }
     let told = progress.clone();
     rig.on_turn = Some(Box::new(move |durable| told.lock().unwrap().durable(durable)));
@@ -286,7 +292,7 @@ fn judge(plan: &Plan, crash: &Crash, effects: &[(Effect, u64)], depth: u32) -> R
     for crash in inner.lock().unwrap().drain(..).take(20) {
         judged += judge(plan, &crash, effects, depth - 1)?;
     }
-    if crash.event % 3 == 0 {
+    if crash.event.is_multiple_of(plan.scan_every) {
         let scanned = SimDevice::with_image(crash.image.clone(), plan.seed);
         drop_roots(&scanned, plan.shape.lanes);
         let other = found(plan, crash, &scanned, effects).map_err(|e| {
