@@ -157,8 +157,8 @@ fn ten_times_the_cap(name: &str, time: Duration) {
     let _alone = alone();
     const CAP_MIB: u64 = 64;
     const CLIENTS: u64 = 6;
-    /// With values of about 7.6 KB on average, ten times the cap.
-    const KEYS: u64 = 90_000 / CLIENTS;
+    /// With values of about 5 KB on average, less what is deleted, ten times the cap.
+    const KEYS: u64 = 132_000 / CLIENTS;
     let seed = seed();
     println!("{name}: seed {seed}");
     let dir = TempDir::new(name);
