@@ -60,8 +60,6 @@ pub struct Worker {
     pool: Arc<Pool>,
     disk: Box<dyn Disk>,
     home: Vec<u16>,
-    /// Epoch whose arrival was told, by home lane.
-    told: Vec<u64>,
     /// Bytes told to the ledger, by home lane: segments, index, io.
     counted: Vec<[u64; 3]>,
     reads: Vec<Option<Read>>,
@@ -97,7 +95,6 @@ impl Worker {
         let disk = pool.device.queue(QUEUE_DEPTH)?;
         let mut worker = Worker {
             disk,
-            told: vec![0; home.len()],
             counted: vec![[0; 3]; home.len()],
             home,
             reads: Vec::new(),
@@ -331,6 +328,7 @@ impl Worker {
             busy |= lane.slice(self.closing);
             let io = lane.take_io();
             let phase = lane.phase();
+            let arrived = lane.tell_arrival();
             let failed = lane.failure().map(str::to_string);
             let no_flush = lane.without_rule == Some(Rule::FlushBeforeAcknowledge);
             drop(lane);
@@ -341,15 +339,10 @@ impl Worker {
             if let Some(why) = failed {
                 pool.fail(&why);
             }
-            if let Phase::Arrived(epoch) = phase
-                && self.told[at] < epoch
-            {
-                self.told[at] = epoch;
-                if pool.commit.arrive() {
-                    match no_flush {
-                        true => self.durable(),
-                        false => self.disk.submit(TOKEN_FLUSH, Op::Flush),
-                    }
+            if arrived && pool.commit.arrive() {
+                match no_flush {
+                    true => self.durable(),
+                    false => self.disk.submit(TOKEN_FLUSH, Op::Flush),
                 }
             }
         }

@@ -302,6 +302,17 @@ impl<D: Snapshot> Lane<D> {
         }
     }
 
+    /// Says once of each epoch that the lane's part of it is written, whoever asks.
+    pub fn tell_arrival(&mut self) -> bool {
+        match self.phase {
+            Phase::Arrived(epoch) if self.arrival_told < epoch => {
+                self.arrival_told = epoch;
+                true
+            }
+            _ => false,
+        }
+    }
+
     /// The write of a batch ended.
     pub(crate) fn batch_written(
         &mut self,

@@ -135,6 +135,8 @@ pub struct Lane<D> {
     /// A flush of all keys waits to become durable with this epoch.
     pub(crate) flushing_all: Option<u64>,
     pub(crate) moved_in_epoch: usize,
+    /// Which epoch's arrival was told last.
+    pub(crate) arrival_told: u64,
     /// The epoch under way has no batch yet.
     pub(crate) first_batch: bool,
     pub(crate) live_estimate: u64,
@@ -241,6 +243,7 @@ impl<D: Snapshot> Lane<D> {
             flushing_all: None,
             moved_in_epoch: 0,
             first_batch: false,
+            arrival_told: 0,
             live_estimate: 0,
             estimated_at: (0, 0),
             appended_total: 0,
