@@ -138,6 +138,7 @@ fn check(shape: Shape, ops: Vec<Op>, seed: u64) {
             }
             Op::Pass(ms) => {
                 clock.set(rig.worker.now_ms() + u64::from(ms) * 200);
+                rig.turn();
                 expire(&mut model, rig.worker.now_ms());
             }
             Op::Turns(turns) => (0..turns).for_each(|_| rig.turn()),

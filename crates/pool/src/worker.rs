@@ -26,6 +26,8 @@ const TOKEN_LANE_SHIFT: u32 = 44;
 const SLICES_PER_TURN_MAX: usize = 4;
 /// Read buffers of a length kept for reuse.
 const SPARE_BUFS_MAX: usize = 64;
+/// Turns between two looks at the cap; what grows in between is within the ledger's slack.
+const KEEP_CAP_TURNS: u64 = 8;
 /// Longest sleep between two turns, ms.
 const SLEEP_MAX_MS: u64 = 100;
 
@@ -71,6 +73,9 @@ pub struct Worker {
     spare_bufs: HashMap<usize, Vec<Buf>>,
     room: bool,
     closing: bool,
+    turns: u64,
+    /// The pool's clock as of this turn: commands of one turn see one time.
+    turn_ms: u64,
 }
 
 /// Lanes held for one command.
@@ -106,6 +111,8 @@ impl Worker {
             spare_bufs: HashMap::new(),
             room: false,
             closing: false,
+            turns: 0,
+            turn_ms: pool.clock.now_ms(),
             pool,
         };
         worker.keep_cap();
@@ -156,7 +163,7 @@ impl Worker {
     pub fn lane(&self, lane: u16) -> MutexGuard<'_, Lane> {
         let mut guard = self.pool.lanes[lane as usize].lock();
         catch_up(&self.pool, &mut guard, self.pool.commit.open());
-        guard.set_now(self.pool.clock.now_ms());
+        guard.set_now(self.turn_ms);
         guard
     }
 
@@ -171,7 +178,7 @@ impl Worker {
             .map(|l| (l, self.pool.lanes[l as usize].lock()))
             .collect();
         let open = self.pool.commit.open();
-        let now = self.pool.clock.now_ms();
+        let now = self.turn_ms;
         for (_, lane) in &mut held {
             catch_up(&self.pool, lane, open);
             lane.set_now(now);
@@ -286,6 +293,8 @@ impl Worker {
 
     /// A bounded slice of everything this worker looks after. Never blocks.
     pub fn turn(&mut self) -> Turn {
+        self.turn_ms = self.pool.clock.now_ms();
+        self.turns += 1;
         self.reap(Wait::No);
         let mut busy = false;
         for _ in 0..SLICES_PER_TURN_MAX {
@@ -296,7 +305,9 @@ impl Worker {
             }
         }
         self.disk.kick();
-        self.keep_cap();
+        if self.turns.is_multiple_of(KEEP_CAP_TURNS) {
+            self.keep_cap();
+        }
         Turn {
             busy: busy || self.disk_spins(),
             sleep_at_most: self.sleep_at_most(),
@@ -323,7 +334,7 @@ impl Worker {
             let id = self.home[at];
             let mut lane = pool.lanes[id as usize].lock();
             catch_up(&pool, &mut lane, pool.commit.open());
-            lane.set_now(pool.clock.now_ms());
+            lane.set_now(self.turn_ms);
             let before = lane.phase();
             busy |= lane.slice(self.closing);
             let io = lane.take_io();
@@ -354,7 +365,7 @@ impl Worker {
         if self.closing || self.pool.commit.under_way() || self.pool.failure().is_some() {
             return false;
         }
-        let now = self.pool.clock.now_ms();
+        let now = self.turn_ms;
         if self.pool.commit.quiet(now) {
             return false;
         }

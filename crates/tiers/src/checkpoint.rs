@@ -7,6 +7,8 @@
 //!
 //! | step | ends when |
 //! |---|---|
+//! | Warm | at a clean stop: memory segments are written, newest first |
+//! | Begin | what is known of the segments is saved |
 //! | Pieces | every slot is saved, as its SSD copy |
 //! | Durable | the epoch that staged the newest saved location is durable, and the image is written |
 //! | Flush, Root, RootFlush | each operation completed |
@@ -27,6 +29,8 @@ use terrace_media::{BLOCK_BYTES, Buf, MediaError, Op};
 
 /// Slots saved in one breath.
 const PIECE_SLOTS: usize = 1024;
+/// Parts of images whose writes are under way at once.
+const IMAGE_WRITES_MAX: usize = 2;
 /// Bytes of one segment's record in the image.
 pub(crate) const SEGMENT_RECORD_BYTES: usize = 44;
 pub(crate) const IMAGE_MAGIC: u32 = 0x5443_4b50; // "TCKP"
@@ -119,6 +123,9 @@ impl Root {
 }
 
 enum Step {
+    /// Memory segments still to be written, newest last.
+    Warm(Vec<u32>, ImageWriter),
+    Begin,
     Pieces(Order),
     Durable(u64),
     Flush,
@@ -198,31 +205,55 @@ impl<D: Snapshot> Lane<D> {
 
     fn start_checkpoint(&mut self, clean: bool) {
         self.checkpoint_asked = false;
-        let warm = match clean {
-            true => self.write_warm_image(),
-            false => None,
-        };
-        let mut image = ImageWriter::new(Use::Checkpoint);
-        let frees = self.releasable.clone();
-        let header = self.image_header(&frees);
-        let failed = image.push(&mut self.ssd, &mut self.io, &header).is_err();
         self.appended_at_checkpoint = self.appended_total;
-        self.dir.keep_still(true);
-        let root = Root {
-            number: self.checkpoint_number + 1,
-            replay_from_seq: self.version_now() >> frame::VERSION_UNIT_BITS,
-            warm: warm.map_or(0, |id| id + 1),
-            clean,
-            ..Root::default()
+        let step = match clean {
+            true => Step::Warm(self.mem.clean_ids(), ImageWriter::new(Use::Warm)),
+            false => Step::Begin,
         };
         self.checkpoint = Some(CheckpointJob {
-            step: Step::Pieces(Order::default()),
-            image,
-            root,
-            frees,
+            step,
+            image: ImageWriter::new(Use::Checkpoint),
+            root: Root {
+                number: self.checkpoint_number + 1,
+                clean,
+                ..Root::default()
+            },
+            frees: Vec::new(),
             waiting: false,
-            failed,
+            failed: false,
         });
+    }
+
+    /// Saves what is known of the segments; pieces of the directory follow.
+    fn begin(&mut self, job: &mut CheckpointJob) -> Result<(), Stalled> {
+        job.frees = self.releasable.clone();
+        let header = self.image_header(&job.frees);
+        job.root.replay_from_seq = self.version_now() >> frame::VERSION_UNIT_BITS;
+        self.dir.keep_still(true);
+        job.step = Step::Pieces(Order::default());
+        job.image.push(&mut self.ssd, &mut self.io, &header)
+    }
+
+    /// Writes one more memory segment of the warm image. True: go on at once.
+    fn warm_part(&mut self, job: &mut CheckpointJob) -> bool {
+        if self.io.images() >= IMAGE_WRITES_MAX {
+            return false;
+        }
+        let Step::Warm(ids, image) = &mut job.step else {
+            return false;
+        };
+        let mut image = std::mem::replace(image, ImageWriter::new(Use::Warm));
+        let next = ids.pop();
+        if next.is_some_and(|id| self.write_warm_part(&mut image, id)) {
+            let Step::Warm(_, place) = &mut job.step else {
+                return false;
+            };
+            *place = image;
+            return true;
+        }
+        job.root.warm = self.end_warm_image(image).map_or(0, |id| id + 1);
+        job.step = Step::Begin;
+        true
     }
 
     /// Version of the next entry to be appended: everything below it is in the directory.
@@ -264,8 +295,13 @@ impl<D: Snapshot> Lane<D> {
     /// Done, or may go on at once.
     fn advance(&mut self, job: &mut CheckpointJob) -> Result<(bool, bool), Stalled> {
         match job.step {
+            Step::Warm(..) => Ok((false, self.warm_part(job))),
+            Step::Begin => {
+                self.begin(job)?;
+                Ok((false, true))
+            }
             Step::Pieces(from) => {
-                if self.io.images() >= 2 {
+                if self.io.images() >= IMAGE_WRITES_MAX {
                     return Ok((false, false));
                 }
                 self.save_piece(job, from)?;
@@ -393,7 +429,7 @@ impl<D: Snapshot> Lane<D> {
     /// Locations saved so far may have changed without a trace in the log.
     pub(crate) fn checkpoint_restart(&mut self) {
         if let Some(job) = &mut self.checkpoint
-            && matches!(job.step, Step::Pieces(_) | Step::Durable(_))
+            && matches!(job.step, Step::Warm(..) | Step::Begin | Step::Pieces(_) | Step::Durable(_))
         {
             job.failed = true;
         }

@@ -154,6 +154,8 @@ pub struct Lane<D> {
     pub(crate) checkpoint: Option<CheckpointJob>,
     pub(crate) checkpoint_asked: bool,
     pub(crate) image_segments: Vec<u32>,
+    pub(crate) image_segments_max: usize,
+    pub(crate) slices: u64,
     pub(crate) checkpoint_number: u64,
     pub(crate) warm: Option<WarmJob>,
     /// Segments of a warm image, written or being read back.
@@ -255,6 +257,8 @@ impl<D: Snapshot> Lane<D> {
             checkpoint: None,
             checkpoint_asked: false,
             image_segments: Vec::new(),
+            image_segments_max: 1,
+            slices: 0,
             checkpoint_number: 0,
             warm: None,
             warm_written: Vec::new(),
@@ -269,6 +273,7 @@ impl<D: Snapshot> Lane<D> {
             cfg,
         };
         lane.set_memory_segments(lane.cfg.memory_segments);
+        lane.measure_checkpoint();
         lane
     }
 
@@ -488,8 +493,12 @@ impl<D: Snapshot> Lane<D> {
     }
     /// Segments that one checkpoint takes, about.
     pub(crate) fn checkpoint_segments(&self) -> usize {
+        self.image_segments_max
+    }
+    /// Looks at what a checkpoint takes now. Cheap, but not for every command.
+    pub(crate) fn measure_checkpoint(&mut self) {
         let bytes = self.dir.bytes() + self.ssd.count() * crate::checkpoint::SEGMENT_RECORD_BYTES;
-        bytes / self.cfg.segment_bytes + 1
+        self.image_segments_max = bytes / self.cfg.segment_bytes + 1;
     }
     pub(crate) fn reserve_segments(&self) -> usize {
         let segment = self.cfg.segment_bytes as u64;

@@ -6,12 +6,18 @@ use crate::stats::LaneStats;
 use terrace_log::Snapshot;
 use terrace_media::{Buf, MediaError, Op};
 
+/// Slices between two looks at how large a checkpoint would be.
+const MEASURE_SLICES: u64 = 64;
 /// Bytes of memory cleaned in one slice.
 const SLICE_CLEAN_BYTES: usize = 64 << 10;
 
 impl<D: Snapshot> Lane<D> {
     /// Does one bounded slice of background work. True if more could be done at once.
     pub fn slice(&mut self, clean_stop: bool) -> bool {
+        self.slices += 1;
+        if self.slices.is_multiple_of(MEASURE_SLICES) {
+            self.measure_checkpoint();
+        }
         let mut more = self.stage(self.slice_entries);
         self.start_cleaning();
         more |= self.checkpoint_step(clean_stop);

@@ -71,6 +71,7 @@ impl<D: Snapshot> Lane<D> {
             self.excuse_torn_reuse(&mut s.damage);
         }
         self.live_estimate = self.ssd.live_bytes();
+        self.measure_checkpoint();
         self.checkpoint_number = s.root.map_or(0, |r| r.number);
         self.checkpoint_asked = s.root.is_none();
         self.warm_or_release(&s);

@@ -25,24 +25,22 @@ pub(crate) struct WarmJob {
 }
 
 impl<D: Snapshot> Lane<D> {
-    /// Writes the clean memory segments, newest first, as far as free segments go.
-    pub(crate) fn write_warm_image(&mut self) -> Option<u32> {
-        // The next start needs room for epochs, a checkpoint and the cleaner before these are free again.
+    /// Writes the live entries of one memory segment as one part; false when free
+    /// segments run low: the next start needs some for epochs, a checkpoint and the
+    /// cleaner before these are free again.
+    pub(crate) fn write_warm_part(&mut self, image: &mut ImageWriter, id: u32) -> bool {
         let keep = 2 * self.checkpoint_segments() + 4 + CLEANER_SEGMENTS;
-        let mut image = ImageWriter::new(Use::Warm);
-        for id in self.mem.clean_ids().into_iter().rev() {
-            if self.ssd.free().len() <= keep {
-                break;
-            }
-            let live = self.live_entries(id);
-            // Each memory segment is one part; a chain continues with the next.
-            let more = !image.segments().is_empty();
-            if (more && image.end_part(&mut self.ssd, &mut self.io, true).is_err())
-                || image.push(&mut self.ssd, &mut self.io, &live).is_err()
-            {
-                break;
-            }
+        if self.ssd.free().len() <= keep {
+            return false;
         }
+        let live = self.live_entries(id);
+        let more = !image.segments().is_empty();
+        let ended = !more || image.end_part(&mut self.ssd, &mut self.io, true).is_ok();
+        ended && image.push(&mut self.ssd, &mut self.io, &live).is_ok()
+    }
+
+    /// Ends the warm image; returns its first segment.
+    pub(crate) fn end_warm_image(&mut self, mut image: ImageWriter) -> Option<u32> {
         let ended = image.end_part(&mut self.ssd, &mut self.io, false);
         self.stats.written_image_bytes += image.written_bytes;
         self.warm_written = image.segments().to_vec();
