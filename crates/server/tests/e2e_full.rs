@@ -104,24 +104,41 @@ fn write_again(client: &mut Client, model: &mut Model, next: &mut u64) -> Durati
     let begun = Instant::now();
     let mut first = None;
     let mut bytes = 0;
-    while bytes < SSD_BYTES / 6 {
-        let (key, len) = (*next, 4_000);
-        *next += 1;
-        loop {
-            let reply = client.call(&[b"SET", &name(key), &value_of(key, len)]);
-            if reply.is_ok() {
-                break;
-            }
+    const LEN: usize = 4_000;
+    let mut left: Vec<u64> = Vec::new();
+    while bytes < SSD_BYTES / 6 || !left.is_empty() {
+        while left.len() < BATCH {
+            left.push(*next);
+            *next += 1;
+        }
+        let pairs: Vec<_> = left.iter().map(|&k| (name(k), value_of(k, LEN))).collect();
+        let sets: Vec<Vec<&[u8]>> = pairs
+            .iter()
+            .map(|(k, v)| vec![b"SET".as_slice(), k, v])
+            .collect();
+        let replies = client.pipeline(&sets);
+        let (done, refused): (Vec<_>, Vec<_>) =
+            left.iter().zip(&replies).partition(|(_, r)| r.is_ok());
+        let refusal = refused.first().map(|(_, reply)| reply.shown());
+        let again: Vec<u64> = refused.into_iter().map(|(key, _)| *key).collect();
+        for (&key, _) in done {
+            first.get_or_insert(begun.elapsed());
+            model.insert(key, LEN);
+            bytes += LEN as u64;
+        }
+        if let Some(refusal) = refusal {
             let waited = begun.elapsed();
             assert!(
                 waited < ROOM_AFTER,
-                "no room {waited:?} after deletes, {bytes} bytes written: {reply:?}"
+                "no room {waited:?} after deletes, {bytes} bytes written: {refusal}"
             );
             std::thread::sleep(Duration::from_millis(20));
         }
-        first.get_or_insert(begun.elapsed());
-        model.insert(key, len);
-        bytes += len as u64;
+        left = if bytes < SSD_BYTES / 6 {
+            again
+        } else {
+            Vec::new()
+        };
     }
     first.unwrap_or_default()
 }

@@ -217,6 +217,42 @@ fn e2e_cold_reads_in_a_pipeline_are_no_slower_than_one_by_one() {
     server.shutdown();
 }
 
+/// With several threads, a commit needs each of them: one that sleeps must be woken, and not be waited for.
+#[test]
+fn e2e_a_lone_client_in_sync_does_not_wait_for_sleeping_threads() {
+    let _alone = alone();
+    const SETS: u32 = 60;
+    let dir = TempDir::new("lone-sync");
+    let server = Server::start(&dir.pool(), SMALL);
+    let mut client = server.client();
+    let mut times: Vec<Duration> = (0..SETS)
+        .map(|i| {
+            let begun = Instant::now();
+            assert!(
+                client
+                    .call(&[
+                        b"SET",
+                        format!("lone:{i}").as_bytes(),
+                        &value_of(i.into(), 1_000)
+                    ])
+                    .is_ok()
+            );
+            begun.elapsed()
+        })
+        .collect();
+    times.sort_unstable();
+    let p90 = times[times.len() * 9 / 10];
+    println!(
+        "lone SETs in sync: half within {:?}, nine in ten within {p90:?}",
+        times[times.len() / 2]
+    );
+    assert!(
+        p90 < Duration::from_millis(20),
+        "nine in ten lone SETs within {p90:?}"
+    );
+    server.shutdown();
+}
+
 #[test]
 fn e2e_redis_tools_run_without_an_error() {
     let _alone = alone();
