@@ -57,15 +57,7 @@ fn open(dir: &Path) -> Result<(PoolLock, Arc<FileDevice>, Superblock, bool), Poo
 pub fn check(dir: &Path, progress: &mut dyn FnMut(u64, u64)) -> Result<CheckReport, PoolError> {
     let (_lock, device, superblock, both) = open(dir)?;
     let mut report = check_device(&*device, &superblock, progress)?;
-    if !both {
-        report.damage.push(Damage {
-            lane: 0,
-            segment: 0,
-            from_bytes: 0,
-            to_bytes: 2 * BLOCK_BYTES,
-            what: "one copy of the superblock does not check".into(),
-        });
-    }
+    note_copies(&mut report, both);
     Ok(report)
 }
 
@@ -120,8 +112,30 @@ fn survey(device: &dyn Device, superblock: &Superblock) -> Result<Surveyed, Pool
     Ok((report, lanes, surveys))
 }
 
-/// Verifies the pool on a device.
-pub(crate) fn check_device(
+/// Verifies the pool on any device: what tests use.
+pub fn check_on_device(device: &dyn Device) -> Result<CheckReport, PoolError> {
+    let found = Superblock::read(&mut *device.queue(1)?)?;
+    let (superblock, both) = found.ok_or(PoolError::NotAPool {
+        path: std::path::PathBuf::from(device.describe()),
+    })?;
+    let mut report = check_device(device, &superblock, &mut |_, _| {})?;
+    note_copies(&mut report, both);
+    Ok(report)
+}
+
+fn note_copies(report: &mut CheckReport, both: bool) {
+    if !both {
+        report.damage.push(Damage {
+            lane: 0,
+            segment: 0,
+            from_bytes: 0,
+            to_bytes: 2 * BLOCK_BYTES,
+            what: "one copy of the superblock does not check".into(),
+        });
+    }
+}
+
+fn check_device(
     device: &dyn Device,
     superblock: &Superblock,
     progress: &mut dyn FnMut(u64, u64),

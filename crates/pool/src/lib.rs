@@ -18,7 +18,7 @@ mod superblock;
 mod task;
 mod worker;
 
-pub use check::{CheckReport, check, destroy, drop_checkpoints, info};
+pub use check::{CheckReport, check, check_on_device, destroy, drop_checkpoints, info};
 pub use clock::{Clock, ManualClock, SystemClock};
 pub use error::PoolError;
 pub use ledger::{Ledger, Part};

@@ -31,6 +31,8 @@ use terrace_media::{BLOCK_BYTES, Buf, MediaError, Op};
 const PIECE_SLOTS: usize = 1024;
 /// Parts of images whose writes are under way at once.
 const IMAGE_WRITES_MAX: usize = 2;
+/// Writes of the root block that may fail in a row.
+const ROOT_TRIES_MAX: u8 = 8;
 /// Bytes of one segment's record in the image.
 pub(crate) const SEGMENT_RECORD_BYTES: usize = 44;
 pub(crate) const IMAGE_MAGIC: u32 = 0x5443_4b50; // "TCKP"
@@ -451,8 +453,17 @@ impl<D: Snapshot> Lane<D> {
     pub(crate) fn checkpoint_step_done(&mut self, result: Result<(), MediaError>) {
         let Some(job) = &mut self.checkpoint else { return };
         job.waiting = false;
-        if let Err(error) = result {
-            job.failed = true;
+        let Err(error) = result else {
+            self.io.root_failures *= u8::from(!matches!(job.step, Step::RootFlush));
+            return;
+        };
+        job.failed = true;
+        // A root block that could not be written is written again; a flush that
+        // failed is never retried as if it had worked.
+        let root = matches!(job.step, Step::Root);
+        self.io.root_failures += 1;
+        self.stats.failed_writes += u64::from(root);
+        if !root || self.io.root_failures >= ROOT_TRIES_MAX {
             self.fail(&format!("a checkpoint could not be made durable: {error}"));
         }
     }

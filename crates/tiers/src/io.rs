@@ -36,6 +36,8 @@ pub(crate) struct Io {
     batches: usize,
     images: usize,
     batches_of: HashMap<u32, u32>,
+    /// Writes of a root block that failed in a row.
+    pub(crate) root_failures: u8,
 }
 
 /// A finished operation as the lane sees it.

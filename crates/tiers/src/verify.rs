@@ -96,6 +96,7 @@ impl<D: Snapshot> Lane<D> {
                 }
             }
         }
+        self.verify_padding(id, image, out);
         let used = self.ssd.segment(id).used_bytes as usize;
         if end < used {
             out.damage.push(self.hurt(id, end, used, "the last batches are missing".into()));
@@ -103,6 +104,18 @@ impl<D: Snapshot> Lane<D> {
         for loc in missing {
             let (_, offset) = self.ssd.split(loc);
             out.damage.push(self.hurt(id, offset, offset, "a key's entry is not where the directory says".into()));
+        }
+    }
+
+    /// What no checksum covers is zero: between a batch's end and the next block.
+    fn verify_padding(&self, id: u32, image: &[u8], out: &mut Verified) {
+        for found in scan::batches(image, &self.ssd.life(id)) {
+            let Found::Batch(at, header) = found else { continue };
+            let end = at + header.len_bytes as usize;
+            let next = end.next_multiple_of(terrace_media::BLOCK_BYTES).min(image.len());
+            if image[end..next].iter().any(|b| *b != 0) {
+                out.damage.push(self.hurt(id, end, next, "padding is not zero".into()));
+            }
         }
     }
 
