@@ -1,8 +1,8 @@
 //! A lane: the stack of terraces that one thread looks after, and what is done to it.
 //!
-//! Here: the state, look-up, put, delete, promotion, and room. How an epoch
-//! becomes durable is in `flush`, how segments are emptied in `clean_memory`
-//! and `clean_ssd`, how the directory is saved in `checkpoint`.
+//! Here: the state, look-up, put, delete and promotion. The types are in `config`,
+//! room is in `room`, how an epoch becomes durable in `flush`, how segments are
+//! emptied in `clean_memory` and `clean_ssd`, how the directory is saved in `checkpoint`.
 //!
 //! A lane is a state machine without threads, clocks or system calls: time
 //! comes in with `set_now`, device operations go out through `take_io` and
@@ -22,89 +22,14 @@ use crate::policy;
 use crate::ssd::{ReadPlan, Ssd};
 use crate::stats::LaneStats;
 use crate::warm::WarmJob;
+// Whoever works on a lane finds what it needs of its surroundings beside it.
+pub(crate) use crate::config::{Config, Look, Phase, Refused, Rule};
+pub(crate) use crate::room::{CLEANER_SEGMENTS, SPARE_SEGMENTS};
 use std::collections::VecDeque;
 use std::sync::Arc;
 use terrace_log::entry::{self, Entry, FLAG_KEEP};
-use terrace_log::{Hasher, Kind, Loc, NewEntry, Slot, Snapshot, Subject, Terrace};
+use terrace_log::{Kind, Loc, NewEntry, Slot, Snapshot, Subject, Terrace};
 use terrace_media::Arena;
-
-/// What a lane is made of. Sizes are fixed while it runs, but for the memory quota.
-#[derive(Clone)]
-pub struct Config {
-    /// Number of the lane.
-    pub lane: u16,
-    /// Random number of the pool.
-    pub pool: u64,
-    /// Segment size of every terrace, bytes.
-    pub segment_bytes: usize,
-    /// Device offset of the lane's first segment, bytes.
-    pub ssd_base: u64,
-    /// Segments on the device.
-    pub ssd_segments: u32,
-    /// Device offset of the lane's two root blocks, bytes.
-    pub root_base: u64,
-    /// Segments of DRAM.
-    pub memory_segments: usize,
-    /// Segments of a middle terrace of byte-addressable memory; 0: none.
-    pub middle_segments: usize,
-    /// Bound on bytes that no durable terrace has, if lower than the policy's.
-    pub dirty_max_bytes: u64,
-    /// Hashes keys.
-    pub hasher: Hasher,
-}
-
-/// Where a look-up ended.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Look {
-    /// No such key.
-    Absent,
-    /// In memory, or still in a segment's buffer.
-    Memory(Slot),
-    /// What was read before.
-    Fetched(Slot),
-    /// One read must tell: plan it, fetch it, look again.
-    Read(Loc),
-}
-
-/// Why an update was not taken.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Refused {
-    /// No room in memory just now; background work will make some.
-    Room,
-    /// It can never fit: more bytes at once than memory takes.
-    TooLarge,
-    /// The SSD is full of live data.
-    SsdFull,
-    /// The directory is full.
-    IndexFull,
-}
-
-/// Where the lane stands with the epoch it makes durable.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Phase {
-    /// No epoch is under way.
-    Idle,
-    /// Copying the epoch's entries to the SSD log.
-    Staging(u64, Pos),
-    /// Adding entries moved by the cleaner to the same commit.
-    Moving(u64),
-    /// Everything is handed out; writes are under way.
-    Writing(u64),
-    /// The lane's part is written; the device's flush makes it durable.
-    Arrived(u64),
-}
-
-impl Phase {
-    /// The epoch under way.
-    pub fn epoch(self) -> Option<u64> {
-        match self {
-            Phase::Idle => None,
-            Phase::Staging(e, _) | Phase::Moving(e) | Phase::Writing(e) | Phase::Arrived(e) => {
-                Some(e)
-            }
-        }
-    }
-}
 
 /// One lane over a directory.
 pub struct Lane<D> {
@@ -173,31 +98,6 @@ pub struct Lane<D> {
     pub slice_entries: usize,
     /// How a test takes a rule out, to see that its test notices. None in every pool.
     pub without_rule: Option<Rule>,
-}
-
-/// Rules that keep data, each of which a test can take out.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Rule {
-    /// Rule 1: a version below stays live until its successor is staged.
-    DeadWhenSuccessorDurable,
-    /// Rule 1: a segment is reused only after a checkpoint that does not point into it.
-    ReuseAfterCheckpoint,
-    /// Rule 2: a copy that a memory entry's link names is live.
-    LinkKeepsAlive,
-    /// Rule 3: a tombstone stays while an older segment does.
-    TombstonesStay,
-    /// Rule 3: an expired entry turns into a tombstone.
-    ExpiryLeavesTombstone,
-    /// Rule 4: an append names what it replaces.
-    AppendNamesReplaced,
-    /// Rule 5: an epoch counts only whole, up to the batch that ends it.
-    EpochNeedsEnd,
-    /// Rule 7: a move is a compare-and-set.
-    MoveIsCompareAndSet,
-    /// Superseded entries of a closed epoch are still written with it.
-    KeepSuperseded,
-    /// Bytes are acknowledged only after the device's flush.
-    FlushBeforeAcknowledge,
 }
 
 impl<D: Snapshot> Lane<D> {
@@ -362,12 +262,7 @@ impl<D: Snapshot> Lane<D> {
 
     /// Looks `key` up. `known` says of a location that was read whether it has this
     /// key (None: it was not read). A hit warms its slot.
-    pub fn look(
-        &mut self,
-        who: Subject,
-        key: &[u8],
-        known: impl Fn(Loc) -> Option<bool>,
-    ) -> Look {
+    pub fn look(&mut self, who: Subject, key: &[u8], known: impl Fn(Loc) -> Option<bool>) -> Look {
         let mut read = None;
         let mut fetched = false;
         let (mem, middle, ssd) = (&self.mem, &self.middle, &self.ssd);
@@ -433,79 +328,6 @@ impl<D: Snapshot> Lane<D> {
         self.ssd.unpin(segment);
     }
 
-    /// Makes sure that updates of `bytes` in all can be appended without anything
-    /// being moved, so that slots looked up after this stay valid until then.
-    pub fn reserve(&mut self, bytes: usize) -> Result<(), Refused> {
-        self.reserve_for(bytes, true)
-    }
-    /// The same for deletions, which a full SSD still takes.
-    pub fn reserve_delete(&mut self, bytes: usize) -> Result<(), Refused> {
-        self.reserve_for(bytes, false)
-    }
-
-    fn reserve_for(&mut self, bytes: usize, grows: bool) -> Result<(), Refused> {
-        if bytes as u64 > self.dirty_max / 2 {
-            return Err(Refused::TooLarge);
-        }
-        if grows && self.live_estimate + self.dirty_bytes() + bytes as u64 > self.usable_bytes() {
-            return Err(Refused::SsdFull);
-        }
-        self.clean_memory(2 * bytes);
-        let capacity = self.mem.capacity_bytes();
-        let segments = bytes / (capacity - capacity / 4) + 1 + usize::from(bytes > capacity / 4);
-        while self.mem.free_segments() < segments + SPARE_SEGMENTS {
-            if !self.clean_memory_segment() {
-                self.writers_wait = true;
-                return Err(Refused::Room);
-            }
-        }
-        // Last, since cleaning may leave tombstones of expired entries.
-        let dirty = self.dirty_bytes() + bytes as u64;
-        if dirty > self.dirty_max || dirty > self.steppable_bytes() {
-            self.writers_wait = true;
-            return Err(Refused::Room);
-        }
-        Ok(())
-    }
-
-    /// Bytes of live entries and tombstones the SSD terrace accepts.
-    pub fn usable_bytes(&self) -> u64 {
-        let keep_out = self.reserve_segments();
-        let rest = self.ssd.count().saturating_sub(keep_out + self.ssd.bad());
-        // A twentieth is left to garbage: without any, cleaning could not end.
-        (rest as u64 * self.cfg.segment_bytes as u64) / 20 * 19
-    }
-    /// Dirty bytes that the segments free right now can take, beside what the
-    /// cleaner and a checkpoint need to free more: so stepping down never gets stuck.
-    fn steppable_bytes(&self) -> u64 {
-        let free = self.ssd.free().len();
-        let segments = free.saturating_sub(self.checkpoint_segments() + CLEANER_SEGMENTS);
-        (segments * self.cfg.segment_bytes) as u64 / 5 * 4
-    }
-    /// Whether an epoch can surely be ended, with at least one victim emptied in it
-    /// if any is ready, and a checkpoint after it.
-    pub(crate) fn epoch_room(&self) -> bool {
-        self.ssd.free().len() >= self.checkpoint_segments() + EPOCH_SEGMENTS
-    }
-    /// Whether the cleaner may go on: what is left ends the epoch and holds a checkpoint.
-    pub(crate) fn move_room(&self) -> bool {
-        self.ssd.free().len() > self.checkpoint_segments() + END_SEGMENTS
-    }
-    /// Segments that one checkpoint takes, about.
-    pub(crate) fn checkpoint_segments(&self) -> usize {
-        self.image_segments_max
-    }
-    /// Looks at what a checkpoint takes now. Cheap, but not for every command.
-    pub(crate) fn measure_checkpoint(&mut self) {
-        let bytes = self.dir.bytes() + self.ssd.count() * crate::checkpoint::SEGMENT_RECORD_BYTES;
-        self.image_segments_max = bytes / self.cfg.segment_bytes + 1;
-    }
-    pub(crate) fn reserve_segments(&self) -> usize {
-        let segment = self.cfg.segment_bytes as u64;
-        let checkpoint = self.checkpoint_segments() as u64 * segment;
-        policy::reserve_segments(self.dirty_max, checkpoint, segment, self.ssd.count())
-    }
-
     /// Appends an update and points the directory at it. `prev` is the slot that
     /// a look-up in the same breath found; `reserve` must have been asked before.
     /// `new.link` is set here.
@@ -517,10 +339,7 @@ impl<D: Snapshot> Lane<D> {
     ) -> Result<Slot, Refused> {
         let mut new = *new;
         new.link = prev.map_or(Loc::NONE, |p| self.durable_copy(p));
-        let loc = self
-            .mem
-            .append(Head::Dirty, &new, 0)
-            .ok_or(Refused::Room)?;
+        let loc = self.mem.append(Head::Dirty, &new, 0).ok_or(Refused::Room)?;
         let len = new.len_bytes();
         self.dirty_appended += len as u64;
         let heat = prev.map_or(0, |p| p.heat());
@@ -588,7 +407,10 @@ impl<D: Snapshot> Lane<D> {
         let never_left = loc.terrace() == Terrace::Dram
             && self.staged == self.epoch_start
             && self.mem.entry(loc).link().is_none()
-            && self.mem.dirty_pos(loc).is_some_and(|pos| pos >= self.epoch_start);
+            && self
+                .mem
+                .dirty_pos(loc)
+                .is_some_and(|pos| pos >= self.epoch_start);
         if never_left {
             self.supersede(loc, who.space);
             let removed = self.dir.remove(who, loc);
@@ -626,7 +448,8 @@ impl<D: Snapshot> Lane<D> {
             ..fetched.to_new()
         };
         if let Some(up) = self.mem.append(Head::Clean, &new, SPARE_SEGMENTS) {
-            self.dir.swing(who, loc, Slot::new(up, slot.heat().saturating_sub(1)));
+            self.dir
+                .swing(who, loc, Slot::new(up, slot.heat().saturating_sub(1)));
             self.stats.promoted_bytes += new.len_bytes() as u64;
         }
     }
@@ -680,14 +503,6 @@ impl<D: Snapshot> Lane<D> {
 /// What `slice_entries` is unless a test wants finer steps.
 const SLICE_ENTRIES: usize = 256;
 
-/// Free memory segments that only the cleaner may use.
-pub(crate) const SPARE_SEGMENTS: usize = 1;
-/// Free SSD segments beside a checkpoint's that must be there: to end an epoch that
-/// is under way; to begin one; to take updates. Each step leaves the next one
-/// enough, so that the cleaner can always empty one more segment.
-const END_SEGMENTS: usize = 2;
-const EPOCH_SEGMENTS: usize = 6;
-pub(crate) const CLEANER_SEGMENTS: usize = 10;
 /// Keys of expired big values that are remembered at once.
 const EXPIRED_BINDERS_MAX: usize = 64;
 

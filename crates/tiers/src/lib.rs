@@ -5,18 +5,20 @@
 //! pure functions. The lane is a state machine: it neither sleeps nor calls the
 //! system, so that simulated crashes can be put between any two steps.
 
+mod bulk;
 mod checkpoint;
 mod clean_memory;
 mod clean_ssd;
+mod config;
 mod flush;
 mod image;
 mod io;
-mod bulk;
 mod lane;
 mod mem;
 pub mod policy;
 mod pump;
 mod rebuild;
+mod room;
 mod ssd;
 mod stats;
 mod survey;
@@ -24,7 +26,8 @@ mod verify;
 mod warm;
 
 pub use checkpoint::Root;
-pub use lane::{Config, Lane, Look, Phase, Refused, Rule};
+pub use config::{Config, Look, Phase, Refused, Rule};
+pub use lane::Lane;
 pub use mem::{Head, MemTerrace};
 pub use ssd::{ReadPlan, Segment, State};
 pub use stats::LaneStats;

@@ -1,0 +1,94 @@
+//! Room in a lane: whether an update is taken, an epoch begun, a segment cleaned.
+//!
+//! Every step leaves the next one enough free segments, so that the lane can always
+//! end its epoch, write a checkpoint and empty one more segment. Never: writes to the
+//! device or waits; making room in memory is all that is done here, and what is
+//! missing is said by [`Refused`].
+
+use crate::config::Refused;
+use crate::lane::Lane;
+use crate::policy;
+use terrace_log::Snapshot;
+
+/// Free memory segments that only the cleaner may use.
+pub(crate) const SPARE_SEGMENTS: usize = 1;
+/// Free SSD segments beside a checkpoint's that must be there: to end an epoch that
+/// is under way; to begin one; to take updates. Each step leaves the next one
+/// enough, so that the cleaner can always empty one more segment.
+const END_SEGMENTS: usize = 2;
+const EPOCH_SEGMENTS: usize = 6;
+pub(crate) const CLEANER_SEGMENTS: usize = 10;
+impl<D: Snapshot> Lane<D> {
+    /// Makes sure that updates of `bytes` in all can be appended without anything
+    /// being moved, so that slots looked up after this stay valid until then.
+    pub fn reserve(&mut self, bytes: usize) -> Result<(), Refused> {
+        self.reserve_for(bytes, true)
+    }
+    /// The same for deletions, which a full SSD still takes.
+    pub fn reserve_delete(&mut self, bytes: usize) -> Result<(), Refused> {
+        self.reserve_for(bytes, false)
+    }
+
+    fn reserve_for(&mut self, bytes: usize, grows: bool) -> Result<(), Refused> {
+        if bytes as u64 > self.dirty_max / 2 {
+            return Err(Refused::TooLarge);
+        }
+        if grows && self.live_estimate + self.dirty_bytes() + bytes as u64 > self.usable_bytes() {
+            return Err(Refused::SsdFull);
+        }
+        self.clean_memory(2 * bytes);
+        let capacity = self.mem.capacity_bytes();
+        let segments = bytes / (capacity - capacity / 4) + 1 + usize::from(bytes > capacity / 4);
+        while self.mem.free_segments() < segments + SPARE_SEGMENTS {
+            if !self.clean_memory_segment() {
+                self.writers_wait = true;
+                return Err(Refused::Room);
+            }
+        }
+        // Last, since cleaning may leave tombstones of expired entries.
+        let dirty = self.dirty_bytes() + bytes as u64;
+        if dirty > self.dirty_max || dirty > self.steppable_bytes() {
+            self.writers_wait = true;
+            return Err(Refused::Room);
+        }
+        Ok(())
+    }
+
+    /// Bytes of live entries and tombstones the SSD terrace accepts.
+    pub fn usable_bytes(&self) -> u64 {
+        let keep_out = self.reserve_segments();
+        let rest = self.ssd.count().saturating_sub(keep_out + self.ssd.bad());
+        // A twentieth is left to garbage: without any, cleaning could not end.
+        (rest as u64 * self.cfg.segment_bytes as u64) / 20 * 19
+    }
+    /// Dirty bytes that the segments free right now can take, beside what the
+    /// cleaner and a checkpoint need to free more: so stepping down never gets stuck.
+    fn steppable_bytes(&self) -> u64 {
+        let free = self.ssd.free().len();
+        let segments = free.saturating_sub(self.checkpoint_segments() + CLEANER_SEGMENTS);
+        (segments * self.cfg.segment_bytes) as u64 / 5 * 4
+    }
+    /// Whether an epoch can surely be ended, with at least one victim emptied in it
+    /// if any is ready, and a checkpoint after it.
+    pub(crate) fn epoch_room(&self) -> bool {
+        self.ssd.free().len() >= self.checkpoint_segments() + EPOCH_SEGMENTS
+    }
+    /// Whether the cleaner may go on: what is left ends the epoch and holds a checkpoint.
+    pub(crate) fn move_room(&self) -> bool {
+        self.ssd.free().len() > self.checkpoint_segments() + END_SEGMENTS
+    }
+    /// Segments that one checkpoint takes, about.
+    pub(crate) fn checkpoint_segments(&self) -> usize {
+        self.image_segments_max
+    }
+    /// Looks at what a checkpoint takes now. Cheap, but not for every command.
+    pub(crate) fn measure_checkpoint(&mut self) {
+        let bytes = self.dir.bytes() + self.ssd.count() * crate::checkpoint::SEGMENT_RECORD_BYTES;
+        self.image_segments_max = bytes / self.cfg.segment_bytes + 1;
+    }
+    pub(crate) fn reserve_segments(&self) -> usize {
+        let segment = self.cfg.segment_bytes as u64;
+        let checkpoint = self.checkpoint_segments() as u64 * segment;
+        policy::reserve_segments(self.dirty_max, checkpoint, segment, self.ssd.count())
+    }
+}
