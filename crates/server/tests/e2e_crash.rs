@@ -16,9 +16,9 @@ const KEYS: usize = 500;
 /// Of them, numbers.
 const NUMBERS: usize = 50;
 const FLUSH_INTERVAL_MS: u64 = 200;
-/// What a flush itself, and a client that is late to note an acknowledgement, may take on a busy machine. A loss was
-/// never seen to be older than the interval and 60 ms; see the figure that each run prints.
-const SLACK_MS: u64 = 300;
+/// What a flush itself, and a client that is late to note an acknowledgement, may take on a busy machine. Over 20 rounds
+/// the oldest loss was 184 ms old, within the interval itself; each run prints its own figure.
+const SLACK_MS: u64 = 150;
 const FAR_S: &[u8] = b"100000000";
 const BATCH_MAX: u64 = 12;
 
