@@ -174,7 +174,18 @@ impl BatchHeader {
 
     /// Reads the header at `offset` of a segment; None if there is none of this life.
     pub fn read(segment: &[u8], life: &Life, offset: usize) -> Option<BatchHeader> {
-        let b = segment.get(offset..offset + BATCH_HEADER_BYTES)?;
+        BatchHeader::read_in(segment, 0, segment.len(), life, offset)
+    }
+
+    /// The same when `bytes` are only a part of the segment of `size` bytes, from `base` on.
+    pub fn read_in(
+        bytes: &[u8],
+        base: usize,
+        size: usize,
+        life: &Life,
+        offset: usize,
+    ) -> Option<BatchHeader> {
+        let b = bytes.get(offset - base..offset - base + BATCH_HEADER_BYTES)?;
         if rd_u32(b, 0) != BATCH_MAGIC {
             return None;
         }
@@ -182,8 +193,7 @@ impl BatchHeader {
             return None;
         }
         let len_bytes = rd_u32(b, 40);
-        let fits = (len_bytes as usize) >= BATCH_HEADER_BYTES
-            && offset + len_bytes as usize <= segment.len();
+        let fits = (len_bytes as usize) >= BATCH_HEADER_BYTES && offset + len_bytes as usize <= size;
         fits.then_some(BatchHeader {
             seq: rd_u64(b, 8),
             epoch: rd_u64(b, 16),

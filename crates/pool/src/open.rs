@@ -25,8 +25,8 @@ use terrace_tiers::{Damage, Survey};
 pub(crate) const QUEUE_DEPTH: u32 = 256;
 /// Longest time a clean stop may take to write what is dirty, s.
 const CLOSE_MAX_S: u64 = 120;
-/// Part of the cap that a full scan's table may take.
-const SCAN_ONE_IN: u64 = 2;
+/// Part of the cap that a full scan's table may take, in quarters: no segment is in DRAM yet.
+const SCAN_QUARTERS: u64 = 3;
 
 /// An open pool, shared by its workers.
 pub struct Pool {
@@ -339,7 +339,7 @@ pub(crate) fn recover(
     if valid < youngest {
         tracing::warn!(epoch = youngest, "the last commit was under way at the crash and is dropped");
     }
-    let scan_bytes = options.dram_bytes / SCAN_ONE_IN / lanes.len() as u64;
+    let scan_bytes = options.dram_bytes / 4 * SCAN_QUARTERS / lanes.len() as u64;
     let rebuild = |disk: &mut dyn terrace_media::Disk, lane: &mut Lane, survey: Survey| {
         lane.rebuild(disk, survey, valid, scan_bytes)
     };

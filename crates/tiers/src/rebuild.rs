@@ -12,6 +12,7 @@ use crate::lane::Lane;
 use crate::ssd::State;
 use crate::survey::{BatchAt, Damage, Items, Survey};
 use std::collections::{HashMap, HashSet};
+use std::hash::BuildHasherDefault;
 use terrace_log::addr;
 use terrace_log::entry::Entry;
 use terrace_log::frame;
@@ -20,11 +21,30 @@ use terrace_log::{KeyHash, Kind, Loc, Order, Slot, Snapshot, Subject};
 use terrace_media::{BLOCK_BYTES, Buf, Disk, MediaError, flush_blocking, write_blocking};
 
 /// Bytes of DRAM a key takes in the table of a full scan, about.
-const SCAN_ENTRY_BYTES: u64 = 64;
+const SCAN_ENTRY_BYTES: u64 = 70;
 /// Least DRAM for that table, bytes.
 const SCAN_MIN_BYTES: u64 = 1 << 20;
 
-type Table = HashMap<(u8, KeyHash), (u64, Loc)>;
+/// Newest version of each key of one space, by its hash.
+type Table = HashMap<KeyHash, (u64, Loc), BuildHasherDefault<Keyed>>;
+
+/// The key is a keyed hash already: its bits serve as they are.
+#[derive(Default)]
+struct Keyed(u64);
+
+impl std::hash::Hasher for Keyed {
+    fn finish(&self) -> u64 {
+        self.0
+    }
+    fn write(&mut self, bytes: &[u8]) {
+        for b in bytes {
+            self.0 = self.0.rotate_left(8) ^ u64::from(*b);
+        }
+    }
+    fn write_u64(&mut self, bits: u64) {
+        self.0 = self.0.rotate_left(32) ^ bits;
+    }
+}
 
 impl<D: Snapshot> Lane<D> {
     /// Builds the directory up to epoch `valid`; younger batches are wiped first.
@@ -281,7 +301,7 @@ impl<D: Snapshot> Lane<D> {
         let entries: u64 = s.batches.iter().map(|b| u64::from(b.header.count)).sum();
         let parts = (entries * SCAN_ENTRY_BYTES).div_ceil(scan_bytes.max(SCAN_MIN_BYTES)).max(1);
         for part in 0..parts {
-            let mut table = Table::new();
+            let mut tables = [Table::default(), Table::default()];
             let look = |lane: &mut Self, b: &BatchAt, offset: usize, e: &Entry<'_>| {
                 let who = e.subject(&lane.cfg.hasher);
                 if b.header.seq < lane.floor || who.hash.place.rotate_left(17) % parts != part {
@@ -292,16 +312,19 @@ impl<D: Snapshot> Lane<D> {
                     Kind::Tombstone => Loc::NONE,
                     _ => lane.ssd.loc(b.segment, offset, e.len_bytes()),
                 };
-                let newest = table.entry((who.space, who.hash)).or_insert((version, loc));
+                let table = &mut tables[usize::from(who.space & 1)];
+                let newest = table.entry(who.hash).or_insert((version, loc));
                 if version > newest.0 {
                     *newest = (version, loc);
                 }
             };
             self.walk(disk, s, look, part == 0);
-            for ((space, hash), (_, loc)) in table {
-                let who = Subject { space, hash };
-                if !loc.is_none() && self.dir.insert(who, Slot::new(loc, 0)).is_err() {
-                    tracing::error!(lane = self.cfg.lane, "the index is full while the log is scanned");
+            for (space, table) in (0..).zip(tables) {
+                for (hash, (_, loc)) in table {
+                    let who = Subject { space, hash };
+                    if !loc.is_none() && self.dir.insert(who, Slot::new(loc, 0)).is_err() {
+                        tracing::error!(lane = self.cfg.lane, "the index is full while the log is scanned");
+                    }
                 }
             }
         }

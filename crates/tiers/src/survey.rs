@@ -22,6 +22,8 @@ use terrace_media::{BLOCK_BYTES, Buf, Disk, MediaError, read_blocking};
 
 /// Segment headers without a new batch after which the free list is not probed further.
 const PROBE_WINDOW: usize = 64;
+/// Batch headers of a segment that are followed before it is read whole.
+const HEADERS_FOLLOWED_MAX: usize = 4;
 /// Generations skipped at a start, for segments whose headers were lost in the crash.
 pub(crate) const GENERATION_GAP: u32 = 1024;
 
@@ -279,13 +281,15 @@ impl<D: Snapshot> Lane<D> {
         log
     }
 
-    /// Reads segments whole and lists their batches.
+    /// Lists the batches of segments. Segments with few batches, as steady loads
+    /// make them, are known by following the headers; the others are read whole.
     fn find_batches(&mut self, disk: &mut dyn Disk, s: &mut Survey, segments: &[u32]) {
         let size = self.cfg.segment_bytes;
-        let list: Vec<(u64, usize)> = segments.iter().map(|&id| (self.ssd.device_offset(id), size)).collect();
         let mut all: Vec<BatchAt> = Vec::new();
+        let whole = self.follow_headers(disk, s, segments, &mut all);
+        let list: Vec<(u64, usize)> = whole.iter().map(|&id| (self.ssd.device_offset(id), size)).collect();
         read_in_order(disk, &list, |at, image| {
-            let id = segments[at];
+            let id = whole[at];
             match image {
                 Ok(image) => self.list_batches(id, &image, s, &mut all),
                 Err(e) => s.damage.push(self.damage(id, 0, size, &e.to_string())),
@@ -298,6 +302,59 @@ impl<D: Snapshot> Lane<D> {
                 _ => s.batches.push(b),
             }
         }
+    }
+
+    /// Reads header after header, one of every segment at a time. Returns the
+    /// segments for which that did not reach the end in a few steps.
+    fn follow_headers(
+        &self,
+        disk: &mut dyn Disk,
+        s: &mut Survey,
+        segments: &[u32],
+        all: &mut Vec<BatchAt>,
+    ) -> Vec<u32> {
+        let size = self.cfg.segment_bytes;
+        let mut whole = Vec::new();
+        let mut found: HashMap<u32, Vec<BatchAt>> = HashMap::new();
+        let mut at: Vec<(u32, usize)> = segments.iter().map(|&id| (id, SEGMENT_HEADER_BYTES)).collect();
+        for _ in 0..HEADERS_FOLLOWED_MAX {
+            let place = |&(id, start): &(u32, usize)| {
+                (self.ssd.device_offset(id) + (start - start % BLOCK_BYTES) as u64, BLOCK_BYTES)
+            };
+            let list: Vec<(u64, usize)> = at.iter().map(place).collect();
+            let mut next = Vec::new();
+            read_in_order(disk, &list, |n, block| {
+                let (id, start) = at[n];
+                let base = start - start % BLOCK_BYTES;
+                let life = self.ssd.life(id);
+                let header = block.ok().and_then(|b| BatchHeader::read_in(&b, base, size, &life, start));
+                let Some(header) = header else {
+                    whole.push(id);
+                    return;
+                };
+                let b = BatchAt {
+                    segment: id,
+                    start,
+                    header,
+                };
+                found.entry(id).or_default().push(b);
+                let end = b.range().1;
+                if end + BATCH_HEADER_BYTES <= size {
+                    next.push((id, end));
+                }
+            });
+            at = next;
+        }
+        whole.extend(at.iter().map(|(id, _)| *id));
+        for id in &whole {
+            found.remove(id);
+        }
+        for (id, batches) in found {
+            let end = batches.last().map_or(0, |b| b.range().1);
+            s.ends.insert(id, end as u32);
+            all.extend(batches);
+        }
+        whole
     }
 
     fn list_batches(&self, id: u32, image: &[u8], s: &mut Survey, all: &mut Vec<BatchAt>) {
