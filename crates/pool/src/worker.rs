@@ -274,9 +274,16 @@ impl Worker {
     pub fn take_ready(&mut self, out: &mut Vec<u64>) {
         out.append(&mut self.ready);
     }
-    /// Something waits for room: an epoch should end soon.
+    /// Something waits for room: an epoch should end soon, and cleaning go on.
     pub fn want_room(&self) {
         self.pool.commit.ask();
+        if self.pool.lanes.len() > self.home.len() {
+            self.pool.wake_all();
+        }
+    }
+    /// Hands reads begun since the last turn to the device.
+    pub fn kick(&mut self) {
+        self.disk.kick();
     }
     /// A command that holds all lanes needs a moment between two epochs.
     pub fn want_quiet(&self) {
@@ -369,8 +376,10 @@ impl Worker {
         if self.pool.commit.quiet(now) {
             return false;
         }
-        let due = self.home.iter().any(|&id| {
-            let lane = self.pool.lanes[id as usize].lock();
+        // Any lane: a command of this thread may have filled one that another looks
+        // after, whose thread sleeps.
+        let due = self.pool.lanes.iter().any(|lane| {
+            let lane = lane.lock();
             let p = policy::Pressure {
                 sync: self.pool.is_sync(),
                 since_close_ms: self.pool.commit.since_close_ms(now),

@@ -166,6 +166,8 @@ pub struct Conn<S: Store> {
     pub need_more: bool,
     /// The socket may have bytes.
     pub readable: bool,
+    /// The peer has ended its side; what it sent before may still be read.
+    pub read_closed: bool,
     /// The socket may take bytes.
     pub writable: bool,
     /// The peer sends no more.
@@ -199,6 +201,7 @@ impl<S: Store> Conn<S> {
             input_at: 0,
             need_more: true,
             readable: true,
+            read_closed: false,
             writable: true,
             eof: false,
             closing: false,

@@ -115,6 +115,11 @@ impl Store for KvStore {
     type Upload = kv::Upload;
 
     #[inline]
+    fn kick(&mut self) {
+        self.worker.kick();
+    }
+
+    #[inline]
     fn turn(&mut self) -> Turn {
         let more = self
             .maintainer
@@ -206,6 +211,16 @@ impl Store for KvStore {
         let outcome = kv::set(&mut self.worker, t, key, &mut new, cond, expiry, shows);
         give_back(value, new, matches!(outcome, Ok(kv::Step::Done((true, _)))));
         answer(outcome)
+    }
+    fn get_del<R>(
+        &mut self,
+        t: &mut Task,
+        key: &[u8],
+        f: impl FnOnce(Value<'_, kv::LargeRef>) -> R,
+    ) -> Outcome<R> {
+        answer(kv::get_del(&mut self.worker, t, key, |value| {
+            f(shown(value))
+        }))
     }
     fn del(&mut self, t: &mut Task, keys: &[&[u8]]) -> Outcome<u64> {
         answer(kv::del(&mut self.worker, t, keys))

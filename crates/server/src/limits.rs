@@ -32,7 +32,7 @@ pub const STANDING_BYTES: isize = 256 << 10;
 /// Kernel buffers of one socket, each way.
 pub const SOCKET_BUFFER_BYTES: usize = 128 << 10;
 /// A connection that holds buffers this long without progress is cut off when others starve.
-pub const STUCK_AFTER_MS: u64 = 2_000;
+pub const STUCK_AFTER_MS: u64 = 700;
 /// A connection that waits for a buffer is patient this long, if buffers come back to others meanwhile.
 pub const GRANT_WAIT_MAX_MS: u64 = 120_000;
 /// What one read takes while buffers are short, so that a waiting connection holds little.

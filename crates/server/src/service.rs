@@ -124,7 +124,8 @@ fn read<S: Store>(env: &mut Env<S>, conn: &mut Conn<S>) -> io::Result<Advance> {
         let Some(n) = read_some(&mut conn.stream, piece, &mut conn.readable, &mut conn.eof)? else {
             return Ok(Advance::Stuck);
         };
-        conn.readable &= n == want;
+        // The peer's end has no edge of its own once bytes came with it.
+        conn.readable &= n == want || conn.read_closed;
         add(&env.counters().input_bytes, n as u64);
         if let Some(assembly) = conn.work.as_mut().and_then(|w| w.assembly.as_mut()) {
             assembly.filled_directly(n);
@@ -148,7 +149,8 @@ fn read<S: Store>(env: &mut Env<S>, conn: &mut Conn<S>) -> io::Result<Advance> {
         &mut conn.eof,
     );
     if let Ok(Some(n)) = read {
-        conn.readable &= n == want;
+        // The peer's end has no edge of its own once bytes came with it.
+        conn.readable &= n == want || conn.read_closed;
         add(&env.counters().input_bytes, n as u64);
         conn.free_input(&mut env.store, &mut env.budget);
         let data = &scratch[..kept + n];

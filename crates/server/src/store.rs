@@ -136,6 +136,8 @@ pub trait Store: Sized {
 
     /// Reaps completions and does a bounded slice of background work; never blocks.
     fn turn(&mut self) -> Turn;
+    /// Hands reads that were begun since the last turn to the device.
+    fn kick(&mut self) {}
     /// The owners of tasks whose reads are finished, appended to `out`.
     fn take_ready(&mut self, out: &mut Vec<u64>);
     /// A file descriptor that is readable when completions wait.
@@ -181,6 +183,13 @@ pub trait Store: Sized {
         expiry: Expiry,
         old: Option<impl FnOnce(Value<'_, Self::Large>) -> R>,
     ) -> Outcome<(bool, Option<R>)>;
+    /// Shows the value of `key` to `f` and deletes the key, in one step. An error may still follow the look.
+    fn get_del<R>(
+        &mut self,
+        t: &mut Self::Task,
+        key: &[u8],
+        f: impl FnOnce(Value<'_, Self::Large>) -> R,
+    ) -> Outcome<R>;
     /// Deletes keys atomically; answers how many there were.
     fn del(&mut self, t: &mut Self::Task, keys: &[&[u8]]) -> Outcome<u64>;
     /// How many of the keys exist, repeated ones counted again.

@@ -178,6 +178,7 @@ impl<S: Store> Thread<S> {
                     };
                     conn.readable |=
                         event.is_readable() || event.is_read_closed() || event.is_error();
+                    conn.read_closed |= event.is_read_closed();
                     conn.writable |= event.is_writable();
                     if event.is_error()
                         || (event.is_write_closed() && event.is_read_closed() && conn.eof)
@@ -198,6 +199,8 @@ impl<S: Store> Thread<S> {
         let turn = self.env.store.turn();
         let mut ready = std::mem::take(&mut self.ready);
         self.env.store.take_ready(&mut ready);
+        // What is served below may have begun reads or filled an epoch.
+        let served = !ready.is_empty() || !self.again.is_empty() || turn.room;
         for key in ready.drain(..) {
             if let Some(slot) = self.slot_of(key)
                 && self.conns[slot].block == Block::Io
@@ -224,7 +227,8 @@ impl<S: Store> Thread<S> {
             .counters()
             .waiting
             .store(self.waiters.len() as u64, Ordering::Relaxed);
-        if turn.busy || !self.again.is_empty() {
+        self.env.store.kick();
+        if turn.busy || served || !self.again.is_empty() {
             Duration::ZERO
         } else if !self.waiters.is_empty() {
             turn.sleep_at_most.min(Duration::from_millis(ROOM_RETRY_MS))
