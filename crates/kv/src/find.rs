@@ -3,7 +3,7 @@
 use crate::{KvError, KvErrorKind, Step, Wait};
 use terrace_log::entry::Entry;
 use terrace_log::{Kind, Slot, Subject};
-use terrace_pool::{Lane, Task, Worker};
+use terrace_pool::{Held, Lane, Task, Worker};
 use terrace_tiers::{Look, ReadPlan, Refused};
 
 /// Reads that one command has under way at once.
@@ -65,7 +65,9 @@ fn classify(lane: &Lane, slot: Slot, e: Entry<'_>, fetched: bool) -> Found {
 /// failed, it may be this key's value.
 fn blame(t: &Task, lane: &Lane, at: Place) -> Result<Found, KvError> {
     use terrace_log::Directory;
-    let named = lane.dir.find(at.who, |s| t.failure(at.lane, s.loc()).is_some());
+    let named = lane
+        .dir
+        .find(at.who, |s| t.failure(at.lane, s.loc()).is_some());
     match named.and_then(|s| t.failure(at.lane, s.loc())) {
         Some(why) => Err(KvError::new(
             KvErrorKind::Damaged,
@@ -76,7 +78,13 @@ fn blame(t: &Task, lane: &Lane, at: Place) -> Result<Found, KvError> {
 }
 
 /// The entry that `find` found.
-pub(crate) fn entry_of<'a>(t: &'a Task, lane: &'a Lane, at: Place, slot: Slot, fetched: bool) -> Entry<'a> {
+pub(crate) fn entry_of<'a>(
+    t: &'a Task,
+    lane: &'a Lane,
+    at: Place,
+    slot: Slot,
+    fetched: bool,
+) -> Entry<'a> {
     match fetched {
         true => {
             let f = t.fetched(at.lane, slot.loc()).expect("found there");
@@ -87,11 +95,23 @@ pub(crate) fn entry_of<'a>(t: &'a Task, lane: &'a Lane, at: Place, slot: Slot, f
 }
 
 /// Starts reads; the command waits for them.
-pub(crate) fn fetch<T>(w: &mut Worker, t: &mut Task, reads: Vec<(u16, ReadPlan)>, keys_only: bool) -> Step<T> {
+pub(crate) fn fetch<T>(
+    w: &mut Worker,
+    t: &mut Task,
+    reads: Vec<(u16, ReadPlan)>,
+    keys_only: bool,
+) -> Step<T> {
     for (lane, plan) in reads {
         w.fetch(t, lane, plan, keys_only);
     }
     Step::Wait(Wait::Io)
+}
+
+/// The command does not read now: what its planned reads hold is let go.
+pub(crate) fn let_go(held: &mut Held<'_>, reads: Vec<(u16, ReadPlan)>) {
+    for (lane, plan) in reads {
+        held.lane(lane).unpin(plan.segment);
+    }
 }
 
 /// Whether updates are taken at all.

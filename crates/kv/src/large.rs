@@ -10,7 +10,9 @@
 
 use crate::find::{Found, fetch, find, may_write, place, reserve};
 use crate::read::read;
-use crate::{INLINE_MAX_BYTES, KvError, KvErrorKind, Outcome, PIECE_BYTES, Step, VALUE_MAX_BYTES, Wait};
+use crate::{
+    INLINE_MAX_BYTES, KvError, KvErrorKind, Outcome, PIECE_BYTES, Step, VALUE_MAX_BYTES, Wait,
+};
 use parking_lot::Mutex;
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
@@ -81,10 +83,13 @@ pub(crate) struct Doomed {
 
 #[derive(Default)]
 pub(crate) struct Registry {
-    /// Free records by lane; empty until the start has looked at all of them.
+    /// Free records by lane; the start adds each one as soon as it has looked at it.
     free: Vec<Vec<u16>>,
+    /// How many records of a lane could not be read, and so are never given out.
+    lost: HashMap<u16, usize>,
     pub(crate) doomed: VecDeque<Doomed>,
     readers: HashMap<u64, u32>,
+    /// The start has looked at all records.
     pub(crate) started: bool,
 }
 
@@ -103,6 +108,10 @@ impl Registry {
             self.free.resize(lane + 1, Vec::new());
         }
         self.free[lane].push(record);
+    }
+    /// A record of a lane cannot be read.
+    pub(crate) fn lose(&mut self, lane: u16) {
+        *self.lost.entry(lane).or_default() += 1;
     }
     /// The `nth` free record of a lane, not taken yet.
     pub(crate) fn peek(&self, lane: u16, nth: usize) -> Option<u16> {
@@ -125,6 +134,7 @@ impl Registry {
     /// Everything was deleted: no piece and no record is left.
     pub(crate) fn forget_all(&mut self, places: impl Iterator<Item = (u16, u16)>) {
         self.free.clear();
+        self.lost.clear();
         self.doomed.clear();
         for (lane, record) in places {
             self.give(lane, record);
@@ -141,7 +151,9 @@ pub struct LargeRef {
 
 impl std::fmt::Debug for LargeRef {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("LargeRef").field("len", &self.binder.len).finish_non_exhaustive()
+        f.debug_struct("LargeRef")
+            .field("len", &self.binder.len)
+            .finish_non_exhaustive()
     }
 }
 
@@ -193,7 +205,9 @@ pub fn read_piece<R>(
 ) -> Outcome<R> {
     let key = piece_key(held.binder.version, n);
     let mut f = Some(f);
-    let step = read(w, t, 1, &key, false, |e| e.map(|e| f.take().expect("once")(e.value())))?;
+    let step = read(w, t, 1, &key, false, |e| {
+        e.map(|e| f.take().expect("once")(e.value()))
+    })?;
     match step {
         Step::Wait(wait) => Ok(Step::Wait(wait)),
         Step::Done(Some(r)) => {
@@ -334,7 +348,12 @@ fn internal<'a>(key: &'a [u8], value: &'a [u8], flags: u8) -> NewEntry<'a> {
 }
 
 /// Takes the next piece: [`PIECE_BYTES`] long, but for the last one.
-pub fn upload_piece(w: &mut Worker, _t: &mut Task, upload: &mut Upload, piece: &[u8]) -> Outcome<()> {
+pub fn upload_piece(
+    w: &mut Worker,
+    _t: &mut Task,
+    upload: &mut Upload,
+    piece: &[u8],
+) -> Outcome<()> {
     may_write(w)?;
     let left = upload.binder.len - upload.received;
     let expected = left.min(piece_bytes(w) as u64);
@@ -374,6 +393,13 @@ pub(crate) fn record_places(w: &Worker) -> impl Iterator<Item = (u16, u16)> + '_
     (0..RECORDS).map(|r| (place(w, 1, &record_key(r)).lane, r))
 }
 
+/// How many records a lane has at all, given out or not, but for lost ones. Slow.
+pub(crate) fn records_of(w: &Worker, shared: &Shared, lane: u16) -> usize {
+    let all = record_places(w).filter(|&(l, _)| l == lane).count();
+    let lost = shared.0.lock().lost.get(&lane).copied().unwrap_or(0);
+    all.saturating_sub(lost)
+}
+
 /// The slot that a record's deletion needs.
 pub(crate) enum RecordSlot {
     Slot(Slot),
@@ -381,7 +407,12 @@ pub(crate) enum RecordSlot {
     None,
 }
 
-pub(crate) fn find_record(w: &Worker, t: &Task, lane: &mut Lane, record: u16) -> Result<RecordSlot, KvError> {
+pub(crate) fn find_record(
+    w: &Worker,
+    t: &Task,
+    lane: &mut Lane,
+    record: u16,
+) -> Result<RecordSlot, KvError> {
     let key = record_key(record);
     let at = place(w, 1, &key);
     Ok(match find(t, lane, at, &key)? {

@@ -6,23 +6,36 @@
 //! between; a command of several keys changes them all in one epoch or none.
 //! Never: parses a protocol, blocks, or holds a lock while something is read.
 
+// The rig of the integration tests names the crate as they do.
+#[cfg(test)]
+extern crate self as terrace_kv;
+
+mod change;
 mod error;
+mod expire;
 mod find;
 mod large;
 mod maintain;
+mod modify;
 mod number;
 mod read;
 mod scan;
+#[cfg(test)]
+mod tests;
 mod write;
 
 pub use error::{KvError, KvErrorKind};
-pub use large::{LargeRef, Upload, inline_max_bytes, piece_bytes, read_piece, release, upload_abort, upload_begin, upload_piece};
+pub use expire::{ExpireCond, expire};
+pub use large::{
+    LargeRef, Upload, inline_max_bytes, piece_bytes, read_piece, release, upload_abort,
+    upload_begin, upload_piece,
+};
 pub use maintain::Maintainer;
 pub use read::{ExpiryOf, dbsize, exists, expiry, get, strlen};
 pub use scan::scan;
 pub use terrace_log::{INLINE_MAX_BYTES, KEY_MAX_BYTES};
 pub use terrace_pool::{Task, Worker};
-pub use write::{Cond, Expiry, ExpireCond, NewValue, del, expire, flush_all, incr_by, mset, set};
+pub use write::{Cond, Expiry, NewValue, del, flush_all, get_del, incr_by, mset, set};
 
 /// Longest value, bytes.
 pub const VALUE_MAX_BYTES: u64 = 64 << 20;

@@ -2,13 +2,19 @@
 //!
 //! One thread of a pool has a [`Maintainer`] and gives it a turn now and then.
 //! At the start it looks at every record: what an earlier run left under way is
-//! doomed. Until that is done, no big value is taken.
+//! doomed, and every other record is free from the moment it was looked at, so that
+//! big values are taken while the rest is still looked at; only a flush of all keys
+//! waits for the end. A record that cannot be read is never given out, since nobody
+//! knows which pieces it names.
+//! Never: does more than a bounded step in a turn, or gives up the start for one record.
 
-use crate::large::{self, Doomed, RECORDS, piece_key, record_key, record_places, registry};
+use crate::expire::expire_now;
+use crate::find::{Found, Place, fetch, find, let_go, may_write, place, refused, reserve};
+use crate::large::{self, Doomed, RECORD_BYTES, RECORDS, piece_key, record_key, registry};
 use crate::read::read;
-use crate::write::{del_internal, expire_now};
-use crate::{Outcome, Step, Wait};
-use terrace_pool::{Task, Worker};
+use crate::{KvError, Outcome, Step, Wait};
+use terrace_pool::{Held, Task, Worker};
+use terrace_tiers::ReadPlan;
 
 /// Pieces deleted in one step.
 const PIECES_PER_STEP: u32 = 8;
@@ -141,34 +147,51 @@ fn start(w: &mut Worker, task: &mut Task, next: &mut u16) -> Outcome<bool> {
     let until = (*next + RECORDS_PER_TURN).min(RECORDS);
     while *next < until {
         let key = record_key(*next);
-        let found = read(w, task, 1, &key, false, |e| e.and_then(|e| large::binder(e.value())))?;
+        let found = read(w, task, 1, &key, false, |e| {
+            e.and_then(|e| large::binder(e.value()))
+        });
         let found = match found {
-            Step::Wait(wait) => return Ok(Step::Wait(wait)),
-            Step::Done(found) => found,
+            Ok(Step::Wait(wait)) => return Ok(Step::Wait(wait)),
+            Ok(Step::Done(found)) => Ok(found),
+            Err(e) => Err(e),
         };
         w.reset(task);
         let lane = w.place(1, &key).0;
         let shared = registry(w);
         let mut registry = shared.0.lock();
         match found {
-            Some(binder) => registry.doomed.push_back(Doomed {
+            Ok(Some(binder)) => registry.doomed.push_back(Doomed {
                 record: *next,
                 binder,
             }),
-            None => registry.give(lane, *next),
+            Ok(None) => registry.give(lane, *next),
+            Err(e) => {
+                tracing::warn!(
+                    "record {} of big values under way: {e}; it is set aside, and the pieces it \
+                     names stay until everything is deleted",
+                    *next
+                );
+                registry.lose(lane);
+            }
         }
         *next += 1;
     }
-    debug_assert!(record_places(w).count() == usize::from(RECORDS));
     Ok(Step::Done(*next < RECORDS))
 }
 
 /// Deletes some pieces, and the record after the last. Done(None): all gone.
-fn delete_pieces(w: &mut Worker, task: &mut Task, doomed: &Doomed, from: u32) -> Outcome<Option<u32>> {
+fn delete_pieces(
+    w: &mut Worker,
+    task: &mut Task,
+    doomed: &Doomed,
+    from: u32,
+) -> Outcome<Option<u32>> {
     let pieces = doomed.binder.pieces(large::piece_bytes(w));
     let until = (from + PIECES_PER_STEP).min(pieces);
     let keys: Vec<Vec<u8>> = match from < pieces {
-        true => (from..until).map(|n| piece_key(doomed.binder.version, n).to_vec()).collect(),
+        true => (from..until)
+            .map(|n| piece_key(doomed.binder.version, n).to_vec())
+            .collect(),
         false => vec![record_key(doomed.record).to_vec()],
     };
     Ok(match del_internal(w, task, &keys)? {
@@ -176,4 +199,54 @@ fn delete_pieces(w: &mut Worker, task: &mut Task, doomed: &Doomed, from: u32) ->
         Step::Done(()) if from < pieces => Step::Done(Some(until)),
         Step::Done(()) => Step::Done(None),
     })
+}
+
+/// Deletes internal keys (pieces, records).
+fn del_internal(w: &mut Worker, t: &mut Task, keys: &[Vec<u8>]) -> Outcome<()> {
+    may_write(w)?;
+    if !w.collect(t) {
+        return Ok(Step::Wait(Wait::Io));
+    }
+    let places: Vec<Place> = keys.iter().map(|k| place(w, 1, k)).collect();
+    let mut held = w.hold(places.iter().map(|p| p.lane));
+    let mut reads = Vec::new();
+    let all = del_held(t, &mut held, keys, &places, &mut reads);
+    if !matches!(all, Ok(true)) {
+        let_go(&mut held, reads);
+        drop(held);
+        all?;
+        w.want_room();
+        return Ok(Step::Wait(Wait::Room));
+    }
+    drop(held);
+    match reads.is_empty() {
+        true => Ok(Step::Done(())),
+        false => Ok(fetch(w, t, reads, true)),
+    }
+}
+
+/// Deletes what is found at once; what must be read first goes into `reads`.
+/// `Ok(false)`: there is no room just now.
+fn del_held(
+    t: &Task,
+    held: &mut Held<'_>,
+    keys: &[Vec<u8>],
+    places: &[Place],
+    reads: &mut Vec<(u16, ReadPlan)>,
+) -> Result<bool, KvError> {
+    for (key, &at) in keys.iter().zip(places) {
+        let lane = held.lane(at.lane);
+        if !reserve(lane, RECORD_BYTES, false)? {
+            return Ok(false);
+        }
+        match find(t, lane, at, key)? {
+            Found::Read(plan) => reads.push((at.lane, plan)),
+            Found::Here { slot, .. } => {
+                let gone = lane.delete(at.who, slot, key);
+                gone.map_err(|why| refused(lane, why, RECORD_BYTES))?;
+            }
+            Found::Absent | Found::Gone(_) => {}
+        }
+    }
+    Ok(true)
 }

@@ -1,6 +1,6 @@
 //! Commands that only read.
 
-use crate::find::{Found, Place, entry_of, fetch, find, place};
+use crate::find::{Found, Place, entry_of, fetch, find, let_go, place};
 use crate::large::{self, LargeRef};
 use crate::{Outcome, Step, Value, Wait};
 use std::sync::Arc;
@@ -104,23 +104,37 @@ fn expire_seen(t: &Task, lane: &mut Lane, at: Place, key: &[u8]) {
 }
 
 fn e_of(t: &Task, lane: u16, slot: terrace_log::Slot) -> Entry<'_> {
-    t.fetched(lane, slot.loc()).expect("found").entry().expect("found")
+    t.fetched(lane, slot.loc())
+        .expect("found")
+        .entry()
+        .expect("found")
 }
 
 /// The value of `key`.
-pub fn get<R>(w: &mut Worker, t: &mut Task, key: &[u8], f: impl FnOnce(Value<'_>) -> R) -> Outcome<R> {
+pub fn get<R>(
+    w: &mut Worker,
+    t: &mut Task,
+    key: &[u8],
+    f: impl FnOnce(Value<'_>) -> R,
+) -> Outcome<R> {
     let registry = large::registry(w);
     let piece = large::piece_bytes(w);
     read(w, t, 0, key, true, |e| f(value_of(&registry, piece, e)))
 }
 
-pub(crate) fn value_of<'a>(registry: &Arc<large::Shared>, piece_bytes: usize, e: Option<Entry<'a>>) -> Value<'a> {
+pub(crate) fn value_of<'a>(
+    registry: &Arc<large::Shared>,
+    piece_bytes: usize,
+    e: Option<Entry<'a>>,
+) -> Value<'a> {
     match e {
         None => Value::Absent,
-        Some(e) if e.kind() == Kind::Binder => match LargeRef::hold(registry, e.value(), piece_bytes) {
-            Some(large) => Value::Large(large),
-            None => Value::Absent,
-        },
+        Some(e) if e.kind() == Kind::Binder => {
+            match LargeRef::hold(registry, e.value(), piece_bytes) {
+                Some(large) => Value::Large(large),
+                None => Value::Absent,
+            }
+        }
         Some(e) => Value::Inline(e.value()),
     }
 }
@@ -154,7 +168,14 @@ pub fn exists(w: &mut Worker, t: &mut Task, keys: &[&[u8]]) -> Outcome<u64> {
     let (mut count, mut reads, mut wait) = (0, Vec::new(), None);
     for (key, &at) in keys.iter().zip(&places) {
         let lane = held.lane(at.lane);
-        match find(t, lane, at, key)? {
+        let found = match find(t, lane, at, key) {
+            Ok(found) => found,
+            Err(e) => {
+                let_go(&mut held, reads);
+                return Err(e);
+            }
+        };
+        match found {
             Found::Read(plan) => reads.push((at.lane, plan)),
             Found::Here { slot, .. } => {
                 count += 1;

@@ -80,7 +80,13 @@ fn drop_plans(w: &Worker, reads: Plans) {
 }
 
 /// Keys of one page; or the reads that must come first.
-fn page(w: &Worker, t: &Task, id: u16, from: Order, keys: &mut Vec<Vec<u8>>) -> Result<(Plans, Option<Order>), KvError> {
+fn page(
+    w: &Worker,
+    t: &Task,
+    id: u16,
+    from: Order,
+    keys: &mut Vec<Vec<u8>>,
+) -> Result<(Plans, Option<Order>), KvError> {
     let mut lane = w.lane(id);
     let mut slots: Vec<Slot> = Vec::new();
     let next = lane.dir.page(from, |s| slots.push(s));

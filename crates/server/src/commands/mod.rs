@@ -17,7 +17,7 @@ use crate::limits::KEY_MAX_BYTES;
 use crate::resp::assemble::LargeArg;
 use crate::resp::encode;
 use crate::shared::{Client, Counters, Shared, add};
-use crate::store::{Outcome, Step, Store, StoreError, Wait};
+use crate::store::{Store, StoreError, Wait};
 use crate::table::{self, Command, Id};
 
 /// How far a command came.
@@ -283,9 +283,4 @@ fn key_positions(command: &Command, args: usize) -> impl Iterator<Item = usize> 
         .step_by(step.max(1) as usize)
         .filter(|&at| at > 0)
         .map(|at| at as usize)
-}
-
-/// Looks through a step without leaving the handler.
-fn step_of<T>(outcome: Outcome<T>) -> Result<Step<T>, Fault> {
-    outcome.map_err(Fault::from)
 }

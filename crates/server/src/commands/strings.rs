@@ -2,7 +2,7 @@
 //! and uploads only; their bytes never do.
 
 use super::options::{expire_at, set_options};
-use super::{Cx, Done, Fault, Flow, NOT_AN_INTEGER, Progress, ready, step_of, wrong_arity};
+use super::{Cx, Done, Fault, Flow, NOT_AN_INTEGER, Progress, ready, wrong_arity};
 use crate::limits::{MGET_WINDOW_KEYS, OUTPUT_LIMIT_BYTES};
 use crate::resp::assemble::LargeArg;
 use crate::resp::encode;
@@ -156,44 +156,14 @@ pub fn setex<S: Store>(cx: &mut Cx<'_, S>, args: &[&[u8]], unit_ms: i64) -> Done
     Ok(Flow::Done)
 }
 
-/// GETDEL key: one lookup shows the value, then it is deleted. Both happen within one call of the thread that owns
-/// the connection, but not in one step of the store; see `Progress::begun`.
+/// GETDEL key
 pub fn getdel<S: Store>(cx: &mut Cx<'_, S>, args: &[&[u8]]) -> Done<S> {
-    let start = cx.out.len();
     let resp3 = cx.session.resp3;
     let out = &mut *cx.out;
-    let mut look = match cx.progress.window.pop() {
-        Some((_, task)) => task,
-        None => cx.store.task(cx.owner),
-    };
-    let shown = match step_of(
+    let shown = ready!(
         cx.store
-            .get(&mut look, args[1], |value| show::<S>(out, resp3, value)),
-    ) {
-        Ok(Step::Done(shown)) => shown,
-        Ok(Step::Wait(wait)) => {
-            cx.progress.window.push((0, look));
-            return Ok(Flow::Wait(wait));
-        }
-        Err(fault) => {
-            cx.store.finish(look);
-            return Err(fault);
-        }
-    };
-    cx.store.finish(look);
-    if matches!(shown, Shown::Nothing) {
-        return Ok(Flow::Done);
-    }
-    let deleted = cx.store.del(cx.task, &[args[1]]);
-    if !matches!(deleted, Ok(Step::Done(_))) {
-        // Shown again when the deletion can go through.
-        cx.out.truncate(start);
-        if let Shown::Header(large) = shown {
-            cx.store.release(large);
-        }
-        ready!(deleted);
-        return Ok(Flow::Done);
-    }
+            .get_del(cx.task, args[1], |value| show::<S>(out, resp3, value))
+    );
     Ok(shown.flow())
 }
 

@@ -334,6 +334,20 @@ impl Store for Double {
         let shown = old.map(|f| self.show(before.map(|(v, _)| v), f));
         Ok(Step::Done((hold, shown)))
     }
+    fn get_del<R>(
+        &mut self,
+        t: &mut Task,
+        key: &[u8],
+        f: impl FnOnce(Value<'_, Held>) -> R,
+    ) -> Outcome<R> {
+        gate!(self, t, "get_del", key);
+        let value = self.look(key).map(|(v, _)| v);
+        if value.is_some() {
+            self.home.data.lock().unwrap().remove(key);
+            self.wrote(t);
+        }
+        Ok(Step::Done(self.show(value, f)))
+    }
     fn del(&mut self, t: &mut Task, keys: &[&[u8]]) -> Outcome<u64> {
         gate!(self, t, "del", keys);
         let found = keys.iter().filter(|k| {

@@ -1,0 +1,421 @@
+//! How a command changes keys: first prepare, then commit.
+//!
+//! A command first makes sure that nothing is missing (room, reads, records) with
+//! its lanes held, then changes everything without letting go: there is no state in
+//! between for another command, or for a crash. Never: waits with a lane held, or
+//! keeps a hold on a segment that nobody will read.
+
+use crate::find::{
+    Found, Place, READS_PER_TASK_MAX, entry_of, fetch, find, let_go, place, refused, reserve,
+};
+use crate::large::{self, Binder, Doomed, RECORD_BYTES, RecordSlot, Shared};
+use crate::read::value_of;
+use crate::write::NewValue;
+use crate::{
+    KEY_MAX_BYTES, KEYS_PER_COMMAND_MAX, KvError, KvErrorKind, Step, Value, Wait, inline_max_bytes,
+};
+use std::collections::HashMap;
+use std::sync::Arc;
+use terrace_log::entry::entry_bytes;
+use terrace_log::{Kind, Loc, NewEntry, Slot};
+use terrace_pool::{Held, Lane, Task, Worker};
+use terrace_tiers::ReadPlan;
+
+/// The state that a change replaces.
+struct Prev {
+    slot: Slot,
+    /// Set when the entry, expired or not, binds pieces.
+    binder: Option<Binder>,
+    present: bool,
+}
+
+fn prev_of(t: &Task, lane: &Lane, at: Place, found: Found) -> Option<Prev> {
+    let (slot, fetched, present) = match found {
+        Found::Absent | Found::Read(_) => return None,
+        Found::Gone(slot) => {
+            let fetched = !slot.loc().in_memory() && t.fetched(at.lane, slot.loc()).is_some();
+            (slot, fetched, false)
+        }
+        Found::Here { slot, fetched } => (slot, fetched, true),
+    };
+    let e = entry_of(t, lane, at, slot, fetched);
+    let binder = match e.kind() {
+        Kind::Binder => large::binder(e.value()),
+        _ => None,
+    };
+    Some(Prev {
+        slot,
+        binder,
+        present,
+    })
+}
+
+/// One key's part of a command.
+pub(crate) struct Change<'a> {
+    pub key: &'a [u8],
+    pub at: Place,
+    /// Longest entry it may append.
+    pub bytes: usize,
+    /// Lane and record of the upload that it binds.
+    upload: Option<(u16, u16)>,
+}
+
+fn check_key(key: &[u8]) -> Result<(), KvError> {
+    match key.len() <= KEY_MAX_BYTES {
+        true => Ok(()),
+        false => Err(KvError::new(
+            KvErrorKind::TooLarge,
+            format!(
+                "the key has {} bytes; at most {KEY_MAX_BYTES} are allowed",
+                key.len()
+            ),
+        )),
+    }
+}
+
+pub(crate) fn change<'a>(
+    w: &Worker,
+    key: &'a [u8],
+    value: Option<&NewValue<'_>>,
+    expiry: bool,
+) -> Result<Change<'a>, KvError> {
+    check_key(key)?;
+    let (len, upload) = match value {
+        None => (0, None),
+        Some(NewValue::Inline(v)) if v.len() > inline_max_bytes(w) => {
+            let most = inline_max_bytes(w);
+            return Err(KvError::new(
+                KvErrorKind::TooLarge,
+                format!(
+                    "the value has {} bytes; above {most} it must come in pieces",
+                    v.len()
+                ),
+            ));
+        }
+        Some(NewValue::Inline(v)) => (v.len(), None),
+        Some(NewValue::Large(u)) => {
+            u.usable(w)?;
+            (16, Some((u.lane, u.record)))
+        }
+    };
+    Ok(Change {
+        key,
+        at: place(w, 0, key),
+        bytes: entry_bytes(key.len(), len, expiry, false) + RECORD_BYTES,
+        upload,
+    })
+}
+
+pub(crate) fn lanes_of<'a>(changes: &'a [Change<'_>]) -> impl Iterator<Item = u16> + 'a {
+    let uploads = changes.iter().filter_map(|c| c.upload.map(|u| u.0));
+    changes.iter().map(|c| c.at.lane).chain(uploads)
+}
+
+/// What is missing before the changes can be made.
+pub(crate) enum Missing {
+    Nothing,
+    Room,
+    Reads(Vec<(u16, ReadPlan)>),
+}
+
+/// Makes room and finds all keys and records that the changes touch.
+pub(crate) fn prepare(
+    w: &Worker,
+    t: &Task,
+    shared: &Shared,
+    held: &mut Held<'_>,
+    changes: &[Change<'_>],
+    grows: bool,
+) -> Result<Missing, KvError> {
+    let lanes: Vec<u16> = held.each().map(|(id, _)| id).collect();
+    for id in lanes {
+        let own = changes.iter().filter(|c| c.at.lane == id).map(|c| c.bytes);
+        let records = changes
+            .iter()
+            .filter(|c| c.upload.is_some_and(|u| u.0 == id))
+            .count();
+        let bytes = own.sum::<usize>() + records * RECORD_BYTES;
+        if !reserve(held.lane(id), bytes, grows)? {
+            return Ok(Missing::Room);
+        }
+    }
+    let mut reads = Vec::new();
+    let all = find_all(w, t, shared, held, changes, &mut reads);
+    match all {
+        Ok(true) if reads.is_empty() => Ok(Missing::Nothing),
+        Ok(true) => Ok(Missing::Reads(reads)),
+        Ok(false) => {
+            let_go(held, reads);
+            Ok(Missing::Room)
+        }
+        Err(e) => {
+            let_go(held, reads);
+            Err(e)
+        }
+    }
+}
+
+/// Finds every key and record; what must be read first goes into `reads`.
+/// `Ok(false)`: no record is free just now.
+fn find_all(
+    w: &Worker,
+    t: &Task,
+    shared: &Shared,
+    held: &mut Held<'_>,
+    changes: &[Change<'_>],
+    reads: &mut Vec<(u16, ReadPlan)>,
+) -> Result<bool, KvError> {
+    let mut ends = Ends::default();
+    for c in changes {
+        let lane = held.lane(c.at.lane);
+        let found = find(t, lane, c.at, c.key)?;
+        if let Found::Read(plan) = found {
+            lane.count(|s| s.verify_reads += 1);
+            reads.push((c.at.lane, plan));
+        } else {
+            let bound = prev_of(t, lane, c.at, found).is_some_and(|p| p.binder.is_some());
+            if let Some(nth) = ends.next(c, bound) {
+                let Some(record) = shared.0.lock().peek(c.at.lane, nth) else {
+                    return can_ever_end(w, shared, changes, c.at.lane, nth).map(|()| false);
+                };
+                if let RecordSlot::Read(plan) = large::find_record(w, t, lane, record)? {
+                    reads.push((c.at.lane, plan));
+                }
+            }
+        }
+        if let Some((lane_id, record)) = c.upload
+            && let RecordSlot::Read(plan) = large::find_record(w, t, held.lane(lane_id), record)?
+        {
+            reads.push((lane_id, plan));
+        }
+        if reads.len() >= READS_PER_TASK_MAX {
+            break;
+        }
+    }
+    Ok(true)
+}
+
+/// The big values that a command's changes end, each of which takes a record.
+#[derive(Default)]
+struct Ends<'a> {
+    by_lane: HashMap<u16, usize>,
+    /// Whether the last change of a key so far binds pieces; only keys that did before or do.
+    latest: HashMap<&'a [u8], bool>,
+}
+
+impl<'a> Ends<'a> {
+    /// Takes in a change whose key is `bound` before the command. If it ends a big
+    /// value, how many others in its lane the command ends before.
+    fn next(&mut self, c: &Change<'a>, bound: bool) -> Option<usize> {
+        let ends = self.latest.get(c.key).copied().unwrap_or(bound);
+        if ends || c.upload.is_some() {
+            self.latest.insert(c.key, c.upload.is_some());
+        }
+        ends.then(|| {
+            let n = self.by_lane.entry(c.at.lane).or_default();
+            *n += 1;
+            *n - 1
+        })
+    }
+}
+
+/// Refuses what no waiting helps: more records at once than the lane has.
+fn can_ever_end(
+    w: &Worker,
+    shared: &Shared,
+    changes: &[Change<'_>],
+    lane: u16,
+    nth: usize,
+) -> Result<(), KvError> {
+    let uploads = changes
+        .iter()
+        .filter(|c| c.upload.is_some_and(|u| u.0 == lane))
+        .count();
+    let most = large::records_of(w, shared, lane).saturating_sub(uploads);
+    match nth < most {
+        true => Ok(()),
+        false => Err(KvError::new(
+            KvErrorKind::TooLarge,
+            format!(
+                "the command replaces or deletes more than {most} big values of one lane at once; \
+                 at most {most} are allowed; split it into smaller commands"
+            ),
+        )),
+    }
+}
+
+/// What a change did.
+pub(crate) struct Committed {
+    /// Whether the key was present.
+    pub present: bool,
+    /// The epoch that its answer becomes true with.
+    pub wait: Option<u64>,
+}
+
+/// Makes one change. Everything it needs was prepared.
+pub(crate) fn commit(
+    w: &Worker,
+    t: &Task,
+    shared: &Shared,
+    held: &mut Held<'_>,
+    c: &Change<'_>,
+    new: Option<(Kind, &[u8], Option<u64>)>,
+) -> Result<Committed, KvError> {
+    let lane = held.lane(c.at.lane);
+    let found = find(t, lane, c.at, c.key)?;
+    if let Found::Read(plan) = found {
+        lane.unpin(plan.segment);
+        return Err(KvError::wrong(
+            "a key moved while it was changed; try again",
+        ));
+    }
+    let prev = prev_of(t, lane, c.at, found);
+    let present = prev.as_ref().is_some_and(|p| p.present);
+    let seen = seen_with(lane, found);
+    let changed = Some(lane.open_epoch());
+    let wait = match (new, &prev) {
+        (Some((kind, value, expiry_ms)), _) => {
+            let entry = NewEntry {
+                kind,
+                space: 0,
+                flags: 0,
+                link: Loc::NONE,
+                expiry_ms,
+                version: None,
+                key: c.key,
+                value,
+            };
+            let put = lane.put(c.at.who, prev.as_ref().map(|p| p.slot), &entry);
+            put.map_err(|why| refused(lane, why, c.bytes))?;
+            changed
+        }
+        (None, Some(p)) if p.present || p.binder.is_some() => {
+            let done = lane.delete(c.at.who, p.slot, c.key);
+            done.map_err(|why| refused(lane, why, c.bytes))?;
+            changed
+        }
+        (None, _) => seen,
+    };
+    if let Some(binder) = prev.and_then(|p| p.binder) {
+        let record = shared.0.lock().take(c.at.lane);
+        let record =
+            record.ok_or_else(|| KvError::wrong("too many big values end at once; try again"))?;
+        large::write_record(w, t, lane, c.at.lane, record, &binder)?;
+        shared.0.lock().doomed.push_back(Doomed { record, binder });
+    }
+    Ok(Committed { present, wait })
+}
+
+/// The upload's pieces have a binder now: its record goes, in the same epoch.
+fn end_upload(
+    w: &Worker,
+    t: &Task,
+    shared: &Shared,
+    held: &mut Held<'_>,
+    upload: (u16, u16),
+) -> Result<(), KvError> {
+    let (lane_id, record) = upload;
+    let lane = held.lane(lane_id);
+    if let RecordSlot::Slot(slot) = large::find_record(w, t, lane, record)? {
+        let key = large::record_key(record);
+        let who = place(w, 1, &key).who;
+        let gone = lane.delete(who, slot, &key);
+        gone.map_err(|why| refused(lane, why, RECORD_BYTES))?;
+    }
+    shared.0.lock().give(lane_id, record);
+    Ok(())
+}
+
+/// The epoch that makes durable what was found. A command that changes nothing waits
+/// for this one only: the open epoch may never end when nothing is written.
+pub(crate) fn seen_with(lane: &Lane, found: Found) -> Option<u64> {
+    match found {
+        Found::Absent => lane.absent_with(),
+        Found::Gone(slot) | Found::Here { slot, .. } => lane.durable_with(slot),
+        Found::Read(_) => None,
+    }
+}
+
+/// In sync mode the reply waits for `epoch`.
+pub(crate) fn wait_durable(w: &Worker, t: &mut Task, epoch: Option<u64>) {
+    if let Some(epoch) = epoch.filter(|_| w.pool().is_sync()) {
+        t.wait_for(epoch);
+    }
+}
+
+/// Runs `prepare`; `Some` says what the command waits for.
+pub(crate) fn missing<T>(w: &mut Worker, t: &mut Task, what: Missing) -> Option<Step<T>> {
+    match what {
+        Missing::Nothing => None,
+        Missing::Room => {
+            w.want_room();
+            Some(Step::Wait(Wait::Room))
+        }
+        Missing::Reads(reads) => Some(fetch(w, t, reads, false)),
+    }
+}
+
+/// What a command saw of a key before it changed it.
+pub(crate) struct Seen<R> {
+    /// What `old` made of the value.
+    pub shown: R,
+    pub expiry_ms: Option<u64>,
+    pub present: bool,
+    /// The epoch that makes it durable.
+    pub wait: Option<u64>,
+}
+
+/// Shows the present value to `old`.
+pub(crate) fn look_at<R>(
+    t: &Task,
+    shared: &Arc<Shared>,
+    piece_bytes: usize,
+    held: &mut Held<'_>,
+    c: &Change<'_>,
+    old: impl FnOnce(Value<'_>) -> R,
+) -> Result<Seen<R>, KvError> {
+    let lane = held.lane(c.at.lane);
+    let found = find(t, lane, c.at, c.key)?;
+    let wait = seen_with(lane, found);
+    let e = match found {
+        Found::Here { slot, fetched } => Some(entry_of(t, lane, c.at, slot, fetched)),
+        _ => None,
+    };
+    Ok(Seen {
+        expiry_ms: e.as_ref().and_then(|e| e.expiry_ms()),
+        present: e.is_some(),
+        shown: old(value_of(shared, piece_bytes, e)),
+        wait,
+    })
+}
+
+pub(crate) fn put_value(
+    w: &Worker,
+    t: &Task,
+    shared: &Shared,
+    held: &mut Held<'_>,
+    c: &Change<'_>,
+    value: &NewValue<'_>,
+    expiry_ms: Option<u64>,
+) -> Result<Committed, KvError> {
+    match value {
+        NewValue::Inline(v) => commit(w, t, shared, held, c, Some((Kind::Value, v, expiry_ms))),
+        NewValue::Large(u) => {
+            let binder = u.binder.encode();
+            let new = Some((Kind::Binder, &binder[..], expiry_ms));
+            let done = commit(w, t, shared, held, c, new)?;
+            end_upload(w, t, shared, held, (u.lane, u.record))?;
+            Ok(done)
+        }
+    }
+}
+
+pub(crate) fn too_many(keys: usize) -> Result<(), KvError> {
+    match keys <= KEYS_PER_COMMAND_MAX {
+        true => Ok(()),
+        false => Err(KvError::new(
+            KvErrorKind::TooLarge,
+            format!("the command names {keys} keys; at most {KEYS_PER_COMMAND_MAX} are allowed"),
+        )),
+    }
+}

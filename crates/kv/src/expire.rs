@@ -1,0 +1,94 @@
+//! Expiry: commands that change it, and the end of a key whose time is up.
+//!
+//! A key whose time is up is absent for every command at once; its entry goes when
+//! somebody meets it. Never: deletes a key that was set anew in between.
+
+use crate::change::{Missing, change, commit, missing, prepare};
+use crate::find::{Found, find};
+use crate::large;
+use crate::modify::{delete_if, modify};
+use crate::{Outcome, Step, Wait};
+use terrace_pool::{Task, Worker};
+
+/// When a change of expiry takes place.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ExpireCond {
+    /// In any case.
+    Always,
+    /// If the key has none.
+    Nx,
+    /// If the key has one.
+    Xx,
+    /// If it is later; a key without expiry lives for ever.
+    Gt,
+    /// If it is earlier.
+    Lt,
+}
+
+/// Sets (`Some`) or takes away (`None`) a key's expiry. Returns whether it did.
+/// A time that has passed deletes the key.
+pub fn expire(
+    w: &mut Worker,
+    t: &mut Task,
+    key: &[u8],
+    at_ms: Option<u64>,
+    cond: ExpireCond,
+) -> Outcome<bool> {
+    let now = w.now_ms();
+    if at_ms.is_some_and(|at| at <= now) {
+        return expire_past(w, t, key, at_ms.unwrap_or(0), cond);
+    }
+    modify(w, t, key, 0, |e| {
+        let Some(e) = e else { return Ok((None, false)) };
+        if !expire_goes(e.expiry_ms(), at_ms, cond) {
+            return Ok((None, false));
+        }
+        Ok((Some((e.kind(), e.value().to_vec(), at_ms)), true))
+    })
+}
+
+fn expire_goes(now: Option<u64>, new: Option<u64>, cond: ExpireCond) -> bool {
+    match (cond, now, new) {
+        (_, None, None) => false,
+        (ExpireCond::Always, ..) => true,
+        (ExpireCond::Nx, now, _) => now.is_none(),
+        (ExpireCond::Xx, now, _) => now.is_some(),
+        (ExpireCond::Gt, Some(now), Some(new)) => new > now,
+        (ExpireCond::Gt, ..) => false,
+        (ExpireCond::Lt, Some(now), Some(new)) => new < now,
+        (ExpireCond::Lt, ..) => true,
+    }
+}
+
+fn expire_past(
+    w: &mut Worker,
+    t: &mut Task,
+    key: &[u8],
+    at_ms: u64,
+    cond: ExpireCond,
+) -> Outcome<bool> {
+    delete_if(w, t, key, |e| {
+        let goes = e.is_some_and(|e| expire_goes(e.expiry_ms(), Some(at_ms), cond));
+        (goes, goes)
+    })
+}
+
+/// Deletes a key whose time is up, whatever it binds.
+pub(crate) fn expire_now(w: &mut Worker, t: &mut Task, key: &[u8]) -> Outcome<()> {
+    if !w.collect(t) {
+        return Ok(Step::Wait(Wait::Io));
+    }
+    let c = change(w, key, None, false)?;
+    let shared = large::registry(w);
+    let mut held = w.hold([c.at.lane]);
+    let need = prepare(w, t, &shared, &mut held, std::slice::from_ref(&c), false)?;
+    if !matches!(need, Missing::Nothing) {
+        drop(held);
+        return Ok(missing(w, t, need).expect("something is missing"));
+    }
+    let lane = held.lane(c.at.lane);
+    if let Found::Gone(_) = find(t, lane, c.at, c.key)? {
+        commit(w, t, &shared, &mut held, &c, None)?;
+    }
+    Ok(Step::Done(()))
+}

@@ -1,0 +1,141 @@
+//! One key looked at and changed in one: what its new state is, or whether it goes,
+//! depends on the state it has.
+//!
+//! Promises: no other command, and no crash, comes between the look and the change.
+//! Never: waits after it has shown the entry.
+
+use crate::change::{Change, Missing, change, commit, missing, prepare, seen_with, wait_durable};
+use crate::find::{Found, entry_of, fetch, find, may_write, refused, reserve};
+use crate::{KvError, Outcome, Step, Wait, large};
+use terrace_log::entry::Entry;
+use terrace_log::{Kind, Loc, NewEntry, Slot};
+use terrace_pool::{Lane, Task, Worker};
+
+/// A new state: kind, value, expiry in ms since 1970. None: as it is.
+pub(crate) type Changed = Option<(Kind, Vec<u8>, Option<u64>)>;
+
+/// Shows a key's entry to `f` and deletes it if `f` says so, in one. Returns what `f` makes of it.
+pub(crate) fn delete_if<R>(
+    w: &mut Worker,
+    t: &mut Task,
+    key: &[u8],
+    f: impl FnOnce(Option<Entry<'_>>) -> (bool, R),
+) -> Outcome<R> {
+    may_write(w)?;
+    if !w.collect(t) {
+        return Ok(Step::Wait(Wait::Io));
+    }
+    let c = change(w, key, None, false)?;
+    let shared = large::registry(w);
+    let mut held = w.hold([c.at.lane]);
+    let need = prepare(w, t, &shared, &mut held, std::slice::from_ref(&c), false)?;
+    if !matches!(need, Missing::Nothing) {
+        drop(held);
+        return Ok(missing(w, t, need).expect("something is missing"));
+    }
+    let lane = held.lane(c.at.lane);
+    let found = find(t, lane, c.at, c.key)?;
+    let mut wait = seen_with(lane, found);
+    let (go, result) = match found {
+        Found::Here { slot, fetched } => f(Some(entry_of(t, lane, c.at, slot, fetched))),
+        _ => f(None),
+    };
+    if go {
+        wait = commit(w, t, &shared, &mut held, &c, None)?.wait;
+    }
+    drop(held);
+    wait_durable(w, t, wait);
+    Ok(Step::Done(result))
+}
+
+/// Reads a key and writes what `f` makes of it (None: leave it), in one.
+pub(crate) fn modify<R>(
+    w: &mut Worker,
+    t: &mut Task,
+    key: &[u8],
+    value_max: usize,
+    f: impl FnOnce(Option<Entry<'_>>) -> Result<(Changed, R), KvError>,
+) -> Outcome<R> {
+    may_write(w)?;
+    if !w.collect(t) {
+        return Ok(Step::Wait(Wait::Io));
+    }
+    let mut c = change(w, key, None, true)?;
+    c.bytes += value_max + 8;
+    let shared = large::registry(w);
+    let mut held = w.hold([c.at.lane]);
+    let need = prepare(w, t, &shared, &mut held, std::slice::from_ref(&c), true)?;
+    if !matches!(need, Missing::Nothing) {
+        drop(held);
+        return Ok(missing(w, t, need).expect("something is missing"));
+    }
+    let lane = held.lane(c.at.lane);
+    let open = lane.open_epoch();
+    let mut found = find(t, lane, c.at, c.key)?;
+    if let Found::Here { slot, fetched } = found {
+        let bytes = c.bytes + entry_of(t, lane, c.at, slot, fetched).len_bytes();
+        if !reserve(lane, bytes, true)? {
+            drop(held);
+            w.want_room();
+            return Ok(Step::Wait(Wait::Room));
+        }
+        // Making room may have moved it.
+        found = find(t, lane, c.at, c.key)?;
+        if let Found::Read(plan) = found {
+            drop(held);
+            return Ok(fetch(w, t, vec![(c.at.lane, plan)], false));
+        }
+    }
+    let mut wait = seen_with(lane, found);
+    let (new, result) = match found {
+        Found::Here { slot, fetched } => f(Some(entry_of(t, lane, c.at, slot, fetched)))?,
+        _ => f(None)?,
+    };
+    if let Some((kind, value, expiry_ms)) = new {
+        wait = Some(open);
+        let slot = match found {
+            Found::Here { slot, .. } | Found::Gone(slot) => Some(slot),
+            _ => None,
+        };
+        // A binder's pieces stay bound: only its entry is written anew.
+        let rebinds = kind == Kind::Binder;
+        match rebinds {
+            true => rewrite(lane, &c, slot, kind, &value, expiry_ms)?,
+            false => {
+                commit(
+                    w,
+                    t,
+                    &shared,
+                    &mut held,
+                    &c,
+                    Some((kind, &value, expiry_ms)),
+                )?;
+            }
+        }
+    }
+    drop(held);
+    wait_durable(w, t, wait);
+    Ok(Step::Done(result))
+}
+
+fn rewrite(
+    lane: &mut Lane,
+    c: &Change<'_>,
+    slot: Option<Slot>,
+    kind: Kind,
+    value: &[u8],
+    expiry_ms: Option<u64>,
+) -> Result<(), KvError> {
+    let entry = NewEntry {
+        kind,
+        space: 0,
+        flags: 0,
+        link: Loc::NONE,
+        expiry_ms,
+        version: None,
+        key: c.key,
+        value,
+    };
+    let put = lane.put(c.at.who, slot, &entry);
+    put.map(|_| ()).map_err(|why| refused(lane, why, c.bytes))
+}

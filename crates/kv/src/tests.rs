@@ -1,0 +1,277 @@
+//! Tests that need a hand inside: what the records of big values allow, and how a
+//! start goes on where one cannot be read. Everything that a caller can see is
+//! tested from outside, in `tests/`.
+
+#[path = "../tests/common/mod.rs"]
+mod common;
+
+use crate::large::{self, RECORDS, record_places};
+use crate::{Cond, ExpireCond, Expiry, NewValue, Value};
+use common::{Rig, Shape};
+use terrace_media::sim::SimDevice;
+use terrace_pool::ManualClock;
+
+const BIG_BYTES: usize = 5000;
+
+fn rig() -> (SimDevice, Rig) {
+    let shape = Shape {
+        segments_per_lane: 128,
+        ..Shape::default()
+    };
+    let device = shape.device(7);
+    let clock = ManualClock::default();
+    clock.set(1_000_000);
+    let mut rig = Rig::open(&device, shape, clock);
+    started(&mut rig);
+    (device, rig)
+}
+
+fn started(rig: &mut Rig) {
+    for _ in 0..10_000 {
+        rig.turn();
+        if large::registry(&rig.worker).0.lock().started {
+            return;
+        }
+    }
+    panic!("the start never ends");
+}
+
+fn big(salt: u8) -> Vec<u8> {
+    (0..BIG_BYTES)
+        .map(|i| (i as u8).wrapping_mul(7) ^ salt)
+        .collect()
+}
+
+fn free_records(rig: &Rig) -> usize {
+    let shared = large::registry(&rig.worker);
+    let registry = shared.0.lock();
+    (0..usize::from(RECORDS))
+        .take_while(|&n| registry.peek(0, n).is_some())
+        .count()
+}
+
+/// Loses all but `left` of the lane's records.
+fn leave_records(rig: &Rig, left: usize) {
+    let shared = large::registry(&rig.worker);
+    let mut registry = shared.0.lock();
+    while registry.peek(0, left).is_some() {
+        registry.take(0);
+        registry.lose(0);
+    }
+}
+
+/// Flips a bit in every copy of `bytes` on the device.
+fn flip_all(device: &SimDevice, bytes: &[u8]) {
+    let image = device.image();
+    let mut flipped = 0;
+    for at in (0..image.len()).filter(|&at| image[at..].starts_with(bytes)) {
+        device.faults().flip_bit(at as u64, 3);
+        flipped += 1;
+    }
+    assert!(flipped > 0, "it is on the device");
+}
+
+#[test]
+fn get_del_shows_the_value_and_the_key_is_gone() {
+    let (device, mut rig) = rig();
+    rig.set(b"small", b"here", Expiry::None).unwrap();
+    let mut take = |key: &[u8]| {
+        let seen = rig.run_durable(|w, t| {
+            crate::get_del(w, t, key, |v| match v {
+                Value::Inline(b) => Some(b.to_vec()),
+                _ => None,
+            })
+        });
+        (seen.unwrap(), rig.get(key).unwrap())
+    };
+    assert_eq!(take(b"small"), (Some(b"here".to_vec()), None));
+    assert_eq!(take(b"small"), (None, None));
+    assert_eq!(take(b"never"), (None, None));
+
+    // What is only on the SSD too, and for good.
+    rig.set(b"below", &[3; 900], Expiry::None).unwrap();
+    for n in 0..800u16 {
+        rig.set(&n.to_le_bytes(), &[4; 900], Expiry::None).unwrap();
+    }
+    rig.settle();
+    let seen = rig.run_durable(|w, t| {
+        crate::get_del(
+            w,
+            t,
+            b"below",
+            |v| matches!(v, Value::Inline(b) if b == [3; 900]),
+        )
+    });
+    assert!(seen.unwrap());
+    assert!(rig.pool.stats().lanes.verify_reads > 0, "it was read");
+    let (shape, clock) = (rig.shape, rig.clock.clone());
+    rig.close();
+    let mut rig = Rig::open(&device, shape, clock);
+    assert_eq!(rig.get(b"below").unwrap(), None);
+    assert_eq!(rig.get(b"small").unwrap(), None);
+    assert_eq!(rig.pool.keys(), 800);
+}
+
+#[test]
+fn what_changes_nothing_is_answered_when_nothing_is_written() {
+    let (_device, mut rig) = rig();
+    rig.set(b"here", b"v", Expiry::None).unwrap();
+    rig.settle();
+    let always = ExpireCond::Always;
+    let keys: [&[u8]; 1] = [b"none"];
+    assert_eq!(rig.run_durable(|w, t| crate::del(w, t, &keys)), Ok(0));
+    let set = rig.run_durable(|w, t| {
+        let mut value = NewValue::Inline(b"w");
+        crate::set(
+            w,
+            t,
+            b"here",
+            &mut value,
+            Cond::IfAbsent,
+            Expiry::None,
+            |_| (),
+        )
+    });
+    assert_eq!(set, Ok((false, ())));
+    let far = rig.worker.now_ms() + 1_000_000;
+    for (key, at) in [(b"none", Some(far)), (b"none", Some(1)), (b"here", None)] {
+        let done = rig.run_durable(|w, t| crate::expire(w, t, key, at, always));
+        assert_eq!(done, Ok(false));
+    }
+    assert_eq!(rig.get(b"here").unwrap().as_deref(), Some(&b"v"[..]));
+}
+
+#[test]
+fn get_del_of_a_big_value_can_be_read_until_it_is_released() {
+    let (_device, mut rig) = rig();
+    let all = free_records(&rig);
+    rig.set(b"big", &big(1), Expiry::None).unwrap();
+    let held = rig.run_durable(|w, t| {
+        crate::get_del(w, t, b"big", |v| match v {
+            Value::Large(held) => Some(held),
+            _ => None,
+        })
+    });
+    let held = held.unwrap().expect("a value in pieces");
+    (0..200).for_each(|_| rig.turn());
+    assert_eq!(rig.get(b"big").unwrap(), None);
+    assert_eq!(
+        free_records(&rig),
+        all - 1,
+        "its record waits for the reader"
+    );
+    let mut read = Vec::new();
+    for n in 0..held.pieces() {
+        let piece = rig
+            .run(|w, t| crate::read_piece(w, t, &held, n, |b| b.to_vec()))
+            .unwrap()
+            .0;
+        read.extend(piece);
+    }
+    assert!(read == big(1));
+    drop(held);
+    rig.settle();
+    (0..200).for_each(|_| rig.turn());
+    assert_eq!(
+        free_records(&rig),
+        all,
+        "the pieces and the record are gone"
+    );
+}
+
+#[test]
+fn an_expiry_that_has_passed_deletes_what_its_condition_saw() {
+    let (_device, mut rig) = rig();
+    let far = rig.worker.now_ms() + 1_000_000;
+    rig.set(b"k", b"v", Expiry::At(far)).unwrap();
+    let mut past = |cond| {
+        rig.run(|w, t| crate::expire(w, t, b"k", Some(1), cond))
+            .unwrap()
+            .0
+    };
+    assert!(!past(ExpireCond::Nx));
+    assert!(!past(ExpireCond::Gt));
+    assert!(past(ExpireCond::Lt));
+    assert!(!past(ExpireCond::Always), "it is gone");
+    assert_eq!(rig.get(b"k").unwrap(), None);
+}
+
+#[test]
+fn more_big_values_than_records_are_refused_and_not_waited_for() {
+    let (_device, mut rig) = rig();
+    for n in 0..3u8 {
+        rig.set(&[b'a', n], &big(n), Expiry::None).unwrap();
+    }
+    rig.settle();
+    leave_records(&rig, 2);
+    let keys: [&[u8]; 3] = [&[b'a', 0], &[b'a', 1], &[b'a', 2]];
+    let text = rig.del(&keys).unwrap_err();
+    assert!(text.contains("at most 2 are allowed"), "{text}");
+    for n in 0..3u8 {
+        assert!(
+            rig.get(&[b'a', n]).unwrap() == Some(big(n)),
+            "nothing is half done"
+        );
+    }
+    // One named twice ends once.
+    let twice: [&[u8]; 4] = [&[b'a', 0], &[b'a', 0], &[b'a', 1], &[b'a', 1]];
+    assert_eq!(rig.del(&twice).unwrap().0, 2);
+    // Their records come back, and the third goes as well.
+    assert_eq!(rig.del(&keys).unwrap().0, 1);
+}
+
+#[test]
+fn a_big_value_set_over_one_in_the_same_command_needs_a_record() {
+    let (_device, mut rig) = rig();
+    let all = free_records(&rig);
+    let uploads: Vec<_> = (0..2u8)
+        .map(|n| {
+            let mut upload = rig
+                .run(|w, t| crate::upload_begin(w, t, BIG_BYTES as u64))
+                .unwrap()
+                .0;
+            for piece in big(n).chunks(crate::piece_bytes(&rig.worker)) {
+                rig.run(|w, t| crate::upload_piece(w, t, &mut upload, piece))
+                    .unwrap();
+            }
+            upload
+        })
+        .collect();
+    let mut pairs: Vec<(&[u8], NewValue<'_>)> = uploads
+        .into_iter()
+        .map(|u| (&b"k"[..], NewValue::Large(u)))
+        .collect();
+    rig.run(|w, t| crate::mset(w, t, &mut pairs)).unwrap();
+    assert!(
+        rig.get(b"k").unwrap() == Some(big(1)),
+        "the last one counts"
+    );
+    rig.settle();
+    (0..200).for_each(|_| rig.turn());
+    assert_eq!(free_records(&rig), all, "the first one's pieces went");
+}
+
+#[test]
+fn a_record_that_cannot_be_read_is_set_aside_and_the_start_goes_on() {
+    let (device, mut rig) = rig();
+    let all = record_places(&rig.worker).count();
+    // An upload that never ends leaves its record behind.
+    let upload = rig
+        .run(|w, t| crate::upload_begin(w, t, BIG_BYTES as u64))
+        .unwrap()
+        .0;
+    let named = upload.binder.encode();
+    rig.settle();
+    let (shape, clock) = (rig.shape, rig.clock.clone());
+    rig.close();
+    flip_all(&device, &named);
+    let mut rig = Rig::open(&device, shape, clock);
+    started(&mut rig);
+    let shared = large::registry(&rig.worker);
+    assert_eq!(large::records_of(&rig.worker, &shared, 0), all - 1);
+    assert_eq!(free_records(&rig), all - 1, "never given out");
+    // What waits for the start's end works, and gives everything back.
+    rig.set(b"k", &big(1), Expiry::None).unwrap();
+    rig.run(crate::flush_all).unwrap();
+    assert_eq!(free_records(&rig), all);
+}
