@@ -93,7 +93,9 @@ impl Directory for KeyMap {
     fn find(&self, who: Subject, mut f: impl FnMut(Slot) -> bool) -> Option<Slot> {
         let found = self
             .index
-            .find(self.shard(who), who.hash.index, |_, payload| f(Slot(payload)));
+            .find(self.shard(who), who.hash.index, |_, payload| {
+                f(Slot(payload))
+            });
         found.map(|(_, payload)| Slot(payload))
     }
 
@@ -183,7 +185,9 @@ impl Snapshot for KeyMap {
             let shard = u32::from_le_bytes(header[0..4].try_into().expect("four bytes"));
             let (depth, count) = (u32::from(header[4]), header[5] as usize);
             let prefix = u64::from_le_bytes(header[8..16].try_into().expect("eight bytes"));
-            let (slots, rest) = rest.split_at_checked(8 * count).ok_or("a page ends early")?;
+            let (slots, rest) = rest
+                .split_at_checked(8 * count)
+                .ok_or("a page ends early")?;
             if shard > self.user_shards {
                 return Err(format!("shard {shard}; at most {}", self.user_shards));
             }

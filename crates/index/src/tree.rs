@@ -142,7 +142,10 @@ impl Tree {
         if !self.shards[shard as usize].is_whole() {
             return slot;
         }
-        if !self.pages_stay && header.count().is_multiple_of(MERGE_LOOK_SLOTS) && self.merge(header.place()) {
+        if !self.pages_stay
+            && header.count().is_multiple_of(MERGE_LOOK_SLOTS)
+            && self.merge(header.place())
+        {
             return slot;
         }
         if header.count() == 0 && header.depth() == 0 && !self.pages_stay {

@@ -28,7 +28,10 @@ pub const ENTRY_MAX_BYTES: usize = CLASS_UNITS[31] as usize * UNIT_BYTES;
 pub fn class_of(bytes: usize) -> u8 {
     let units = bytes.div_ceil(UNIT_BYTES) as u32;
     let class = CLASS_UNITS.partition_point(|&u| u < units);
-    assert!(class < 32, "entry of {bytes} bytes; at most {ENTRY_MAX_BYTES}");
+    assert!(
+        class < 32,
+        "entry of {bytes} bytes; at most {ENTRY_MAX_BYTES}"
+    );
     class as u8
 }
 

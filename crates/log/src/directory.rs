@@ -37,7 +37,8 @@ pub trait Directory {
     fn remove(&mut self, who: Subject, at: Loc) -> bool;
     /// Replaces the slot that names `from` by `to`. False: no slot names `from` any more.
     fn swing(&mut self, who: Subject, from: Loc, to: Slot) -> bool {
-        self.update(who, |s| (s.loc() == from).then_some(to)).is_some()
+        self.update(who, |s| (s.loc() == from).then_some(to))
+            .is_some()
     }
     /// Whether a slot names `at`.
     fn names(&self, who: Subject, at: Loc) -> bool {

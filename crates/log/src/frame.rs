@@ -193,7 +193,8 @@ impl BatchHeader {
             return None;
         }
         let len_bytes = rd_u32(b, 40);
-        let fits = (len_bytes as usize) >= BATCH_HEADER_BYTES && offset + len_bytes as usize <= size;
+        let fits =
+            (len_bytes as usize) >= BATCH_HEADER_BYTES && offset + len_bytes as usize <= size;
         fits.then_some(BatchHeader {
             seq: rd_u64(b, 8),
             epoch: rd_u64(b, 16),

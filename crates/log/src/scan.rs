@@ -52,7 +52,12 @@ pub enum Item<'a> {
 
 /// The entry or damage at offset `at` of a segment, in a batch that ends at
 /// `end`, and the offset behind it. None at the end.
-pub fn next<'a>(segment: &'a [u8], life: &Life, at: usize, end: usize) -> Option<(Item<'a>, usize)> {
+pub fn next<'a>(
+    segment: &'a [u8],
+    life: &Life,
+    at: usize,
+    end: usize,
+) -> Option<(Item<'a>, usize)> {
     next_based(segment, 0, life, at, end)
 }
 
@@ -174,7 +179,10 @@ mod tests {
             hurt[byte] ^= 16;
             let (good, bad) = count(&hurt);
             let last_header = batches(&image, &LIFE).len() == 3 && good == 40 && bad == 0;
-            assert!(good == 60 || (bad == 1 && good >= 40) || last_header, "{byte}: {good} {bad}");
+            assert!(
+                good == 60 || (bad == 1 && good >= 40) || last_header,
+                "{byte}: {good} {bad}"
+            );
         }
     }
 

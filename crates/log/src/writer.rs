@@ -5,7 +5,9 @@
 
 use crate::addr::UNIT_BYTES;
 use crate::entry::{Entry, NewEntry};
-use crate::frame::{BATCH_HEADER_BYTES, BatchHeader, Life, SEGMENT_HEADER_BYTES, SegmentHeader, Use};
+use crate::frame::{
+    BATCH_HEADER_BYTES, BatchHeader, Life, SEGMENT_HEADER_BYTES, SegmentHeader, Use,
+};
 use terrace_media::{BLOCK_BYTES, Frozen, SegBuf};
 
 /// What a batch's header says beside its length and count.
@@ -74,7 +76,11 @@ impl SegmentWriter {
     }
     /// Longest entry that still fits (0 if none).
     pub fn room_bytes(&self) -> usize {
-        let header = if self.batch.is_some() { 0 } else { BATCH_HEADER_BYTES };
+        let header = if self.batch.is_some() {
+            0
+        } else {
+            BATCH_HEADER_BYTES
+        };
         (self.buf.len() - self.pos).saturating_sub(header)
     }
 
