@@ -20,7 +20,10 @@ pub(crate) fn read_in_order(
     let (mut sent, mut given, mut bytes) = (0, 0, 0);
     let mut done: Vec<Done> = Vec::new();
     while given < list.len() {
-        while sent < list.len() && window.len() < DEPTH && (bytes < WINDOW_BYTES || window.is_empty()) {
+        while sent < list.len()
+            && window.len() < DEPTH
+            && (bytes < WINDOW_BYTES || window.is_empty())
+        {
             let (offset, len) = list[sent];
             let buf = Buf::zeroed(len);
             disk.submit(sent as u64, Op::Read { offset, buf });

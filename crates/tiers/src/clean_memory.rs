@@ -32,7 +32,8 @@ impl<D: Snapshot> Lane<D> {
     }
     /// Whether background cleaning of memory has something to do.
     pub fn memory_low(&self) -> bool {
-        self.mem.free_segments() < LOW_SEGMENTS.max(self.mem.quota() / 64) && self.can_clean_memory()
+        self.mem.free_segments() < LOW_SEGMENTS.max(self.mem.quota() / 64)
+            && self.can_clean_memory()
     }
     fn can_clean_memory(&self) -> bool {
         self.cleaning_memory[0].is_some() || self.mem.has_victim()
@@ -99,7 +100,9 @@ impl<D: Snapshot> Lane<D> {
             return;
         };
         let (len, link) = (e.len_bytes(), e.link());
-        if e.expired(self.now_ms) && e.kind() == Kind::Value && self.rule(Rule::ExpiryLeavesTombstone)
+        if e.expired(self.now_ms)
+            && e.kind() == Kind::Value
+            && self.rule(Rule::ExpiryLeavesTombstone)
         {
             self.expire_in_memory(slot);
             return;

@@ -201,8 +201,7 @@ impl<D: Snapshot> Lane<D> {
         for _ in 0..3 {
             match &self.ssd.heads[head] {
                 None => {
-                    if self.ssd.writers() >= WRITERS_MAX
-                        || !self.ssd.open_head(head, self.next_seq)
+                    if self.ssd.writers() >= WRITERS_MAX || !self.ssd.open_head(head, self.next_seq)
                     {
                         return Err(Stalled);
                     }
@@ -217,7 +216,10 @@ impl<D: Snapshot> Lane<D> {
                 Some(w) if !w.batch_open() => {
                     let seq = self.next_seq;
                     self.next_seq += 1;
-                    self.ssd.heads[head].as_mut().expect("open").begin_batch(seq);
+                    self.ssd.heads[head]
+                        .as_mut()
+                        .expect("open")
+                        .begin_batch(seq);
                 }
                 Some(_) => return Ok(head),
             }
@@ -258,7 +260,11 @@ impl<D: Snapshot> Lane<D> {
         self.ssd.segment_mut(segment).used_bytes = used as u32;
         self.ssd.segment_mut(segment).last_epoch = epoch;
         // The first batch's write starts with the segment header.
-        let start = if at == 0 { terrace_log::frame::SEGMENT_HEADER_BYTES } else { at };
+        let start = if at == 0 {
+            terrace_log::frame::SEGMENT_HEADER_BYTES
+        } else {
+            at
+        };
         self.stats.written_log_bytes += data.len() as u64;
         let op = Op::Write {
             offset: self.ssd.device_offset(segment) + at as u64,
@@ -337,13 +343,19 @@ impl<D: Snapshot> Lane<D> {
     fn restage(&mut self, segment: u32, header: BatchHeader, start: usize) {
         self.checkpoint_restart();
         if header.attempt >= FAILED_WRITES_MAX || !self.start_retry(header.seq) {
-            self.fail("writes to the device keep failing; the data in memory could not be stepped down");
+            self.fail(
+                "writes to the device keep failing; the data in memory could not be stepped down",
+            );
             return;
         }
         self.end_open_batches_of(segment);
         self.ssd.mark_bad(segment);
         let life = self.ssd.life(segment);
-        let image = self.ssd.writer(segment).expect("held until written").bytes();
+        let image = self
+            .ssd
+            .writer(segment)
+            .expect("held until written")
+            .bytes();
         let image = image[..start + header.len_bytes as usize].to_vec();
         let end = image.len();
         let mut at = start + BATCH_HEADER_BYTES;
@@ -362,7 +374,10 @@ impl<D: Snapshot> Lane<D> {
         if !self.ssd.open_head(RETRY, seq) {
             return false;
         }
-        self.ssd.heads[RETRY].as_mut().expect("opened").begin_batch(seq);
+        self.ssd.heads[RETRY]
+            .as_mut()
+            .expect("opened")
+            .begin_batch(seq);
         true
     }
 
@@ -455,7 +470,11 @@ impl<D: Snapshot> Lane<D> {
     /// Takes no more updates, for this reason.
     pub fn fail(&mut self, why: &str) {
         if self.failed.is_none() {
-            tracing::error!(lane = self.cfg.lane, why, "the lane is read-only from now on");
+            tracing::error!(
+                lane = self.cfg.lane,
+                why,
+                "the lane is read-only from now on"
+            );
             self.failed = Some(why.to_string());
         }
     }

@@ -43,7 +43,12 @@ impl ImageWriter {
     }
 
     /// Appends payload. Stalled: no segment is free; the chain must be given up.
-    pub(crate) fn push(&mut self, ssd: &mut Ssd, io: &mut Io, mut bytes: &[u8]) -> Result<(), Stalled> {
+    pub(crate) fn push(
+        &mut self,
+        ssd: &mut Ssd,
+        io: &mut Io,
+        mut bytes: &[u8],
+    ) -> Result<(), Stalled> {
         self.total_bytes += bytes.len() as u64;
         self.crc = crc32c::crc32c_append(self.crc, bytes);
         while !bytes.is_empty() {
@@ -65,7 +70,12 @@ impl ImageWriter {
     }
 
     /// Ends the part being filled, so that what follows starts a segment of its own.
-    pub(crate) fn end_part(&mut self, ssd: &mut Ssd, io: &mut Io, more: bool) -> Result<(), Stalled> {
+    pub(crate) fn end_part(
+        &mut self,
+        ssd: &mut Ssd,
+        io: &mut Io,
+        more: bool,
+    ) -> Result<(), Stalled> {
         let Some(mut part) = self.part.take() else {
             return Ok(());
         };

@@ -129,7 +129,10 @@ impl MemTerrace {
 
     fn split(&self, unit: u64) -> (usize, usize) {
         let units = (self.segment_bytes / UNIT_BYTES) as u64;
-        ((unit / units) as usize, (unit % units) as usize * UNIT_BYTES)
+        (
+            (unit / units) as usize,
+            (unit % units) as usize * UNIT_BYTES,
+        )
     }
     fn unit(&self, id: u32, offset: usize) -> u64 {
         let units = (self.segment_bytes / UNIT_BYTES) as u64;
@@ -266,7 +269,11 @@ impl MemTerrace {
             .partition_point(|&id| self.segment(id).order < pos.order());
         for &id in self.dirty.iter().skip(from) {
             let s = self.segment(id);
-            let offset = if s.order == pos.order() { pos.offset() } else { 0 };
+            let offset = if s.order == pos.order() {
+                pos.offset()
+            } else {
+                0
+            };
             if Pos::new(s.order, offset) >= end {
                 return None;
             }

@@ -141,12 +141,35 @@ mod tests {
 
     #[test]
     fn an_epoch_closes_when_due_or_pressed() {
-        let calm = Pressure { dirty_max_bytes: 1000, flush_interval_ms: 1000, ..Pressure::default() };
+        let calm = Pressure {
+            dirty_max_bytes: 1000,
+            flush_interval_ms: 1000,
+            ..Pressure::default()
+        };
         assert!(!close_epoch(&calm));
-        assert!(!close_epoch(&Pressure { open_dirty_bytes: 10, since_close_ms: 999, ..calm }));
-        assert!(close_epoch(&Pressure { open_dirty_bytes: 10, since_close_ms: 1000, ..calm }));
-        assert!(close_epoch(&Pressure { open_dirty_bytes: 250, ..calm }));
-        assert!(close_epoch(&Pressure { open_dirty_bytes: 1, sync: true, ..calm }));
-        assert!(close_epoch(&Pressure { open_dirty_bytes: 1, writers_wait: true, ..calm }));
+        assert!(!close_epoch(&Pressure {
+            open_dirty_bytes: 10,
+            since_close_ms: 999,
+            ..calm
+        }));
+        assert!(close_epoch(&Pressure {
+            open_dirty_bytes: 10,
+            since_close_ms: 1000,
+            ..calm
+        }));
+        assert!(close_epoch(&Pressure {
+            open_dirty_bytes: 250,
+            ..calm
+        }));
+        assert!(close_epoch(&Pressure {
+            open_dirty_bytes: 1,
+            sync: true,
+            ..calm
+        }));
+        assert!(close_epoch(&Pressure {
+            open_dirty_bytes: 1,
+            writers_wait: true,
+            ..calm
+        }));
     }
 }

@@ -79,7 +79,10 @@ impl<D: Snapshot> Lane<D> {
             dirty_max_bytes: self.dirty_max,
             dram_bytes: self.mem.held() as u64 * segment,
             dram_live_bytes: self.mem.live_bytes() as u64,
-            middle_bytes: self.middle.as_ref().map_or(0, |m| m.held() as u64 * segment),
+            middle_bytes: self
+                .middle
+                .as_ref()
+                .map_or(0, |m| m.held() as u64 * segment),
             index_bytes: self.dir.bytes() as u64,
             buffer_bytes: self.ssd.buffer_bytes() as u64 + self.cleaning_ssd.len() as u64 * segment,
             ssd_live_bytes: self.live_estimate,

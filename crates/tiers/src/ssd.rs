@@ -300,7 +300,10 @@ impl Ssd {
     /// A write to the segment failed: nothing is appended to it any more.
     pub fn mark_bad(&mut self, id: u32) {
         for head in 0..self.heads.len() {
-            if self.heads[head].as_ref().is_some_and(|w| w.life().segment == id) {
+            if self.heads[head]
+                .as_ref()
+                .is_some_and(|w| w.life().segment == id)
+            {
                 self.seal_head(head);
             }
         }
@@ -335,7 +338,10 @@ impl Ssd {
         let (id, _) = self.split(loc);
         let bytes = addr::class_bytes(loc.class()) as u32;
         let s = &mut self.segments[id as usize];
-        debug_assert!(s.live_class_bytes >= bytes, "segment {id}: {s:?} loses {bytes}");
+        debug_assert!(
+            s.live_class_bytes >= bytes,
+            "segment {id}: {s:?} loses {bytes}"
+        );
         let bytes = bytes.min(s.live_class_bytes);
         s.live_class_bytes -= bytes;
     }

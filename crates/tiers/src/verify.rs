@@ -1,8 +1,8 @@
 //! Verifying a recovered lane: every segment is read, every slot must be met.
 
 use crate::lane::Lane;
-use crate::survey::Damage;
 use crate::ssd::State;
+use crate::survey::Damage;
 use std::collections::HashMap;
 use terrace_log::frame::{SegmentHeader, Use};
 use terrace_log::scan::{self, Found, Item};
@@ -32,7 +32,10 @@ impl<D: Snapshot> Lane<D> {
         let mut wanted: HashMap<u32, Vec<Loc>> = HashMap::new();
         let ssd = &self.ssd;
         self.dir.each(|slot| {
-            wanted.entry(ssd.split(slot.loc()).0).or_default().push(slot.loc());
+            wanted
+                .entry(ssd.split(slot.loc()).0)
+                .or_default()
+                .push(slot.loc());
         });
         for id in 0..self.ssd.count() as u32 {
             told(self.cfg.segment_bytes as u64);
@@ -40,13 +43,15 @@ impl<D: Snapshot> Lane<D> {
             if self.ssd.segment(id).state == State::Free && names.is_empty() {
                 continue;
             }
-            let image = match read_blocking(disk, self.ssd.device_offset(id), self.cfg.segment_bytes) {
-                Ok(image) => image,
-                Err(e) => {
-                    out.damage.push(self.hurt(id, 0, self.cfg.segment_bytes, e.to_string()));
-                    continue;
-                }
-            };
+            let image =
+                match read_blocking(disk, self.ssd.device_offset(id), self.cfg.segment_bytes) {
+                    Ok(image) => image,
+                    Err(e) => {
+                        out.damage
+                            .push(self.hurt(id, 0, self.cfg.segment_bytes, e.to_string()));
+                        continue;
+                    }
+                };
             out.bytes += image.len() as u64;
             let header = SegmentHeader::read(&image, self.cfg.pool, self.cfg.lane, id);
             match header {
@@ -54,7 +59,12 @@ impl<D: Snapshot> Lane<D> {
                     self.verify_segment(id, &image, names, &mut out);
                 }
                 Some(h) => self.verify_part(id, &image, &h, &mut out),
-                None => out.damage.push(self.hurt(id, 0, 64, "the segment header does not check".into())),
+                None => out.damage.push(self.hurt(
+                    id,
+                    0,
+                    64,
+                    "the segment header does not check".into(),
+                )),
             }
         }
         Ok(out)
@@ -68,7 +78,8 @@ impl<D: Snapshot> Lane<D> {
             let (at, header) = match found {
                 Found::Batch(at, header) => (at, header),
                 Found::Damage(from, to) => {
-                    out.damage.push(self.hurt(id, from, to, "no batch header that checks".into()));
+                    out.damage
+                        .push(self.hurt(id, from, to, "no batch header that checks".into()));
                     continue;
                 }
             };
@@ -86,12 +97,18 @@ impl<D: Snapshot> Lane<D> {
                             Err(e2) => {
                                 let key = String::from_utf8_lossy(e.key()).into_owned();
                                 let what = format!("{e2} (key {key:?})");
-                                out.damage.push(self.hurt(id, offset, offset + e.len_bytes(), what));
+                                out.damage.push(self.hurt(
+                                    id,
+                                    offset,
+                                    offset + e.len_bytes(),
+                                    what,
+                                ));
                             }
                         }
                     }
                     Item::Damage(from, to) => {
-                        out.damage.push(self.hurt(id, from, to, "no entry that checks".into()));
+                        out.damage
+                            .push(self.hurt(id, from, to, "no entry that checks".into()));
                     }
                 }
             }
@@ -99,22 +116,33 @@ impl<D: Snapshot> Lane<D> {
         self.verify_padding(id, image, out);
         let used = self.ssd.segment(id).used_bytes as usize;
         if end < used {
-            out.damage.push(self.hurt(id, end, used, "the last batches are missing".into()));
+            out.damage
+                .push(self.hurt(id, end, used, "the last batches are missing".into()));
         }
         for loc in missing {
             let (_, offset) = self.ssd.split(loc);
-            out.damage.push(self.hurt(id, offset, offset, "a key's entry is not where the directory says".into()));
+            out.damage.push(self.hurt(
+                id,
+                offset,
+                offset,
+                "a key's entry is not where the directory says".into(),
+            ));
         }
     }
 
     /// What no checksum covers is zero: between a batch's end and the next block.
     fn verify_padding(&self, id: u32, image: &[u8], out: &mut Verified) {
         for found in scan::batches(image, &self.ssd.life(id)) {
-            let Found::Batch(at, header) = found else { continue };
+            let Found::Batch(at, header) = found else {
+                continue;
+            };
             let end = at + header.len_bytes as usize;
-            let next = end.next_multiple_of(terrace_media::BLOCK_BYTES).min(image.len());
+            let next = end
+                .next_multiple_of(terrace_media::BLOCK_BYTES)
+                .min(image.len());
             if image[end..next].iter().any(|b| *b != 0) {
-                out.damage.push(self.hurt(id, end, next, "padding is not zero".into()));
+                out.damage
+                    .push(self.hurt(id, end, next, "padding is not zero".into()));
             }
         }
     }
@@ -124,7 +152,12 @@ impl<D: Snapshot> Lane<D> {
         let payload = image.get(start..start + h.len_bytes as usize);
         if payload.map(crc32c::crc32c) != Some(h.payload_crc) {
             let end = start + h.len_bytes as usize;
-            out.damage.push(self.hurt(id, start, end, "a part of a checkpoint fails its checksum".into()));
+            out.damage.push(self.hurt(
+                id,
+                start,
+                end,
+                "a part of a checkpoint fails its checksum".into(),
+            ));
         }
     }
 
