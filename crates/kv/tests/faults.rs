@@ -43,20 +43,29 @@ fn filled(shape: Shape, seed: u64, keys: usize) -> (SimDevice, Rig, Model) {
 #[test]
 fn a_failed_write_goes_elsewhere_and_nothing_is_lost() {
     for seed in 0..40 {
-        let shape = Shape { lanes: 1 + seed as usize % 2, ..Shape::default() };
+        let shape = Shape {
+            lanes: 1 + seed as usize % 2,
+            ..Shape::default()
+        };
         let (device, mut rig, mut model) = filled(shape, seed, 60);
         let mut rng = Rng::new(seed);
         for round in 0..3 {
-            device.faults().fail_write(Fault::eio().after(rng.below(6) as u64));
+            device
+                .faults()
+                .fail_write(Fault::eio().after(rng.below(6) as u64));
             for n in 0..40 {
                 let key = format!("key:{}", rng.below(80)).into_bytes();
                 let v = value(&mut rng, 50 + n * 5);
-                rig.set(&key, &v, Expiry::None).unwrap_or_else(|e| panic!("seed {seed} round {round}: {e}"));
+                rig.set(&key, &v, Expiry::None)
+                    .unwrap_or_else(|e| panic!("seed {seed} round {round}: {e}"));
                 model.insert(key, v);
             }
             rig.settle();
         }
-        assert!(rig.pool.stats().lanes.failed_writes > 0, "seed {seed}: no write failed");
+        assert!(
+            rig.pool.stats().lanes.failed_writes > 0,
+            "seed {seed}: no write failed"
+        );
         for (k, v) in &model {
             assert_eq!(rig.get(k).unwrap().as_ref(), Some(v), "seed {seed}");
         }
@@ -65,7 +74,11 @@ fn a_failed_write_goes_elsewhere_and_nothing_is_lost() {
         let device = SimDevice::with_image(image, seed);
         let mut rig = Rig::open(&device, shape, clock());
         for (k, v) in &model {
-            assert_eq!(rig.get(k).unwrap().as_ref(), Some(v), "seed {seed} after a crash");
+            assert_eq!(
+                rig.get(k).unwrap().as_ref(),
+                Some(v),
+                "seed {seed} after a crash"
+            );
         }
     }
 }
@@ -77,33 +90,56 @@ fn a_device_that_fails_every_write_makes_the_pool_read_only() {
     let error = rig
         .set(b"new", b"value", Expiry::None)
         .map(drop)
-        .and_then(|_| rig.run_durable(|w, t| terrace_kv::incr_by(w, t, b"n", 1)).map(drop))
+        .and_then(|_| {
+            rig.run_durable(|w, t| terrace_kv::incr_by(w, t, b"n", 1))
+                .map(drop)
+        })
         .unwrap_err();
-    assert!(error.contains("device") || error.contains("durable"), "{error}");
+    assert!(
+        error.contains("device") || error.contains("durable"),
+        "{error}"
+    );
     for (k, v) in &model {
         assert_eq!(rig.get(k).unwrap().as_ref(), Some(v), "reads go on");
     }
-    assert!(rig.set(b"other", b"value", Expiry::None).unwrap_err().contains("read-only"));
+    assert!(
+        rig.set(b"other", b"value", Expiry::None)
+            .unwrap_err()
+            .contains("read-only")
+    );
 }
 
 #[test]
 fn a_failed_flush_makes_the_pool_read_only_and_acknowledges_nothing() {
     let (device, mut rig, model) = filled(Shape::default(), 8, 40);
     device.faults().fail_flush(Fault::eio().always());
-    let error = rig.run_durable(|w, t| terrace_kv::incr_by(w, t, b"n", 1)).unwrap_err();
+    let error = rig
+        .run_durable(|w, t| terrace_kv::incr_by(w, t, b"n", 1))
+        .unwrap_err();
     assert!(error.contains("flush"), "{error}");
     device.faults().clear();
-    assert!(rig.set(b"other", b"value", Expiry::None).unwrap_err().contains("read-only"));
+    assert!(
+        rig.set(b"other", b"value", Expiry::None)
+            .unwrap_err()
+            .contains("read-only")
+    );
     let device = SimDevice::with_image(device.crash_image(3), 8);
     let mut rig = Rig::open(&device, Shape::default(), clock());
     for (k, v) in &model {
-        assert_eq!(rig.get(k).unwrap().as_ref(), Some(v), "what was acknowledged before is there");
+        assert_eq!(
+            rig.get(k).unwrap().as_ref(),
+            Some(v),
+            "what was acknowledged before is there"
+        );
     }
 }
 
 #[test]
 fn a_read_that_fails_harms_one_key() {
-    let shape = Shape { memory_segments: 8, ..Shape::default() };
+    let shape = Shape {
+        memory_segments: 8,
+        ..Shape::default()
+    };
     let (device, rig, model) = filled(shape, 9, 150);
     // Cold: nothing in DRAM but what is read.
     drop(rig);
@@ -115,14 +151,21 @@ fn a_read_that_fails_harms_one_key() {
         match rig.get(k) {
             Ok(got) => assert_eq!(got.as_ref(), Some(v)),
             Err(e) => {
-                assert!(e.contains("cannot be read back") && e.contains("segment"), "{e}");
+                assert!(
+                    e.contains("cannot be read back") && e.contains("segment"),
+                    "{e}"
+                );
                 errors += 1;
             }
         }
     }
     assert_eq!(errors, 1, "one read failed");
     for (k, v) in &model {
-        assert_eq!(rig.get(k).unwrap().as_ref(), Some(v), "it was the device's moment");
+        assert_eq!(
+            rig.get(k).unwrap().as_ref(),
+            Some(v),
+            "it was the device's moment"
+        );
     }
 }
 
@@ -139,7 +182,11 @@ fn flip(image: &[u8], shape: Shape, model: &Model, offset: usize, bit: u8) -> (u
     let mut errors = 0;
     for (k, v) in model {
         match rig.get(k) {
-            Ok(got) => assert_eq!(got.as_ref(), Some(v), "bit {bit} of byte {offset}: a wrong value"),
+            Ok(got) => assert_eq!(
+                got.as_ref(),
+                Some(v),
+                "bit {bit} of byte {offset}: a wrong value"
+            ),
             Err(e) => {
                 assert!(e.contains("damaged entry"), "{e}");
                 errors += 1;
@@ -155,20 +202,31 @@ fn one_flipped_bit_is_never_a_wrong_value_and_check_finds_it() {
     let (device, rig, model) = filled(shape, 10, 120);
     rig.close();
     let image = device.image();
-    assert!(check_on_device(&device).unwrap().damage.is_empty(), "clean before");
+    assert!(
+        check_on_device(&device).unwrap().damage.is_empty(),
+        "clean before"
+    );
     let mut rng = Rng::new(77);
     // Anywhere in what was ever written.
-    let used: Vec<usize> = (0..image.len() / 64).filter(|b| image[b * 64..b * 64 + 64].iter().any(|x| *x != 0)).collect();
+    let used: Vec<usize> = (0..image.len() / 64)
+        .filter(|b| image[b * 64..b * 64 + 64].iter().any(|x| *x != 0))
+        .collect();
     let (mut hurt, mut noticed) = (0, 0);
     for _ in 0..400 {
         let offset = used[rng.below(used.len())] * 64 + rng.below(64);
         let (errors, found) = flip(&image, shape, &model, offset, rng.below(8) as u8);
         assert!(errors <= 1, "one bit at {offset} cost {errors} keys");
-        assert!(errors == 0 || found, "a key is lost at {offset} and check does not see it");
+        assert!(
+            errors == 0 || found,
+            "a key is lost at {offset} and check does not see it"
+        );
         hurt += errors;
         noticed += usize::from(found);
     }
-    assert!(hurt > 0 && noticed > 200, "{hurt} keys hurt, {noticed} flips noticed of 400");
+    assert!(
+        hurt > 0 && noticed > 200,
+        "{hurt} keys hurt, {noticed} flips noticed of 400"
+    );
 }
 
 #[test]
@@ -180,14 +238,25 @@ fn a_bit_in_a_value_costs_that_key_only() {
     let mut rng = Rng::new(5);
     for (key, v) in model.iter().take(30) {
         // The newest copy is the one that counts: flip in all of them.
-        let places: Vec<usize> = image.windows(16).enumerate().filter(|(_, w)| *w == &v[..16]).map(|(at, _)| at).collect();
+        let places: Vec<usize> = image
+            .windows(16)
+            .enumerate()
+            .filter(|(_, w)| *w == &v[..16])
+            .map(|(at, _)| at)
+            .collect();
         let device = SimDevice::with_image(image.clone(), 1);
         for &at in &places {
-            device.faults().flip_bit((at + rng.below(16)) as u64, rng.below(8) as u8);
+            device
+                .faults()
+                .flip_bit((at + rng.below(16)) as u64, rng.below(8) as u8);
         }
         let report = check_on_device(&device).unwrap();
         let name = String::from_utf8_lossy(key).into_owned();
-        assert!(report.damage.iter().any(|d| d.what.contains(&name)), "{name}: {:?}", report.damage);
+        assert!(
+            report.damage.iter().any(|d| d.what.contains(&name)),
+            "{name}: {:?}",
+            report.damage
+        );
     }
 }
 
@@ -195,8 +264,16 @@ fn a_bit_in_a_value_costs_that_key_only() {
 #[test]
 fn a_cleaned_log_answers_as_one_that_is_never_cleaned() {
     for seed in 0..6 {
-        let small = Shape { segments_per_lane: 56, memory_segments: 16, durability: Durability::Async, ..Shape::default() };
-        let large = Shape { segments_per_lane: 4000, ..small };
+        let small = Shape {
+            segments_per_lane: 56,
+            memory_segments: 16,
+            durability: Durability::Async,
+            ..Shape::default()
+        };
+        let large = Shape {
+            segments_per_lane: 4000,
+            ..small
+        };
         let mut rigs = [small, large].map(|shape| {
             let device = shape.device(seed);
             Rig::open(&device, shape, clock())
@@ -207,7 +284,8 @@ fn a_cleaned_log_answers_as_one_that_is_never_cleaned() {
             match rng.below(10) {
                 0..=5 => {
                     let v = value(&mut rng, n % 700);
-                    rigs.iter_mut().for_each(|r| drop(r.set(&key, &v, Expiry::None).unwrap()));
+                    rigs.iter_mut()
+                        .for_each(|r| drop(r.set(&key, &v, Expiry::None).unwrap()));
                 }
                 6 => {
                     let [a, b] = rigs.each_mut().map(|r| r.del(&[&key]).unwrap().0);
@@ -219,8 +297,13 @@ fn a_cleaned_log_answers_as_one_that_is_never_cleaned() {
                 }
             }
         }
-        let [cleaned, never] = rigs.each_mut().map(|r| r.pool.stats().lanes.segments_cleaned);
-        assert!(cleaned > 8 && never == 0, "{cleaned} and {never} segments cleaned");
+        let [cleaned, never] = rigs
+            .each_mut()
+            .map(|r| r.pool.stats().lanes.segments_cleaned);
+        assert!(
+            cleaned > 8 && never == 0,
+            "{cleaned} and {never} segments cleaned"
+        );
         let [a, b] = rigs.each_mut().map(|r| r.keys().unwrap());
         assert_eq!(a, b);
     }
@@ -229,7 +312,12 @@ fn a_cleaned_log_answers_as_one_that_is_never_cleaned() {
 #[test]
 fn a_full_ssd_refuses_updates_takes_deletions_and_recovers() {
     for durability in [Durability::Sync, Durability::Async] {
-        let shape = Shape { durability, segments_per_lane: 64, memory_segments: 16, ..Shape::default() };
+        let shape = Shape {
+            durability,
+            segments_per_lane: 64,
+            memory_segments: 16,
+            ..Shape::default()
+        };
         let device = shape.device(3);
         assert_eq!(device.len_bytes() as usize % SEGMENT, 0);
         let mut rig = Rig::open(&device, shape, clock());
@@ -265,7 +353,11 @@ fn a_full_ssd_refuses_updates_takes_deletions_and_recovers() {
                 break;
             }
         }
-        assert!(came_back, "space does not come back: {:?}", rig.pool.stats());
+        assert!(
+            came_back,
+            "space does not come back: {:?}",
+            rig.pool.stats()
+        );
         for (k, v) in &model {
             assert_eq!(rig.get(k).unwrap().as_ref(), Some(v));
         }

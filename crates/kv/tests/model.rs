@@ -6,7 +6,7 @@ mod common;
 use common::{Rig, Shape};
 use proptest::prelude::*;
 use std::collections::BTreeMap;
-use terrace_kv::{Cond, Expiry, ExpireCond, NewValue};
+use terrace_kv::{Cond, ExpireCond, Expiry, NewValue};
 use terrace_pool::{Durability, ManualClock};
 
 #[derive(Debug, Clone)]
@@ -68,14 +68,23 @@ fn check(shape: Shape, ops: Vec<Op>, seed: u64) {
             Op::Set(k, len, ttl) => {
                 let v = value(len, n);
                 let at = ttl.map(|ms| rig.worker.now_ms() + 10_000 + u64::from(ms) * 100);
-                rig.set(&key(k), &v, at.map_or(Expiry::None, Expiry::At)).unwrap();
+                rig.set(&key(k), &v, at.map_or(Expiry::None, Expiry::At))
+                    .unwrap();
                 model.insert(key(k), (v, at));
             }
             Op::SetNx(k, len) => {
                 let v = value(len, n);
                 let kk = key(k);
                 let was = rig.run(|w, t| {
-                    terrace_kv::set(w, t, &kk, &mut NewValue::Inline(&v), Cond::IfAbsent, Expiry::None, |_| ())
+                    terrace_kv::set(
+                        w,
+                        t,
+                        &kk,
+                        &mut NewValue::Inline(&v),
+                        Cond::IfAbsent,
+                        Expiry::None,
+                        |_| (),
+                    )
                 });
                 expire(&mut model, rig.worker.now_ms());
                 let ((done, ()), _) = was.unwrap();
@@ -87,7 +96,11 @@ fn check(shape: Shape, ops: Vec<Op>, seed: u64) {
             Op::Get(k) => {
                 let got = rig.get(&key(k)).unwrap();
                 expire(&mut model, rig.worker.now_ms());
-                assert_eq!(got.as_ref(), model.get(&key(k)).map(|(v, _)| v), "get {k} at op {n}");
+                assert_eq!(
+                    got.as_ref(),
+                    model.get(&key(k)).map(|(v, _)| v),
+                    "get {k} at op {n}"
+                );
             }
             Op::Del(ks) => {
                 let keys: Vec<Vec<u8>> = ks.iter().map(|&k| key(k)).collect();
@@ -98,7 +111,10 @@ fn check(shape: Shape, ops: Vec<Op>, seed: u64) {
                 assert_eq!(count, expected as u64);
             }
             Op::Mset(pairs) => {
-                let pairs: Vec<_> = pairs.iter().map(|&(k, len)| (key(k), value(len, n))).collect();
+                let pairs: Vec<_> = pairs
+                    .iter()
+                    .map(|&(k, len)| (key(k), value(len, n)))
+                    .collect();
                 rig.mset(&pairs).unwrap();
                 for (k, v) in pairs {
                     model.insert(k, (v, None));
@@ -106,7 +122,10 @@ fn check(shape: Shape, ops: Vec<Op>, seed: u64) {
             }
             Op::Incr(k, d) => {
                 let kk = format!("n-{k}").into_bytes();
-                let got = rig.run(|w, t| terrace_kv::incr_by(w, t, &kk, i64::from(d))).unwrap().0;
+                let got = rig
+                    .run(|w, t| terrace_kv::incr_by(w, t, &kk, i64::from(d)))
+                    .unwrap()
+                    .0;
                 let entry = model.entry(kk).or_insert((b"0".to_vec(), None));
                 let now: i64 = String::from_utf8(entry.0.clone()).unwrap().parse().unwrap();
                 assert_eq!(got, now + i64::from(d));
@@ -115,7 +134,10 @@ fn check(shape: Shape, ops: Vec<Op>, seed: u64) {
             Op::Expire(k, ms) => {
                 let at = rig.worker.now_ms() + 10_000 + u64::from(ms) * 100;
                 let kk = key(k);
-                let got = rig.run(|w, t| terrace_kv::expire(w, t, &kk, Some(at), ExpireCond::Always)).unwrap().0;
+                let got = rig
+                    .run(|w, t| terrace_kv::expire(w, t, &kk, Some(at), ExpireCond::Always))
+                    .unwrap()
+                    .0;
                 expire(&mut model, rig.worker.now_ms());
                 assert_eq!(got, model.contains_key(&kk), "expire {k}");
                 if let Some(e) = model.get_mut(&kk) {
@@ -124,7 +146,10 @@ fn check(shape: Shape, ops: Vec<Op>, seed: u64) {
             }
             Op::Persist(k) => {
                 let kk = key(k);
-                let got = rig.run(|w, t| terrace_kv::expire(w, t, &kk, None, ExpireCond::Always)).unwrap().0;
+                let got = rig
+                    .run(|w, t| terrace_kv::expire(w, t, &kk, None, ExpireCond::Always))
+                    .unwrap()
+                    .0;
                 expire(&mut model, rig.worker.now_ms());
                 let had = model.get_mut(&kk).and_then(|e| e.1.take()).is_some();
                 assert_eq!(got, had, "persist {k}");
@@ -150,7 +175,11 @@ fn check(shape: Shape, ops: Vec<Op>, seed: u64) {
             Op::Restart => {
                 rig.close();
                 rig = Rig::open(&device, shape, clock.clone());
-                assert!(rig.pool.was_clean() && rig.pool.damage().is_empty(), "{:?}", rig.pool.damage());
+                assert!(
+                    rig.pool.was_clean() && rig.pool.damage().is_empty(),
+                    "{:?}",
+                    rig.pool.damage()
+                );
             }
         }
     }

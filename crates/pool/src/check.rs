@@ -12,7 +12,9 @@ use serde::Serialize;
 use std::path::Path;
 use std::sync::Arc;
 use terrace_log::Hasher;
-use terrace_media::{Arena, BLOCK_BYTES, Buf, Device, Disk, FileDevice, flush_blocking, write_blocking};
+use terrace_media::{
+    Arena, BLOCK_BYTES, Buf, Device, Disk, FileDevice, flush_blocking, write_blocking,
+};
 use terrace_tiers::{Damage, Survey};
 
 /// What `check` and `info` say.
@@ -101,7 +103,9 @@ fn survey(device: &dyn Device, superblock: &Superblock) -> Result<Surveyed, Pool
         lanes: superblock.lanes,
         ssd_bytes: superblock.len_bytes(),
         segment_bytes: superblock.segment_bytes,
-        clean_stop: surveys.iter().all(|s| s.clean && s.max_epoch <= s.durable_epoch),
+        clean_stop: surveys
+            .iter()
+            .all(|s| s.clean && s.max_epoch <= s.durable_epoch),
         checkpoint: surveys.iter().all(Survey::from_checkpoint),
         epoch: valid_epoch(&surveys),
         keys: 0,
@@ -158,7 +162,9 @@ fn check_device(
         report.damage.extend(verified.damage);
         report.keys += lane.keys();
     }
-    report.damage.sort_by_key(|d| (d.lane, d.segment, d.from_bytes));
+    report
+        .damage
+        .sort_by_key(|d| (d.lane, d.segment, d.from_bytes));
     report.damage.dedup();
     Ok(report)
 }

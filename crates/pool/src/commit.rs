@@ -54,7 +54,8 @@ impl Commit {
     }
     /// A command needs a moment without an epoch under way; bounded.
     pub(crate) fn want_quiet(&self, now_ms: u64) {
-        self.quiet_until_ms.store(now_ms + QUIET_MAX_MS, Ordering::Relaxed);
+        self.quiet_until_ms
+            .store(now_ms + QUIET_MAX_MS, Ordering::Relaxed);
     }
     /// The command had its moment.
     pub(crate) fn end_quiet(&self) {
@@ -65,9 +66,9 @@ impl Commit {
     }
     /// Closes the open epoch unless one is under way. True if it did.
     pub(crate) fn try_close(&self, now_ms: u64) -> bool {
-        let idle = self
-            .under_way
-            .compare_exchange(false, true, Ordering::AcqRel, Ordering::Acquire);
+        let idle =
+            self.under_way
+                .compare_exchange(false, true, Ordering::AcqRel, Ordering::Acquire);
         if idle.is_err() {
             return false;
         }

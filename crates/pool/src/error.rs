@@ -7,7 +7,9 @@ use terrace_media::MediaError;
 #[derive(Debug, thiserror::Error)]
 pub enum PoolError {
     /// Another process has it.
-    #[error("the pool {dir} is in use by process {holder}; stop that process or choose another directory")]
+    #[error(
+        "the pool {dir} is in use by process {holder}; stop that process or choose another directory"
+    )]
     Locked {
         /// The pool.
         dir: PathBuf,

@@ -10,10 +10,10 @@ use crate::superblock::Superblock;
 use crate::worker::Worker;
 use crate::{Lane, PoolError};
 use parking_lot::Mutex;
-use std::path::{Path, PathBuf};
 use std::any::Any;
-use std::sync::{Arc, OnceLock};
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 use terrace_index::KeyMap;
 use terrace_log::Hasher;
@@ -82,7 +82,8 @@ impl Pool {
         };
         let mut secret = [0u64; 3];
         for word in &mut secret {
-            *word = getrandom::u64().map_err(|e| PoolError::io(dir, std::io::Error::other(e.to_string())))?;
+            *word = getrandom::u64()
+                .map_err(|e| PoolError::io(dir, std::io::Error::other(e.to_string())))?;
         }
         make_dir(dir)?;
         let _lock = PoolLock::take(dir)?;
@@ -142,9 +143,10 @@ impl Pool {
     ) -> Result<Arc<Pool>, PoolError> {
         let started = Instant::now();
         let mut disk = device.queue(QUEUE_DEPTH)?;
-        let (superblock, both) = Superblock::read(&mut *disk)?.ok_or_else(|| PoolError::NotAPool {
-            path: data_path(&options.dir),
-        })?;
+        let (superblock, both) =
+            Superblock::read(&mut *disk)?.ok_or_else(|| PoolError::NotAPool {
+                path: data_path(&options.dir),
+            })?;
         check_sizes(&options, &superblock, device.len_bytes(), arena.is_some())?;
         if !both {
             tracing::warn!("one copy of the superblock is damaged; writing both again");
@@ -172,7 +174,14 @@ impl Pool {
             clamped.at_least(lane.now_ms());
         }
         for d in &found.damage {
-            tracing::error!(lane = d.lane, segment = d.segment, from = d.from_bytes, to = d.to_bytes, what = d.what, "damage");
+            tracing::error!(
+                lane = d.lane,
+                segment = d.segment,
+                from = d.from_bytes,
+                to = d.to_bytes,
+                what = d.what,
+                "damage"
+            );
         }
         let pool = Pool {
             commit: Commit::new(lanes.len() as u32, valid + 1),
@@ -332,12 +341,22 @@ pub(crate) fn recover(
     lanes: &mut [Lane],
     options: &Options,
 ) -> Result<(Recovered, u64), PoolError> {
-    let surveys = for_each_lane(device, lanes, |disk, lane, ()| lane.survey(disk), (0..lanes_len(lanes)).map(|_| ()).collect())?;
+    let surveys = for_each_lane(
+        device,
+        lanes,
+        |disk, lane, ()| lane.survey(disk),
+        (0..lanes_len(lanes)).map(|_| ()).collect(),
+    )?;
     let valid = valid_epoch(&surveys);
-    let clean = surveys.iter().all(|s| s.clean && s.max_epoch <= s.durable_epoch);
+    let clean = surveys
+        .iter()
+        .all(|s| s.clean && s.max_epoch <= s.durable_epoch);
     let youngest = surveys.iter().map(|s| s.max_epoch).max().unwrap_or(0);
     if valid < youngest {
-        tracing::warn!(epoch = youngest, "the last commit was under way at the crash and is dropped");
+        tracing::warn!(
+            epoch = youngest,
+            "the last commit was under way at the crash and is dropped"
+        );
     }
     let scan_bytes = options.dram_bytes / 4 * SCAN_QUARTERS / lanes.len() as u64;
     let rebuild = |disk: &mut dyn terrace_media::Disk, lane: &mut Lane, survey: Survey| {
@@ -356,7 +375,9 @@ fn lanes_len(lanes: &[Lane]) -> usize {
 pub(crate) fn valid_epoch(surveys: &[Survey]) -> u64 {
     let youngest = surveys.iter().map(|s| s.max_epoch).max().unwrap_or(0);
     let durable = surveys.iter().map(|s| s.durable_epoch).max().unwrap_or(0);
-    let whole = surveys.iter().all(|s| s.max_epoch == youngest && s.complete);
+    let whole = surveys
+        .iter()
+        .all(|s| s.max_epoch == youngest && s.complete);
     match youngest <= durable || whole {
         true => youngest,
         false => youngest - 1,
@@ -366,7 +387,8 @@ pub(crate) fn valid_epoch(surveys: &[Survey]) -> u64 {
 fn for_each_lane<A: Send, B: Send>(
     device: &Arc<dyn Device>,
     lanes: &mut [Lane],
-    f: impl Fn(&mut dyn terrace_media::Disk, &mut Lane, A) -> Result<B, terrace_media::MediaError> + Sync,
+    f: impl Fn(&mut dyn terrace_media::Disk, &mut Lane, A) -> Result<B, terrace_media::MediaError>
+    + Sync,
     with: Vec<A>,
 ) -> Result<Vec<B>, PoolError> {
     if lanes.len() == 1 {
@@ -426,7 +448,12 @@ pub(crate) fn pieces_for(options: &Options, superblock: &Superblock) -> usize {
     (bytes / segment / u64::from(superblock.lanes)) as usize
 }
 
-fn check_sizes(options: &Options, superblock: &Superblock, device_bytes: u64, test: bool) -> Result<(), PoolError> {
+fn check_sizes(
+    options: &Options,
+    superblock: &Superblock,
+    device_bytes: u64,
+    test: bool,
+) -> Result<(), PoolError> {
     let lanes = u64::from(superblock.lanes);
     let least = DRAM_PER_LANE_MIN_BYTES * lanes;
     if options.dram_bytes < least && !test {
@@ -441,14 +468,20 @@ fn check_sizes(options: &Options, superblock: &Superblock, device_bytes: u64, te
         return Err(PoolError::Setting {
             what: "the DRAM cap",
             asked: format!("{} MiB", options.dram_bytes >> 20),
-            allowed: format!("this pool was made for at most {} MiB", (most * lanes) >> 20),
+            allowed: format!(
+                "this pool was made for at most {} MiB",
+                (most * lanes) >> 20
+            ),
         });
     }
     if device_bytes < superblock.len_bytes() {
         return Err(PoolError::Setting {
             what: "the length of the pool's data",
             asked: format!("{device_bytes} bytes"),
-            allowed: format!("its superblock says {} bytes; the file was cut", superblock.len_bytes()),
+            allowed: format!(
+                "its superblock says {} bytes; the file was cut",
+                superblock.len_bytes()
+            ),
         });
     }
     Ok(())
@@ -461,7 +494,10 @@ pub(crate) fn data_path(dir: &Path) -> PathBuf {
 
 fn make_dir(dir: &Path) -> Result<(), PoolError> {
     use std::os::unix::fs::DirBuilderExt;
-    let made = std::fs::DirBuilder::new().recursive(true).mode(0o700).create(dir);
+    let made = std::fs::DirBuilder::new()
+        .recursive(true)
+        .mode(0o700)
+        .create(dir);
     made.map_err(|e| PoolError::io(dir, e))
 }
 

@@ -3,8 +3,8 @@
 //! Blocks 0 and 1 of the data are the copies, then two root blocks a lane, then,
 //! from a multiple of the segment size on, the lanes' segments.
 
-use crate::options::{LANES_MAX, Options, SEGMENTS_PER_LANE_MIN};
 use crate::PoolError;
+use crate::options::{LANES_MAX, Options, SEGMENTS_PER_LANE_MIN};
 use terrace_log::HashKey;
 use terrace_media::{BLOCK_BYTES, Buf, Disk, flush_blocking, read_blocking, write_blocking};
 
@@ -35,7 +35,11 @@ pub struct Superblock {
 
 impl Superblock {
     /// Plans a pool of `len_bytes` for these options.
-    pub fn plan(options: &Options, len_bytes: u64, secret: [u64; 3]) -> Result<Superblock, PoolError> {
+    pub fn plan(
+        options: &Options,
+        len_bytes: u64,
+        secret: [u64; 3],
+    ) -> Result<Superblock, PoolError> {
         let lanes = options.threads.clamp(1, LANES_MAX) as u64;
         let segment = options.segment_bytes as u64;
         if !segment.is_power_of_two() || !(16 << 10..=1 << 20).contains(&segment) {
@@ -45,13 +49,17 @@ impl Superblock {
                 allowed: "it must be a power of two from 16K to 1M".into(),
             });
         }
-        let per_lane = len_bytes.saturating_sub(data_start(lanes as u16, segment)) / segment / lanes;
+        let per_lane =
+            len_bytes.saturating_sub(data_start(lanes as u16, segment)) / segment / lanes;
         if per_lane < SEGMENTS_PER_LANE_MIN {
             let least = data_start(lanes as u16, segment) + lanes * SEGMENTS_PER_LANE_MIN * segment;
             return Err(PoolError::Setting {
                 what: "the size of the SSD terrace",
                 asked: format!("{len_bytes} bytes"),
-                allowed: format!("{lanes} lanes need at least {} MiB", least.div_ceil(1 << 20)),
+                allowed: format!(
+                    "{lanes} lanes need at least {} MiB",
+                    least.div_ceil(1 << 20)
+                ),
             });
         }
         if per_lane * segment > LANE_MAX_BYTES {

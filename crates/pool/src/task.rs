@@ -4,10 +4,10 @@
 //! task keeps what was read in between. Never: outlives the holds on segments
 //! that its reads took; `Worker::finish` ends them.
 
-use terrace_log::entry::{Entry, EntryError};
-use terrace_log::Loc;
-use terrace_media::MediaError;
 use std::collections::HashMap;
+use terrace_log::Loc;
+use terrace_log::entry::{Entry, EntryError};
+use terrace_media::MediaError;
 use terrace_tiers::ReadPlan;
 
 /// Values longer than this are not kept when a command only needs the key.
@@ -42,16 +42,18 @@ impl Fetched {
                 .and_then(|e| e.verify_value(plan.seed).map(|()| e))
                 .map_err(|e: EntryError| format!("damaged entry at {}: {e}", place())),
         };
-        let result = entry.map(|e| match keys_only && e.value().len() > KEY_ONLY_VALUE_MAX_BYTES {
-            true => {
-                let mut short = e.to_new();
-                short.value = &[];
-                let mut out = vec![0; short.len_bytes()];
-                short.write(&mut out);
-                out.into_boxed_slice()
-            }
-            false => e.as_bytes().into(),
-        });
+        let result = entry.map(
+            |e| match keys_only && e.value().len() > KEY_ONLY_VALUE_MAX_BYTES {
+                true => {
+                    let mut short = e.to_new();
+                    short.value = &[];
+                    let mut out = vec![0; short.len_bytes()];
+                    short.write(&mut out);
+                    out.into_boxed_slice()
+                }
+                false => e.as_bytes().into(),
+            },
+        );
         Fetched { lane, plan, result }
     }
 
@@ -100,7 +102,9 @@ impl Task {
     /// One that could not be read counts as another's; `failure` tells, and the caller must ask.
     pub fn known(&self, lane: u16, loc: Loc, key: &[u8], space: u8) -> Option<bool> {
         let f = self.fetched(lane, loc)?;
-        let hit = f.entry().is_ok_and(|e| e.key() == key && e.space() == space);
+        let hit = f
+            .entry()
+            .is_ok_and(|e| e.key() == key && e.space() == space);
         Some(hit)
     }
     /// The read of `loc` in `lane`, if it failed: why.
@@ -129,6 +133,8 @@ impl Task {
     }
     /// Whether any read of a lane failed.
     pub fn any_failure(&self, lane: u16) -> bool {
-        self.fetched.iter().any(|f| f.lane == lane && f.result.is_err())
+        self.fetched
+            .iter()
+            .any(|f| f.lane == lane && f.result.is_err())
     }
 }

@@ -260,13 +260,17 @@ impl Worker {
             }
         }
         for f in task.forget() {
-            self.pool.lanes[f.lane as usize].lock().unpin(f.plan.segment);
+            self.pool.lanes[f.lane as usize]
+                .lock()
+                .unpin(f.plan.segment);
         }
     }
     /// Forgets what a task has read, for its next step. Nothing may be under way.
     pub fn reset(&mut self, task: &mut Task) {
         for f in task.forget() {
-            self.pool.lanes[f.lane as usize].lock().unpin(f.plan.segment);
+            self.pool.lanes[f.lane as usize]
+                .lock()
+                .unpin(f.plan.segment);
         }
     }
 
@@ -352,7 +356,8 @@ impl Worker {
             drop(lane);
             self.room |= before != phase || busy;
             for (token, op) in io {
-                self.disk.submit(u64::from(id) << TOKEN_LANE_SHIFT | token, op);
+                self.disk
+                    .submit(u64::from(id) << TOKEN_LANE_SHIFT | token, op);
             }
             if let Some(why) = failed {
                 pool.fail(&why);
@@ -427,7 +432,9 @@ impl Worker {
         } else {
             let lane = (d.token >> TOKEN_LANE_SHIFT) as usize;
             let token = d.token & ((1 << TOKEN_LANE_SHIFT) - 1);
-            self.pool.lanes[lane].lock().complete(token, d.result, d.buf);
+            self.pool.lanes[lane]
+                .lock()
+                .complete(token, d.result, d.buf);
         }
     }
 
@@ -444,14 +451,18 @@ impl Worker {
             spare.push(buf);
         }
         if fetched.result.is_err() {
-            self.pool.lanes[read.lane as usize].lock().count(|s| s.damaged_reads += 1);
+            self.pool.lanes[read.lane as usize]
+                .lock()
+                .count(|s| s.damaged_reads += 1);
         }
         let Some(reads) = self.tasks.get_mut(&read.task) else {
             return;
         };
         reads.under_way -= 1;
         if reads.cancelled {
-            self.pool.lanes[read.lane as usize].lock().unpin(read.plan.segment);
+            self.pool.lanes[read.lane as usize]
+                .lock()
+                .unpin(read.plan.segment);
             if reads.under_way == 0 {
                 self.tasks.remove(&read.task);
             }
@@ -526,7 +537,10 @@ impl Worker {
             if dirty {
                 w.want_durable();
             }
-            let quiet = w.hold_all().each().all(|(_, l)| l.quiet() && !l.checkpointing());
+            let quiet = w
+                .hold_all()
+                .each()
+                .all(|(_, l)| l.quiet() && !l.checkpointing());
             !dirty && quiet && !w.pool.commit.under_way()
         });
         if !settled {

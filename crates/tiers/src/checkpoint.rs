@@ -284,7 +284,13 @@ impl<D: Snapshot> Lane<D> {
         }
         for s in self.ssd.segments() {
             let bad = u32::from(s.state == State::Bad);
-            for w in [s.generation, bad, s.used_bytes, s.total_class_bytes, s.tomb_bytes] {
+            for w in [
+                s.generation,
+                bad,
+                s.used_bytes,
+                s.total_class_bytes,
+                s.tomb_bytes,
+            ] {
                 out.extend_from_slice(&w.to_le_bytes());
             }
             for w in [s.first_seq, s.stale_seq, s.last_epoch] {
@@ -410,7 +416,10 @@ impl<D: Snapshot> Lane<D> {
     /// Gives up the checkpoint under way; it starts over when its writes are finished.
     fn drop_checkpoint(&mut self, job: CheckpointJob) {
         if self.io.images() > 0 || job.waiting {
-            self.checkpoint = Some(CheckpointJob { failed: true, ..job });
+            self.checkpoint = Some(CheckpointJob {
+                failed: true,
+                ..job
+            });
             return;
         }
         self.dir.keep_still(false);
@@ -431,7 +440,10 @@ impl<D: Snapshot> Lane<D> {
     /// Locations saved so far may have changed without a trace in the log.
     pub(crate) fn checkpoint_restart(&mut self) {
         if let Some(job) = &mut self.checkpoint
-            && matches!(job.step, Step::Warm(..) | Step::Begin | Step::Pieces(_) | Step::Durable(_))
+            && matches!(
+                job.step,
+                Step::Warm(..) | Step::Begin | Step::Pieces(_) | Step::Durable(_)
+            )
         {
             job.failed = true;
         }
@@ -451,7 +463,9 @@ impl<D: Snapshot> Lane<D> {
 
     /// A flush or the root block of a checkpoint ended.
     pub(crate) fn checkpoint_step_done(&mut self, result: Result<(), MediaError>) {
-        let Some(job) = &mut self.checkpoint else { return };
+        let Some(job) = &mut self.checkpoint else {
+            return;
+        };
         job.waiting = false;
         let Err(error) = result else {
             self.io.root_failures *= u8::from(!matches!(job.step, Step::RootFlush));

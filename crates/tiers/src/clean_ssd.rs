@@ -125,15 +125,24 @@ impl<D: Snapshot> Lane<D> {
                 && s.last_epoch < before
                 && self.ssd.writer(*id as u32).is_none()
         });
-        let tombs: u64 = self.ssd.segments().iter().map(|s| u64::from(s.tomb_bytes)).sum();
+        let tombs: u64 = self
+            .ssd
+            .segments()
+            .iter()
+            .map(|s| u64::from(s.tomb_bytes))
+            .sum();
         if tombs * TOMBSTONES_ONE_IN > self.live_estimate.max(size) {
             // The oldest segment pins every tombstone that is younger than it.
-            return sealed.min_by_key(|(_, s)| s.first_seq).map(|(id, _)| id as u32);
+            return sealed
+                .min_by_key(|(_, s)| s.first_seq)
+                .map(|(id, _)| id as u32);
         }
         sealed
             .map(|(id, s)| (id as u32, live_share(s), s.first_seq))
             .filter(|&(_, keep, _)| policy::worth_cleaning(keep, size))
-            .max_by_key(|&(_, keep, seq)| policy::clean_score(keep, size, self.next_seq.saturating_sub(seq)))
+            .max_by_key(|&(_, keep, seq)| {
+                policy::clean_score(keep, size, self.next_seq.saturating_sub(seq))
+            })
             .map(|(id, ..)| id)
     }
 
@@ -166,7 +175,10 @@ impl<D: Snapshot> Lane<D> {
                         Found::Damage(..) => job.damaged = true,
                     }
                 }
-                job.at = job.batches.first().map_or(0, |b| b.0 + frame::BATCH_HEADER_BYTES);
+                job.at = job
+                    .batches
+                    .first()
+                    .map_or(0, |b| b.0 + frame::BATCH_HEADER_BYTES);
                 job.oldest_seq = oldest_seq;
                 job.buf = Some(buf);
             }
@@ -241,7 +253,8 @@ impl<D: Snapshot> Lane<D> {
                     Item::Entry(offset, e, Err(_)) => {
                         let loc = self.ssd.loc(job.segment, offset, e.len_bytes());
                         let who = e.subject(&self.cfg.hasher);
-                        job.damaged |= self.dir.names(who, loc) || self.linked_from(who, loc).is_some();
+                        job.damaged |=
+                            self.dir.names(who, loc) || self.linked_from(who, loc).is_some();
                         Ok(())
                     }
                     Item::Damage(..) => {
@@ -264,7 +277,13 @@ impl<D: Snapshot> Lane<D> {
         outcome.map(|()| false)
     }
 
-    fn move_entry(&mut self, job: &CleanJob, offset: usize, seq: u64, e: &Entry<'_>) -> Result<(), Stalled> {
+    fn move_entry(
+        &mut self,
+        job: &CleanJob,
+        offset: usize,
+        seq: u64,
+        e: &Entry<'_>,
+    ) -> Result<(), Stalled> {
         let loc = self.ssd.loc(job.segment, offset, e.len_bytes());
         let who = e.subject(&self.cfg.hasher);
         if e.kind() == Kind::Tombstone {
@@ -272,7 +291,11 @@ impl<D: Snapshot> Lane<D> {
         }
         let direct = self.dir.names(who, loc)
             || (!self.rule(Rule::MoveIsCompareAndSet) && self.dir.find(who, |_| true).is_some());
-        let linked = if direct { None } else { self.linked_from(who, loc) };
+        let linked = if direct {
+            None
+        } else {
+            self.linked_from(who, loc)
+        };
         if !direct && linked.is_none() {
             return Ok(());
         }
@@ -310,7 +333,10 @@ impl<D: Snapshot> Lane<D> {
     }
     fn mem_dirty(&self, loc: Loc) -> bool {
         loc.terrace() == Terrace::Dram
-            && self.mem.dirty_pos(loc).is_some_and(|pos| pos >= self.staged)
+            && self
+                .mem
+                .dirty_pos(loc)
+                .is_some_and(|pos| pos >= self.staged)
     }
 
     fn named_replaced(&self, loc: Loc) -> Loc {
@@ -344,7 +370,12 @@ impl<D: Snapshot> Lane<D> {
 
     /// A tombstone is needed while any segment, free ones included, may still
     /// have bytes older than it: a full scan reads them all.
-    fn move_tombstone(&mut self, oldest_seq: u64, version: u64, e: &Entry<'_>) -> Result<(), Stalled> {
+    fn move_tombstone(
+        &mut self,
+        oldest_seq: u64,
+        version: u64,
+        e: &Entry<'_>,
+    ) -> Result<(), Stalled> {
         let version = e.version().unwrap_or(version);
         let seq = version >> VERSION_UNIT_BITS;
         let needed = oldest_seq <= seq && seq >= self.floor;
@@ -366,7 +397,9 @@ impl<D: Snapshot> Lane<D> {
         let left = self.ssd.segment(job.segment).live_class_bytes;
         if job.damaged || left > 0 {
             tracing::error!(
-                lane = self.cfg.lane, segment = job.segment, left_bytes = left,
+                lane = self.cfg.lane,
+                segment = job.segment,
+                left_bytes = left,
                 "a segment has entries that cannot be read; it is set aside"
             );
             self.ssd.set_aside(job.segment);

@@ -71,7 +71,11 @@ impl<D: Snapshot> Lane<D> {
     ) -> Vec<Damage> {
         s.batches.retain(|b| b.header.epoch <= valid);
         let gaps = std::mem::take(&mut s.gaps);
-        s.damage.extend(gaps.into_iter().filter(|(epoch, _)| *epoch <= valid).map(|(_, d)| d));
+        s.damage.extend(
+            gaps.into_iter()
+                .filter(|(epoch, _)| *epoch <= valid)
+                .map(|(_, d)| d),
+        );
         let floor = s.batches.iter().map(|b| b.header.floor).max().unwrap_or(0);
         self.floor = floor.max(s.root.map_or(0, |r| r.floor));
         self.settle_segments(&s);
@@ -135,9 +139,16 @@ impl<D: Snapshot> Lane<D> {
     fn note_missing(&self, s: &mut Survey, root: &Root) {
         let mut expected = root.replay_from_seq;
         let mut missing = Vec::new();
-        for b in s.batches.iter().filter(|b| b.header.seq >= root.replay_from_seq) {
+        for b in s
+            .batches
+            .iter()
+            .filter(|b| b.header.seq >= root.replay_from_seq)
+        {
             if b.header.seq > expected {
-                let what = format!("batches {expected} to {} are missing before it", b.header.seq - 1);
+                let what = format!(
+                    "batches {expected} to {} are missing before it",
+                    b.header.seq - 1
+                );
                 missing.push(self.damage(b.segment, b.start, b.start, &what));
             }
             expected = b.header.seq + 1;
@@ -153,7 +164,9 @@ impl<D: Snapshot> Lane<D> {
     fn settle_segments(&mut self, s: &Survey) {
         let mut first: HashMap<u32, (u64, u64)> = HashMap::new();
         for b in &s.batches {
-            let e = first.entry(b.segment).or_insert((b.header.seq, b.header.epoch));
+            let e = first
+                .entry(b.segment)
+                .or_insert((b.header.seq, b.header.epoch));
             e.1 = e.1.max(b.header.epoch);
         }
         let scanned = s.root.is_none();
@@ -175,7 +188,9 @@ impl<D: Snapshot> Lane<D> {
         }
         let mut free = s.free.clone();
         if scanned {
-            free = (0..self.ssd.count() as u32).filter(|id| !first.contains_key(id)).collect();
+            free = (0..self.ssd.count() as u32)
+                .filter(|id| !first.contains_key(id))
+                .collect();
         } else {
             // The image's own segments were taken from this list after it was saved.
             free.retain(|id| !first.contains_key(id) && !s.image_segments.contains(id));
@@ -221,7 +236,12 @@ impl<D: Snapshot> Lane<D> {
                     Item::Entry(offset, e, value) => {
                         if value.is_err() {
                             let end = offset + e.len_bytes();
-                            hurt.push(self.damage(b.segment, offset, end, "a value fails its checksum"));
+                            hurt.push(self.damage(
+                                b.segment,
+                                offset,
+                                end,
+                                "a value fails its checksum",
+                            ));
                         }
                         if first_time {
                             self.count_in(b.segment, &e);
@@ -251,7 +271,12 @@ impl<D: Snapshot> Lane<D> {
     fn replay(&mut self, disk: &mut dyn Disk, s: &mut Survey, root: &Root) {
         for (order, _, image) in &s.pieces {
             if let Err(what) = self.dir.load(image) {
-                tracing::error!(lane = self.cfg.lane, ?order, what, "a piece of the checkpoint is not right");
+                tracing::error!(
+                    lane = self.cfg.lane,
+                    ?order,
+                    what,
+                    "a piece of the checkpoint is not right"
+                );
                 s.damage.push(self.damage(root.first, 0, 0, &what));
             }
         }
@@ -289,7 +314,10 @@ impl<D: Snapshot> Lane<D> {
             Kind::Value | Kind::Binder => {
                 let swung = !replaced.is_none() && self.dir.swing(who, replaced, Slot::new(loc, 0));
                 if !swung && self.dir.insert(who, Slot::new(loc, 0)).is_err() {
-                    tracing::error!(lane = self.cfg.lane, "the index is full while the log is replayed");
+                    tracing::error!(
+                        lane = self.cfg.lane,
+                        "the index is full while the log is replayed"
+                    );
                 }
             }
         }
@@ -299,7 +327,9 @@ impl<D: Snapshot> Lane<D> {
     /// wins. The table of versions is made in parts that fit into `scan_bytes`.
     fn scan_all(&mut self, disk: &mut dyn Disk, s: &mut Survey, scan_bytes: u64) {
         let entries: u64 = s.batches.iter().map(|b| u64::from(b.header.count)).sum();
-        let parts = (entries * SCAN_ENTRY_BYTES).div_ceil(scan_bytes.max(SCAN_MIN_BYTES)).max(1);
+        let parts = (entries * SCAN_ENTRY_BYTES)
+            .div_ceil(scan_bytes.max(SCAN_MIN_BYTES))
+            .max(1);
         for part in 0..parts {
             let mut tables = [Table::default(), Table::default()];
             let look = |lane: &mut Self, b: &BatchAt, offset: usize, e: &Entry<'_>| {
@@ -323,7 +353,10 @@ impl<D: Snapshot> Lane<D> {
                 for (hash, (_, loc)) in table {
                     let who = Subject { space, hash };
                     if !loc.is_none() && self.dir.insert(who, Slot::new(loc, 0)).is_err() {
-                        tracing::error!(lane = self.cfg.lane, "the index is full while the log is scanned");
+                        tracing::error!(
+                            lane = self.cfg.lane,
+                            "the index is full while the log is scanned"
+                        );
                     }
                 }
             }
@@ -340,7 +373,8 @@ impl<D: Snapshot> Lane<D> {
             false => astray += 1,
         });
         if astray > 0 {
-            s.damage.push(self.damage(0, 0, 0, &format!("{astray} slots point outside the lane")));
+            s.damage
+                .push(self.damage(0, 0, 0, &format!("{astray} slots point outside the lane")));
         }
     }
 
@@ -351,7 +385,12 @@ impl<D: Snapshot> Lane<D> {
         damage.retain(|d| {
             let live = self.ssd.segment(d.segment).live_class_bytes > 0;
             if !live {
-                tracing::warn!(lane = d.lane, segment = d.segment, what = d.what, "not in use any more");
+                tracing::warn!(
+                    lane = d.lane,
+                    segment = d.segment,
+                    what = d.what,
+                    "not in use any more"
+                );
             }
             live
         });

@@ -116,7 +116,12 @@ impl<D: Snapshot> Lane<D> {
                     break;
                 }
                 Err(what) => {
-                    tracing::warn!(lane = self.cfg.lane, number = root.number, what, "a checkpoint cannot be read");
+                    tracing::warn!(
+                        lane = self.cfg.lane,
+                        number = root.number,
+                        what,
+                        "a checkpoint cannot be read"
+                    );
                     s.pieces.clear();
                     s.free.clear();
                     s.image_segments.clear();
@@ -144,7 +149,12 @@ impl<D: Snapshot> Lane<D> {
     }
 
     /// Reads a checkpoint's image; returns the heads that were open.
-    fn read_checkpoint(&mut self, disk: &mut dyn Disk, root: &Root, s: &mut Survey) -> Result<Vec<u32>, String> {
+    fn read_checkpoint(
+        &mut self,
+        disk: &mut dyn Disk,
+        root: &Root,
+        s: &mut Survey,
+    ) -> Result<Vec<u32>, String> {
         let image = self.read_chain(disk, root, s)?;
         match crc32c::crc32c(&image) == root.crc {
             true => self.read_image(&image, s),
@@ -152,7 +162,12 @@ impl<D: Snapshot> Lane<D> {
         }
     }
 
-    fn read_chain(&self, disk: &mut dyn Disk, root: &Root, s: &mut Survey) -> Result<Vec<u8>, String> {
+    fn read_chain(
+        &self,
+        disk: &mut dyn Disk,
+        root: &Root,
+        s: &mut Survey,
+    ) -> Result<Vec<u8>, String> {
         let lane_bytes = self.ssd.count() as u64 * self.cfg.segment_bytes as u64;
         let total = root.total_bytes;
         if total > lane_bytes {
@@ -171,7 +186,9 @@ impl<D: Snapshot> Lane<D> {
                 .filter(|h| h.used_for == Use::Checkpoint)
                 .ok_or(format!("segment {id} is no part of it"))?;
             let end = SEGMENT_HEADER_BYTES + header.len_bytes as usize;
-            let payload = part.get(SEGMENT_HEADER_BYTES..end).ok_or("a part is too long")?;
+            let payload = part
+                .get(SEGMENT_HEADER_BYTES..end)
+                .ok_or("a part is too long")?;
             image.extend_from_slice(payload);
             s.image_segments.push(id);
             next = header.next;
@@ -214,12 +231,16 @@ impl<D: Snapshot> Lane<D> {
                 hash: r.u64()?,
             };
             let version = r.u64()?;
-            s.pieces.push((order, version, r.bytes(len as usize)?.to_vec()));
+            s.pieces
+                .push((order, version, r.bytes(len as usize)?.to_vec()));
         }
     }
 
     fn headers(&self, disk: &mut dyn Disk, ids: &[u32]) -> Vec<Option<SegmentHeader>> {
-        let list: Vec<(u64, usize)> = ids.iter().map(|&id| (self.ssd.device_offset(id), BLOCK_BYTES)).collect();
+        let list: Vec<(u64, usize)> = ids
+            .iter()
+            .map(|&id| (self.ssd.device_offset(id), BLOCK_BYTES))
+            .collect();
         let mut out = Vec::with_capacity(ids.len());
         read_in_order(disk, &list, |at, block| {
             let read = |b: Buf| SegmentHeader::read(&b, self.cfg.pool, self.cfg.lane, ids[at]);
@@ -287,7 +308,10 @@ impl<D: Snapshot> Lane<D> {
         let size = self.cfg.segment_bytes;
         let mut all: Vec<BatchAt> = Vec::new();
         let whole = self.follow_headers(disk, s, segments, &mut all);
-        let list: Vec<(u64, usize)> = whole.iter().map(|&id| (self.ssd.device_offset(id), size)).collect();
+        let list: Vec<(u64, usize)> = whole
+            .iter()
+            .map(|&id| (self.ssd.device_offset(id), size))
+            .collect();
         read_in_order(disk, &list, |at, image| {
             let id = whole[at];
             match image {
@@ -316,10 +340,16 @@ impl<D: Snapshot> Lane<D> {
         let size = self.cfg.segment_bytes;
         let mut whole = Vec::new();
         let mut found: HashMap<u32, Vec<BatchAt>> = HashMap::new();
-        let mut at: Vec<(u32, usize)> = segments.iter().map(|&id| (id, SEGMENT_HEADER_BYTES)).collect();
+        let mut at: Vec<(u32, usize)> = segments
+            .iter()
+            .map(|&id| (id, SEGMENT_HEADER_BYTES))
+            .collect();
         for _ in 0..HEADERS_FOLLOWED_MAX {
             let place = |&(id, start): &(u32, usize)| {
-                (self.ssd.device_offset(id) + (start - start % BLOCK_BYTES) as u64, BLOCK_BYTES)
+                (
+                    self.ssd.device_offset(id) + (start - start % BLOCK_BYTES) as u64,
+                    BLOCK_BYTES,
+                )
             };
             let list: Vec<(u64, usize)> = at.iter().map(place).collect();
             let mut next = Vec::new();
@@ -327,7 +357,9 @@ impl<D: Snapshot> Lane<D> {
                 let (id, start) = at[n];
                 let base = start - start % BLOCK_BYTES;
                 let life = self.ssd.life(id);
-                let header = block.ok().and_then(|b| BatchHeader::read_in(&b, base, size, &life, start));
+                let header = block
+                    .ok()
+                    .and_then(|b| BatchHeader::read_in(&b, base, size, &life, start));
                 let Some(header) = header else {
                     whole.push(id);
                     return;
@@ -382,7 +414,13 @@ impl<D: Snapshot> Lane<D> {
         }
     }
 
-    pub(crate) fn damage(&self, segment: u32, from_bytes: usize, to_bytes: usize, what: &str) -> Damage {
+    pub(crate) fn damage(
+        &self,
+        segment: u32,
+        from_bytes: usize,
+        to_bytes: usize,
+        what: &str,
+    ) -> Damage {
         Damage {
             lane: self.cfg.lane,
             segment,
@@ -394,7 +432,8 @@ impl<D: Snapshot> Lane<D> {
 
     /// Finds the youngest epoch and whether this lane has all of it.
     fn judge(&mut self, disk: &mut dyn Disk, s: &mut Survey) -> Result<(), MediaError> {
-        let newest = |f: fn(&BatchHeader) -> u64| s.batches.iter().map(|b| f(&b.header)).max().unwrap_or(0);
+        let newest =
+            |f: fn(&BatchHeader) -> u64| s.batches.iter().map(|b| f(&b.header)).max().unwrap_or(0);
         let (epoch, clock) = (newest(|h| h.epoch), newest(|h| h.clock_ms));
         s.max_epoch = epoch.max(s.durable_epoch);
         s.clock_ms = clock.max(s.clock_ms);
@@ -402,9 +441,18 @@ impl<D: Snapshot> Lane<D> {
         if s.max_epoch <= s.durable_epoch {
             return Ok(());
         }
-        let last: Vec<BatchAt> = s.batches.iter().filter(|b| b.header.epoch == s.max_epoch).copied().collect();
-        let begun = last.first().is_some_and(|b| b.header.flags & BATCH_FIRST != 0);
-        let gapless = last.windows(2).all(|w| w[1].header.seq == w[0].header.seq + 1);
+        let last: Vec<BatchAt> = s
+            .batches
+            .iter()
+            .filter(|b| b.header.epoch == s.max_epoch)
+            .copied()
+            .collect();
+        let begun = last
+            .first()
+            .is_some_and(|b| b.header.flags & BATCH_FIRST != 0);
+        let gapless = last
+            .windows(2)
+            .all(|w| w[1].header.seq == w[0].header.seq + 1);
         let ended = last.last().is_some_and(|b| b.header.flags & BATCH_END != 0);
         let mut sound = begun && gapless && ended;
         for b in &last {
@@ -440,7 +488,12 @@ pub(crate) struct Items<'a> {
 }
 
 impl<'a> Items<'a> {
-    pub(crate) fn new(image: &'a [u8], base: usize, life: &'a frame::Life, b: &BatchAt) -> Items<'a> {
+    pub(crate) fn new(
+        image: &'a [u8],
+        base: usize,
+        life: &'a frame::Life,
+        b: &BatchAt,
+    ) -> Items<'a> {
         Items {
             image,
             base,
@@ -473,16 +526,21 @@ impl<'a> Reader<'a> {
         Ok(bytes)
     }
     fn u32(&mut self) -> Result<u32, String> {
-        Ok(u32::from_le_bytes(self.bytes(4)?.try_into().expect("four bytes")))
+        Ok(u32::from_le_bytes(
+            self.bytes(4)?.try_into().expect("four bytes"),
+        ))
     }
     fn u64(&mut self) -> Result<u64, String> {
-        Ok(u64::from_le_bytes(self.bytes(8)?.try_into().expect("eight bytes")))
+        Ok(u64::from_le_bytes(
+            self.bytes(8)?.try_into().expect("eight bytes"),
+        ))
     }
     fn segment_numbers(&mut self, n: usize, count: usize) -> Result<Vec<u32>, String> {
         let read = |_| {
             let id = self.u32()?;
             let fits = (id as usize) < count;
-            fits.then_some(id).ok_or("a segment number is too large".to_string())
+            fits.then_some(id)
+                .ok_or("a segment number is too large".to_string())
         };
         (0..n).map(read).collect()
     }

@@ -87,7 +87,12 @@ impl<D: Snapshot> Lane<D> {
         self.io.send(Purpose::WarmRead { segment }, op);
     }
 
-    pub(crate) fn warm_read(&mut self, segment: u32, result: Result<(), MediaError>, buf: Option<Buf>) {
+    pub(crate) fn warm_read(
+        &mut self,
+        segment: u32,
+        result: Result<(), MediaError>,
+        buf: Option<Buf>,
+    ) {
         let life = self.ssd.life(segment);
         let Some(job) = &mut self.warm else { return };
         let header = buf
@@ -153,7 +158,8 @@ impl<D: Snapshot> Lane<D> {
 
     fn next_warm_part(&mut self, job: WarmJob, buf: &Buf) {
         let life = self.ssd.life(job.segment);
-        let next = SegmentHeader::read(buf, life.pool, life.lane, job.segment).map_or(0, |h| h.next);
+        let next =
+            SegmentHeader::read(buf, life.pool, life.lane, job.segment).map_or(0, |h| h.next);
         let full = self.mem.free_segments() <= SPARE_SEGMENTS + 1;
         let valid = next > 0 && (next as usize) <= self.ssd.count() && job.left > 0 && !full;
         if !valid {

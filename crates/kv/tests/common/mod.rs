@@ -183,17 +183,32 @@ impl Rig {
         let Some(held) = large else { return Ok(got) };
         let mut out = Vec::new();
         for n in 0..held.pieces() {
-            let piece = self.run(|w, t| terrace_kv::read_piece(w, t, &held, n, |b| b.to_vec()))?.0;
+            let piece = self
+                .run(|w, t| terrace_kv::read_piece(w, t, &held, n, |b| b.to_vec()))?
+                .0;
             out.extend_from_slice(&piece);
         }
         Ok(Some(out))
     }
 
     /// Sets without waiting for durability; returns the epoch to wait for.
-    pub fn set(&mut self, key: &[u8], value: &[u8], expiry: terrace_kv::Expiry) -> Result<Option<u64>, String> {
+    pub fn set(
+        &mut self,
+        key: &[u8],
+        value: &[u8],
+        expiry: terrace_kv::Expiry,
+    ) -> Result<Option<u64>, String> {
         let mut new = self.value(value)?;
         let r = self.run(|w, t| {
-            terrace_kv::set(w, t, key, &mut new, terrace_kv::Cond::Always, expiry, |_| ())
+            terrace_kv::set(
+                w,
+                t,
+                key,
+                &mut new,
+                terrace_kv::Cond::Always,
+                expiry,
+                |_| (),
+            )
         });
         r.map(|(_, epoch)| epoch)
     }
@@ -202,7 +217,9 @@ impl Rig {
         if value.len() <= terrace_kv::inline_max_bytes(&self.worker) {
             return Ok(terrace_kv::NewValue::Inline(value));
         }
-        let mut upload = self.run(|w, t| terrace_kv::upload_begin(w, t, value.len() as u64))?.0;
+        let mut upload = self
+            .run(|w, t| terrace_kv::upload_begin(w, t, value.len() as u64))?
+            .0;
         for piece in value.chunks(terrace_kv::piece_bytes(&self.worker)) {
             self.run(|w, t| terrace_kv::upload_piece(w, t, &mut upload, piece))?;
         }

@@ -40,7 +40,8 @@ fn lives(shape: usize, states: u64, time: Duration) -> u64 {
     let (mut judged, mut seed) = (0, 1000 * shape as u64);
     while judged < states && Instant::now() < until {
         seed += 1;
-        judged += live(&plan(seed, shape)).unwrap_or_else(|e| panic!("TERRACE_SEED={seed} shape {shape}: {e}"));
+        judged += live(&plan(seed, shape))
+            .unwrap_or_else(|e| panic!("TERRACE_SEED={seed} shape {shape}: {e}"));
     }
     judged
 }
@@ -51,7 +52,10 @@ fn share() -> u64 {
 
 fn run(shape: usize) {
     let judged = lives(shape, share(), Duration::from_secs(600));
-    assert!(env("TERRACE_SEED").is_some() || judged >= share(), "only {judged} states in the time given");
+    assert!(
+        env("TERRACE_SEED").is_some() || judged >= share(),
+        "only {judged} states in the time given"
+    );
     println!("{judged} crash states judged");
 }
 
@@ -86,7 +90,10 @@ fn soak_crashes() {
     while Instant::now() < until {
         seed += 1;
         let shape = (seed % shapes().len() as u64) as usize;
-        let plan = Plan { commands: 3000, ..plan(seed, shape) };
+        let plan = Plan {
+            commands: 3000,
+            ..plan(seed, shape)
+        };
         judged += live(&plan).unwrap_or_else(|e| panic!("TERRACE_SEED={seed} shape {shape}: {e}"));
     }
     println!("{judged} crash states judged");

@@ -9,7 +9,7 @@
 use crate::common::{Rig, SEGMENT, Shape};
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
-use terrace_kv::{Expiry, ExpireCond};
+use terrace_kv::{ExpireCond, Expiry};
 use terrace_media::sim::{Rng, SimDevice};
 use terrace_media::{BLOCK_BYTES, Buf, Device, write_blocking};
 use terrace_pool::{Durability, ManualClock, Rule};
@@ -134,7 +134,12 @@ pub fn live(plan: &Plan) -> Result<u64, String> {
     Ok(judged)
 }
 
-fn open(device: &SimDevice, plan: &Plan, clock: ManualClock, progress: &Arc<Mutex<Progress>>) -> Result<Rig, String> {
+fn open(
+    device: &SimDevice,
+    plan: &Plan,
+    clock: ManualClock,
+    progress: &Arc<Mutex<Progress>>,
+) -> Result<Rig, String> {
     let mut rig = Rig::try_open(device, plan.shape, clock).map_err(|e| format!("open: {e}"))?;
     for lane in 0..plan.shape.lanes as u16 {
         rig.pool.with_lane(lane, |l| {
@@ -144,11 +149,18 @@ fn open(device: &SimDevice, plan: &Plan, clock: ManualClock, progress: &Arc<Mute
         });
     }
     let told = progress.clone();
-    rig.on_turn = Some(Box::new(move |durable| told.lock().unwrap().durable(durable)));
+    rig.on_turn = Some(Box::new(move |durable| {
+        told.lock().unwrap().durable(durable)
+    }));
     Ok(rig)
 }
 
-fn watch(device: &SimDevice, plan: &Plan, progress: &Arc<Mutex<Progress>>, crashes: &Arc<Mutex<Vec<Crash>>>) {
+fn watch(
+    device: &SimDevice,
+    plan: &Plan,
+    progress: &Arc<Mutex<Progress>>,
+    crashes: &Arc<Mutex<Vec<Crash>>>,
+) {
     let (progress, crashes) = (progress.clone(), crashes.clone());
     let (seed, every) = (plan.seed, plan.every);
     device.set_hook(Some(Box::new(move |device, _| {
@@ -177,8 +189,10 @@ fn command(
     progress: &Arc<Mutex<Progress>>,
 ) -> Result<Rig, String> {
     let now = rig.worker.now_ms();
-    let pick = |rng: &mut Rng| (rng.below(plan.keys as usize) as f64 * rng.below(100) as f64 / 99.0) as u8;
-    let expiry = |rng: &mut Rng| (rng.below(4) == 0).then(|| now + 100_000 + rng.below(600_000) as u64);
+    let pick =
+        |rng: &mut Rng| (rng.below(plan.keys as usize) as f64 * rng.below(100) as f64 / 99.0) as u8;
+    let expiry =
+        |rng: &mut Rng| (rng.below(4) == 0).then(|| now + 100_000 + rng.below(600_000) as u64);
     let kind = rng.below(100);
     let effect = match kind {
         0..=44 => Effect::Put(vec![(pick(rng), rng.below(900), expiry(rng))]),
@@ -243,10 +257,17 @@ fn execute(rig: &mut Rig, n: usize, effect: &Effect) -> Result<u64, String> {
     match effect {
         Effect::Put(keys) if keys.len() == 1 => {
             let (k, len, at) = keys[0];
-            rig.set(&key(k), &value(n, k, len), at.map_or(Expiry::None, Expiry::At))?;
+            rig.set(
+                &key(k),
+                &value(n, k, len),
+                at.map_or(Expiry::None, Expiry::At),
+            )?;
         }
         Effect::Put(keys) => {
-            let pairs: Vec<_> = keys.iter().map(|&(k, len, _)| (key(k), value(n, k, len))).collect();
+            let pairs: Vec<_> = keys
+                .iter()
+                .map(|&(k, len, _)| (key(k), value(n, k, len)))
+                .collect();
             rig.mset(&pairs)?;
         }
         Effect::Remove(keys) if keys.is_empty() => {}
@@ -303,7 +324,9 @@ fn judge(plan: &Plan, crash: &Crash, effects: &[(Effect, u64)], depth: u32) -> R
             what(format!("full scan: {e}"))
         })?;
         if other != state {
-            return Err(what(format!("the full scan finds another state: {other} instead of {state}")));
+            return Err(what(format!(
+                "the full scan finds another state: {other} instead of {state}"
+            )));
         }
     }
     Ok(judged)
@@ -316,7 +339,12 @@ fn drop_roots(device: &SimDevice, lanes: usize) {
 }
 
 /// Recovers and finds the number of commands whose state the pool is in.
-fn found(plan: &Plan, crash: &Crash, device: &SimDevice, effects: &[(Effect, u64)]) -> Result<usize, String> {
+fn found(
+    plan: &Plan,
+    crash: &Crash,
+    device: &SimDevice,
+    effects: &[(Effect, u64)],
+) -> Result<usize, String> {
     let clock = ManualClock::default();
     clock.set(crash.now);
     let mut rig = Rig::try_open(device, plan.shape, clock).map_err(|e| format!("open: {e}"))?;
@@ -359,7 +387,11 @@ fn leaks(rig: &mut Rig, plan: &Plan, got: &BTreeMap<u8, Vec<u8>>) -> Result<(), 
     (0..40).for_each(|_| rig.turn());
     let piece = terrace_kv::piece_bytes(&rig.worker);
     let inline = terrace_kv::inline_max_bytes(&rig.worker);
-    let expected: usize = got.values().filter(|v| v.len() > inline).map(|v| v.len().div_ceil(piece)).sum();
+    let expected: usize = got
+        .values()
+        .filter(|v| v.len() > inline)
+        .map(|v| v.len().div_ceil(piece))
+        .sum();
     let mut pieces = 0;
     for _ in 0..2000 {
         pieces = 0;
@@ -380,17 +412,31 @@ fn leaks(rig: &mut Rig, plan: &Plan, got: &BTreeMap<u8, Vec<u8>>) -> Result<(), 
                 let mut slots = Vec::new();
                 at = l.dir.page(order, |s| slots.push(s));
                 if at.is_none() && order.shard < l.dir.user_shards() {
-                    at = Some(terrace_log::Order { shard: l.dir.user_shards(), hash: 0 });
+                    at = Some(terrace_log::Order {
+                        shard: l.dir.user_shards(),
+                        hash: 0,
+                    });
                 }
                 for s in slots {
-                    let e = (s.loc().in_memory()).then(|| l.entry(s)).or_else(|| l.buffered(s));
-                    let show = |e: terrace_log::Entry<'_>| format!("{:?} {:?} {:?} {:?}", e.kind(), e.key(), e.expiry_ms(), e.value().get(8..16));
+                    let e = (s.loc().in_memory())
+                        .then(|| l.entry(s))
+                        .or_else(|| l.buffered(s));
+                    let show = |e: terrace_log::Entry<'_>| {
+                        format!(
+                            "{:?} {:?} {:?} {:?}",
+                            e.kind(),
+                            e.key(),
+                            e.expiry_ms(),
+                            e.value().get(8..16)
+                        )
+                    };
                     let text = e.map(show);
                     let text = text.unwrap_or_else(|| {
                         let plan = l.plan_read(s.loc());
                         l.unpin(plan.segment);
                         let mut disk = rig.disk.queue(1).unwrap();
-                        let b = terrace_media::read_blocking(&mut *disk, plan.offset, plan.len).unwrap();
+                        let b = terrace_media::read_blocking(&mut *disk, plan.offset, plan.len)
+                            .unwrap();
                         let e = terrace_log::Entry::from_media(&b[plan.skip..], plan.seed).unwrap();
                         format!("ssd {}", show(e))
                     });
@@ -400,7 +446,9 @@ fn leaks(rig: &mut Rig, plan: &Plan, got: &BTreeMap<u8, Vec<u8>>) -> Result<(), 
             eprintln!("{l:?} now {}", l.now_ms());
         });
     }
-    Err(format!("{pieces} internal entries are left where {expected} pieces are needed"))
+    Err(format!(
+        "{pieces} internal entries are left where {expected} pieces are needed"
+    ))
 }
 
 fn dump(rig: &mut Rig) -> Result<BTreeMap<u8, Vec<u8>>, String> {
@@ -429,7 +477,10 @@ fn same(state: &State, got: &BTreeMap<u8, Vec<u8>>, now: u64) -> bool {
             true => live += usize::from(got.contains_key(&k)),
             false => {
                 live += 1;
-                if got.get(&k).is_none_or(|v| v.len() != len || *v != value(n, k, len)) {
+                if got
+                    .get(&k)
+                    .is_none_or(|v| v.len() != len || *v != value(n, k, len))
+                {
                     return false;
                 }
             }
@@ -450,7 +501,10 @@ fn explain(acked: &State, last: &State, got: &BTreeMap<u8, Vec<u8>>, now: u64) -
             _ => false,
         };
         if !fits(a) || !fits(l) {
-            out += &format!("\n  key {k}: acknowledged {a:?}, last begun {l:?}, found {:?} bytes", g.map(Vec::len));
+            out += &format!(
+                "\n  key {k}: acknowledged {a:?}, last begun {l:?}, found {:?} bytes",
+                g.map(Vec::len)
+            );
         }
     }
     out
@@ -465,10 +519,22 @@ pub fn shapes() -> Vec<Shape> {
     };
     vec![
         plain,
-        Shape { durability: Durability::Async, ..plain },
+        Shape {
+            durability: Durability::Async,
+            ..plain
+        },
         Shape { lanes: 2, ..plain },
-        Shape { lanes: 2, durability: Durability::Async, ..plain },
-        Shape { middle_segments: 6, memory_segments: 14, durability: Durability::Async, ..plain },
+        Shape {
+            lanes: 2,
+            durability: Durability::Async,
+            ..plain
+        },
+        Shape {
+            middle_segments: 6,
+            memory_segments: 14,
+            durability: Durability::Async,
+            ..plain
+        },
     ]
 }
 
