@@ -284,8 +284,9 @@ fn a_cleaned_log_answers_as_one_that_is_never_cleaned() {
             match rng.below(10) {
                 0..=5 => {
                     let v = value(&mut rng, n % 700);
-                    rigs.iter_mut()
-                        .for_each(|r| drop(r.set(&key, &v, Expiry::None).unwrap()));
+                    for r in &mut rigs {
+                        r.set(&key, &v, Expiry::None).unwrap();
+                    }
                 }
                 6 => {
                     let [a, b] = rigs.each_mut().map(|r| r.del(&[&key]).unwrap().0);
@@ -358,6 +359,60 @@ fn a_full_ssd_refuses_updates_takes_deletions_and_recovers() {
             "space does not come back: {:?}",
             rig.pool.stats()
         );
+        for (k, v) in &model {
+            assert_eq!(rig.get(k).unwrap().as_ref(), Some(v));
+        }
+    }
+}
+
+/// Full, half deleted, full again, restarted, over and over, in two lanes: never stuck.
+#[test]
+fn a_full_ssd_never_gets_stuck() {
+    for durability in [Durability::Sync, Durability::Async] {
+        let shape = Shape {
+            lanes: 2,
+            durability,
+            segments_per_lane: 90,
+            memory_segments: 40,
+            ..Shape::default()
+        };
+        let device = shape.device(4);
+        let mut rig = Rig::open(&device, shape, clock());
+        let mut rng = Rng::new(4);
+        let mut model = Model::new();
+        let mut next = 0;
+        for round in 0..6 {
+            let mut refusals = 0;
+            for _ in 0..6000 {
+                let key = format!("key:{next}").into_bytes();
+                let len = 20 + rng.below(1500);
+                let v = value(&mut rng, len);
+                match rig.set(&key, &v, Expiry::None) {
+                    Ok(_) => {
+                        next += 1;
+                        model.insert(key, v);
+                    }
+                    Err(e) => {
+                        assert!(e.contains("SSD is full"), "{e}");
+                        refusals += 1;
+                        rig.turn();
+                    }
+                }
+                if refusals > 20 {
+                    break;
+                }
+            }
+            assert!(refusals > 20, "it fills up");
+            if round % 2 == 1 {
+                rig.close();
+                rig = Rig::open(&device, shape, clock());
+            }
+            let gone: Vec<Vec<u8>> = model.keys().step_by(2).cloned().collect();
+            for k in &gone {
+                assert_eq!(rig.del(&[k]).unwrap().0, 1);
+                model.remove(k);
+            }
+        }
         for (k, v) in &model {
             assert_eq!(rig.get(k).unwrap().as_ref(), Some(v));
         }

@@ -406,7 +406,6 @@ impl<D: Snapshot> Lane<D> {
             self.ssd.segment_mut(id).stale_seq = u64::MAX;
         }
         let old = std::mem::replace(&mut self.image_segments, job.image.segments().to_vec());
-        self.image_segments.extend(self.warm_written.drain(..));
         self.give_back(old);
         self.releasable.retain(|id| !job.frees.contains(id));
         self.give_back(job.frees);
@@ -424,8 +423,10 @@ impl<D: Snapshot> Lane<D> {
         }
         self.dir.keep_still(false);
         self.give_back(job.image.segments().to_vec());
-        let warm = std::mem::take(&mut self.warm_written);
-        self.give_back(warm);
+        if job.root.clean {
+            let warm = std::mem::take(&mut self.warm_written);
+            self.give_back(warm);
+        }
         self.checkpoint_asked = true;
     }
 
