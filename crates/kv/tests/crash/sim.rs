@@ -82,7 +82,7 @@ impl Progress {
     }
     fn durable(&mut self, epoch: u64) {
         let done = self.waiting.iter().take_while(|(_, e)| *e <= epoch).count();
-        if let Some((n, _)) = self.waiting.drain(..done).last() {
+        if let Some((n, _)) = self.waiting.drain(..done).next_back() {
             self.ack(n + 1);
         }
     }
@@ -299,7 +299,7 @@ fn judge(plan: &Plan, crash: &Crash, effects: &[(Effect, u64)], depth: u32) -> R
     let mut judged = 1;
     let device = SimDevice::with_image(crash.image.clone(), plan.seed ^ crash.event);
     let inner = Arc::new(Mutex::new(Vec::new()));
-    if depth > 0 && crash.event % 7 == 0 {
+    if depth > 0 && crash.event.is_multiple_of(7) {
         let same = Arc::new(Mutex::new(Progress {
             acked: crash.acked,
             begun: crash.begun,
@@ -355,13 +355,14 @@ fn found(
     let now = rig.worker.now_ms();
     let mut state = crash.state.clone();
     let mut matched = None;
-    for n in crash.acked..=crash.begun {
+    let begun = effects[crash.acked..crash.begun].iter();
+    for (n, next) in (crash.acked..).zip(begun.map(Some).chain([None])) {
         if same(&state, &got, now) {
             matched = Some(n);
             break;
         }
-        if n < crash.begun {
-            apply(&mut state, n, &effects[n].0, effects[n].1);
+        if let Some((effect, at)) = next {
+            apply(&mut state, n, effect, *at);
         }
     }
     let Some(matched) = matched else {
