@@ -82,7 +82,8 @@ impl Progress {
     }
     fn durable(&mut self, epoch: u64) {
         let done = self.waiting.iter().take_while(|(_, e)| *e <= epoch).count();
-        if let Some((n, _)) = self.waiting.drain(..done).next_back() {
+        let newest = self.waiting.drain(..done).next_back();
+        if let Some((n, _)) = newest {
             self.ack(n + 1);
         }
     }
