@@ -6,7 +6,8 @@
 //! keeps a hold on a segment that nobody will read.
 
 use crate::find::{
-    Found, Place, READS_PER_TASK_MAX, entry_of, fetch, find, let_go, place, refused, reserve,
+    Found, Place, READS_PER_TASK_MAX, damage_of, entry_of, fetch, find_to_replace, let_go, place,
+    refused, reserve,
 };
 use crate::large::{self, Binder, Doomed, RECORD_BYTES, RecordSlot, Shared};
 use crate::read::value_of;
@@ -168,7 +169,7 @@ fn find_all(
     let mut ends = Ends::default();
     for c in changes {
         let lane = held.lane(c.at.lane);
-        let found = find(t, lane, c.at, c.key)?;
+        let found = find_to_replace(t, lane, c.at, c.key)?;
         if let Found::Read(plan) = found {
             lane.count(|s| s.verify_reads += 1);
             reads.push((c.at.lane, plan));
@@ -262,7 +263,7 @@ pub(crate) fn commit(
     new: Option<(Kind, &[u8], Option<u64>)>,
 ) -> Result<Committed, KvError> {
     let lane = held.lane(c.at.lane);
-    let found = find(t, lane, c.at, c.key)?;
+    let found = find_to_replace(t, lane, c.at, c.key)?;
     if let Found::Read(plan) = found {
         lane.unpin(plan.segment);
         return Err(KvError::wrong(
@@ -375,16 +376,18 @@ pub(crate) fn look_at<R>(
     old: impl FnOnce(Value<'_>) -> R,
 ) -> Result<Seen<R>, KvError> {
     let lane = held.lane(c.at.lane);
-    let found = find(t, lane, c.at, c.key)?;
+    let found = find_to_replace(t, lane, c.at, c.key)?;
     let wait = seen_with(lane, found);
     let e = match found {
         Found::Here { slot, fetched } => Some(entry_of(t, lane, c.at, slot, fetched)),
         _ => None,
     };
+    // A damaged value is never shown; that it is there counts all the same.
+    let shown = e.filter(|_| damage_of(t, c.at, found).is_none());
     Ok(Seen {
         expiry_ms: e.as_ref().and_then(|e| e.expiry_ms()),
         present: e.is_some(),
-        shown: old(value_of(shared, piece_bytes, e)),
+        shown: old(value_of(shared, piece_bytes, shown)),
         wait,
     })
 }

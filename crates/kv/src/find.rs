@@ -38,6 +38,39 @@ pub(crate) enum Found {
 
 /// Looks for a key in its held lane.
 pub(crate) fn find(t: &Task, lane: &mut Lane, at: Place, key: &[u8]) -> Result<Found, KvError> {
+    let found = find_to_replace(t, lane, at, key)?;
+    match damage_of(t, at, found) {
+        Some(why) => Err(damaged(why)),
+        None => Ok(found),
+    }
+}
+
+/// Why the value that was found must not be shown.
+pub(crate) fn damage_of(t: &Task, at: Place, found: Found) -> Option<&str> {
+    match found {
+        Found::Here {
+            slot,
+            fetched: true,
+        } => t.fetched(at.lane, slot.loc())?.damage(),
+        _ => None,
+    }
+}
+
+fn damaged(why: &str) -> KvError {
+    KvError::new(
+        KvErrorKind::Damaged,
+        format!("the value cannot be read back: {why}"),
+    )
+}
+
+/// The same for a command that does not look at the value: one that is damaged
+/// may be replaced or deleted.
+pub(crate) fn find_to_replace(
+    t: &Task,
+    lane: &mut Lane,
+    at: Place,
+    key: &[u8],
+) -> Result<Found, KvError> {
     let known = |loc| t.known(at.lane, loc, key, at.who.space);
     match lane.look(at.who, key, known) {
         Look::Absent => match t.any_failure(at.lane) {
@@ -69,10 +102,7 @@ fn blame(t: &Task, lane: &Lane, at: Place) -> Result<Found, KvError> {
         .dir
         .find(at.who, |s| t.failure(at.lane, s.loc()).is_some());
     match named.and_then(|s| t.failure(at.lane, s.loc())) {
-        Some(why) => Err(KvError::new(
-            KvErrorKind::Damaged,
-            format!("the value cannot be read back: {why}"),
-        )),
+        Some(why) => Err(damaged(why)),
         None => Ok(Found::Absent),
     }
 }

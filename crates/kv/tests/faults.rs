@@ -418,3 +418,37 @@ fn a_full_ssd_never_gets_stuck() {
         }
     }
 }
+
+/// A value that is damaged on the medium is refused by GET, and may be replaced or deleted.
+#[test]
+fn a_damaged_value_can_be_replaced_and_deleted() {
+    let (device, rig, model) = filled(Shape::default(), 12, 60);
+    rig.close();
+    let image = device.image();
+    let device = SimDevice::with_image(image.clone(), 1);
+    let mut hurt = Vec::new();
+    for (key, v) in model.iter().take(10) {
+        for (at, _) in image
+            .windows(16)
+            .enumerate()
+            .filter(|(_, w)| *w == &v[..16])
+        {
+            device.faults().flip_bit(at as u64 + 3, 2);
+        }
+        hurt.push(key.clone());
+    }
+    // The warm image is hurt too, so nothing comes from DRAM.
+    let mut rig = Rig::open(&device, Shape::default(), clock());
+    for (n, key) in hurt.iter().enumerate() {
+        let error = rig.get(key).unwrap_err();
+        assert!(error.contains("damaged entry"), "{error}");
+        if n % 2 == 0 {
+            rig.set(key, b"new", Expiry::None).unwrap();
+            assert_eq!(rig.get(key).unwrap(), Some(b"new".to_vec()));
+        } else {
+            assert_eq!(rig.del(&[key]).unwrap().0, 1);
+            assert_eq!(rig.get(key).unwrap(), None);
+        }
+    }
+    assert_eq!(rig.pool.keys(), 55);
+}

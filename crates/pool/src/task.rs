@@ -5,8 +5,8 @@
 //! that its reads took; `Worker::finish` ends them.
 
 use std::collections::HashMap;
-use terrace_log::Loc;
 use terrace_log::entry::{Entry, EntryError};
+use terrace_log::{Kind, Loc};
 use terrace_media::MediaError;
 use terrace_tiers::ReadPlan;
 
@@ -18,6 +18,8 @@ pub struct Fetched {
     pub(crate) lane: u16,
     pub(crate) plan: ReadPlan,
     pub(crate) result: Result<Box<[u8]>, String>,
+    /// Why the value must not be shown, although the key is known.
+    damage: Option<String>,
 }
 
 impl Fetched {
@@ -36,11 +38,22 @@ impl Fetched {
                 plan.offset + plan.skip as u64
             )
         };
+        let hurt = |e: EntryError| format!("damaged entry at {}: {e}", place());
+        let mut damage = None;
         let entry = match &read {
             Err(e) => Err(format!("{e} ({})", place())),
-            Ok(()) => Entry::from_media(&bytes[plan.skip..], plan.seed)
-                .and_then(|e| e.verify_value(plan.seed).map(|()| e))
-                .map_err(|e: EntryError| format!("damaged entry at {}: {e}", place())),
+            Ok(()) => match Entry::from_media(&bytes[plan.skip..], plan.seed) {
+                Err(e) => Err(hurt(e)),
+                Ok(e) => match e.verify_value(plan.seed) {
+                    Ok(()) => Ok(e),
+                    // A new value may replace it; a binder's pieces could not be found.
+                    Err(why) if e.kind() == Kind::Value => {
+                        damage = Some(hurt(why));
+                        Ok(e)
+                    }
+                    Err(why) => Err(hurt(why)),
+                },
+            },
         };
         let result = entry.map(
             |e| match keys_only && e.value().len() > KEY_ONLY_VALUE_MAX_BYTES {
@@ -54,7 +67,12 @@ impl Fetched {
                 false => e.as_bytes().into(),
             },
         );
-        Fetched { lane, plan, result }
+        Fetched {
+            lane,
+            plan,
+            result,
+            damage,
+        }
     }
 
     /// The entry; its value is missing when only the key was asked for.
@@ -63,6 +81,10 @@ impl Fetched {
             Ok(bytes) => Ok(Entry::in_memory(bytes)),
             Err(why) => Err(why),
         }
+    }
+    /// Why the value must not be shown, if it fails its checksum; the key is right.
+    pub fn damage(&self) -> Option<&str> {
+        self.damage.as_deref()
     }
     /// Where it was read.
     pub fn loc(&self) -> Loc {

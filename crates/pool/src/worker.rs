@@ -450,7 +450,7 @@ impl Worker {
         if spare.len() < SPARE_BUFS_MAX && read.plan.len <= 4 * terrace_media::BLOCK_BYTES {
             spare.push(buf);
         }
-        if fetched.result.is_err() {
+        if fetched.result.is_err() || fetched.damage().is_some() {
             self.pool.lanes[read.lane as usize]
                 .lock()
                 .count(|s| s.damaged_reads += 1);
