@@ -10,7 +10,7 @@ use std::collections::BTreeMap;
 use terrace_kv::Expiry;
 use terrace_media::Device;
 use terrace_media::sim::{Fault, Rng, SimDevice};
-use terrace_pool::{Durability, ManualClock, check_on_device};
+use terrace_pool::{Durability, ManualClock, Rule, check_on_device};
 
 type Model = BTreeMap<Vec<u8>, Vec<u8>>;
 
@@ -363,6 +363,79 @@ fn a_full_ssd_refuses_updates_takes_deletions_and_recovers() {
             assert_eq!(rig.get(k).unwrap().as_ref(), Some(v));
         }
     }
+}
+
+/// Fills the SSD, deletes half, fills it again: as long as nothing gets stuck, all ends.
+fn fill_twice(rule: Option<Rule>) {
+    let shape = Shape {
+        segments_per_lane: 64,
+        memory_segments: 16,
+        ..Shape::default()
+    };
+    let device = shape.device(5);
+    let mut rig = Rig::open(&device, shape, clock());
+    rig.pool.with_lane(0, |l| l.without_rule = rule);
+    let mut rng = Rng::new(5);
+    for round in 0..2 {
+        let mut refused = false;
+        for n in 0..5000 {
+            let key = format!("key:{n}").into_bytes();
+            let v = value(&mut rng, 700);
+            if rig.set(&key, &v, Expiry::None).is_err() {
+                refused = true;
+                break;
+            }
+        }
+        assert!(refused, "round {round}: it fills up");
+        for n in (0..5000).step_by(2) {
+            rig.del(&[format!("key:{n}").as_bytes()]).unwrap();
+        }
+    }
+    rig.settle();
+}
+
+#[test]
+fn rule_6_without_the_reserve_a_full_ssd_gets_stuck() {
+    fill_twice(None);
+    std::panic::set_hook(Box::new(|_| {}));
+    let without = std::panic::catch_unwind(|| fill_twice(Some(Rule::ReserveStays)));
+    let _ = std::panic::take_hook();
+    assert!(
+        without.is_err(),
+        "nothing noticed that the reserve was taken out"
+    );
+}
+
+/// Rule 3: what has expired once stays expired when the system's clock is set back.
+#[test]
+fn a_clock_that_jumps_back_brings_nothing_back() {
+    let shape = Shape::default();
+    let device = shape.device(6);
+    let clock = clock();
+    let mut rig = Rig::open(&device, shape, clock.clone());
+    let soon = rig.worker.now_ms() + 5_000;
+    rig.set(b"short", b"lived", Expiry::At(soon)).unwrap();
+    rig.set(b"long", b"lived", Expiry::At(soon + 3_600_000))
+        .unwrap();
+    clock.set(soon + 1);
+    rig.turn();
+    assert_eq!(rig.get(b"short").unwrap(), None);
+    rig.settle();
+    let seen = rig.worker.now_ms();
+    clock.set(1_000_000);
+    rig.turn();
+    assert!(
+        rig.worker.now_ms() >= seen,
+        "time went back while the pool was open"
+    );
+    // A crash, and a start with a clock an hour behind.
+    let device = SimDevice::with_image(device.durable_image(), 1);
+    let behind = ManualClock::default();
+    behind.set(1);
+    let mut rig = Rig::open(&device, shape, behind);
+    assert!(rig.worker.now_ms() >= soon, "the mark is persisted");
+    assert_eq!(rig.get(b"short").unwrap(), None);
+    assert_eq!(rig.get(b"long").unwrap(), Some(b"lived".to_vec()));
 }
 
 /// Full, half deleted, full again, restarted, over and over, in two lanes: never stuck.

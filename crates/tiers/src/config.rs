@@ -107,4 +107,6 @@ pub enum Rule {
     KeepSuperseded,
     /// Bytes are acknowledged only after the device's flush.
     FlushBeforeAcknowledge,
+    /// Rule 6: segments for the whole dirty bound stay reserved.
+    ReserveStays,
 }

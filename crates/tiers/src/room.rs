@@ -5,7 +5,7 @@
 //! device or waits; making room in memory is all that is done here, and what is
 //! missing is said by [`Refused`].
 
-use crate::config::Refused;
+use crate::config::{Refused, Rule};
 use crate::lane::Lane;
 use crate::policy;
 use terrace_log::Snapshot;
@@ -56,7 +56,10 @@ impl<D: Snapshot> Lane<D> {
 
     /// Bytes of live entries and tombstones the SSD terrace accepts.
     pub fn usable_bytes(&self) -> u64 {
-        let keep_out = self.reserve_segments();
+        let keep_out = match self.rule(Rule::ReserveStays) {
+            true => self.reserve_segments(),
+            false => 0,
+        };
         let rest = self.ssd.count().saturating_sub(keep_out + self.ssd.bad());
         // A twentieth is left to garbage: without any, cleaning could not end.
         (rest as u64 * self.cfg.segment_bytes as u64) / 20 * 19
@@ -64,6 +67,9 @@ impl<D: Snapshot> Lane<D> {
     /// Dirty bytes that the segments free right now can take, beside what the
     /// cleaner and a checkpoint need to free more: so stepping down never gets stuck.
     fn steppable_bytes(&self) -> u64 {
+        if !self.rule(Rule::ReserveStays) {
+            return u64::MAX;
+        }
         let free = self.ssd.free().len();
         let segments = free.saturating_sub(self.checkpoint_segments() + CLEANER_SEGMENTS);
         (segments * self.cfg.segment_bytes) as u64 / 5 * 4
