@@ -323,6 +323,10 @@ impl MemTerrace {
             })
         })
     }
+    /// A victim is not cleaned after all: it is the oldest clean segment again.
+    pub fn give_victim_back(&mut self, id: u32) {
+        self.clean.push_front(id);
+    }
     /// Whether `take_victim` would find one.
     pub fn has_victim(&self) -> bool {
         !self.clean.is_empty() || self.clean_head.is_some_and(|h| self.segment(h).used > 0)

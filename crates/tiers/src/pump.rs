@@ -64,6 +64,10 @@ impl<D: Snapshot> Lane<D> {
     pub fn settle(&mut self) {
         if self.phase == Phase::Idle && self.dirty_bytes() == 0 {
             self.mem.seal_dirty_head();
+            // A victim half cleaned is a segment like the others again.
+            if let Some((id, _)) = self.cleaning_memory[0].take() {
+                self.mem.give_victim_back(id);
+            }
             self.epoch_start = self.mem.dirty_end();
             self.staged = self.epoch_start;
             self.durable = self.epoch_start;
