@@ -285,6 +285,10 @@ impl Worker {
             self.pool.wake_all();
         }
     }
+    /// Looks at the clock: to be called after a sleep, before commands are executed.
+    pub fn tick(&mut self) {
+        self.turn_ms = self.pool.clock.now_ms();
+    }
     /// Hands reads begun since the last turn to the device.
     pub fn kick(&mut self) {
         self.disk.kick();

@@ -115,6 +115,11 @@ impl Store for KvStore {
     type Upload = kv::Upload;
 
     #[inline]
+    fn tick(&mut self) {
+        self.worker.tick();
+    }
+
+    #[inline]
     fn kick(&mut self) {
         self.worker.kick();
     }

@@ -136,6 +136,8 @@ pub trait Store: Sized {
 
     /// Reaps completions and does a bounded slice of background work; never blocks.
     fn turn(&mut self) -> Turn;
+    /// Looks at the clock after a sleep.
+    fn tick(&mut self) {}
     /// Hands reads that were begun since the last turn to the device.
     fn kick(&mut self) {}
     /// The owners of tasks whose reads are finished, appended to `out`.

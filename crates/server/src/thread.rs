@@ -167,6 +167,7 @@ impl<S: Store> Thread<S> {
             Err(e) => return Err(format!("polling the sockets failed: {e}")),
         }
         self.env.now_ms = self.env.shared.started.elapsed().as_millis() as u64;
+        self.env.store.tick();
         for event in events.iter() {
             match event.token() {
                 WAKER => self.messages(),
