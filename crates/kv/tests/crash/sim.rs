@@ -318,12 +318,8 @@ fn judge(plan: &Plan, crash: &Crash, effects: &[(Effect, u64)], depth: u32) -> R
     if crash.event.is_multiple_of(plan.scan_every) {
         let scanned = SimDevice::with_image(crash.image.clone(), plan.seed);
         drop_roots(&scanned, plan.shape.lanes);
-        let other = found(plan, crash, &scanned, effects).map_err(|e| {
-            if std::env::var("TERRACE_KEEP").is_ok() {
-                std::fs::write("/tmp/crash.img", &crash.image).unwrap();
-            }
-            what(format!("full scan: {e}"))
-        })?;
+        let other =
+            found(plan, crash, &scanned, effects).map_err(|e| what(format!("full scan: {e}")))?;
         if other != state {
             return Err(what(format!(
                 "the full scan finds another state: {other} instead of {state}"
