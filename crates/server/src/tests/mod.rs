@@ -127,7 +127,10 @@ impl Talk {
                 return self.buf.drain(..len).collect();
             }
             let mut chunk = vec![0; 256 << 10];
-            let n = self.stream.read(&mut chunk).expect("a reply in time");
+            let n = match self.stream.read(&mut chunk) {
+                Err(e) if e.kind() == std::io::ErrorKind::Interrupted => continue,
+                read => read.expect("a reply in time"),
+            };
             assert!(
                 n > 0,
                 "the connection ended within {:?}",

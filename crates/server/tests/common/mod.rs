@@ -229,7 +229,13 @@ impl Talk {
         self.at = 0;
         let before = self.buf.len();
         self.buf.resize(before + (64 << 10), 0);
-        let read = self.stream.read(&mut self.buf[before..]);
+        let read = loop {
+            // A socket with a timeout is not restarted after a signal.
+            match self.stream.read(&mut self.buf[before..]) {
+                Err(e) if e.kind() == std::io::ErrorKind::Interrupted => {}
+                read => break read,
+            }
+        };
         self.buf.truncate(before + *read.as_ref().unwrap_or(&0));
         match read? {
             0 => Err(std::io::ErrorKind::UnexpectedEof.into()),
