@@ -39,7 +39,7 @@ pub enum PoolError {
         allowed: String,
     },
     /// The medium failed.
-    #[error("{0}")]
+    #[error(transparent)]
     Media(#[from] MediaError),
     /// The file system failed.
     #[error("{path}: {error}")]
