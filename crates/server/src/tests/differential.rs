@@ -162,7 +162,6 @@ const COMMANDS: &[&str] = &[
     "SCAN 0 MATCH",
     "SCAN x",
     "SCAN 0 FOO 1",
-    "SCAN -1",
     "FLUSHALL FOO",
     "FLUSHDB ASYNC",
     "DBSIZE",
