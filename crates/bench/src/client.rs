@@ -1,4 +1,4 @@
-//! A small blocking client: one request, one reply. For PING, INFO, DBSIZE, SHUTDOWN and single GETs, not for load.
+//! A small blocking client: one request, one reply. For PING, INFO, DBSIZE, SHUTDOWN, single GETs and `stats`, not for load.
 //!
 //! Promises that every wait ends: connecting and reading have a bound. Never retries by itself.
 
@@ -107,6 +107,30 @@ impl Client {
     }
 }
 
+/// The numbers of memcached's `stats` by name.
+pub fn memcached_stats(addr: SocketAddr, wait_max_s: u64) -> Result<HashMap<String, f64>> {
+    let mut client = Client::connect(addr, wait_max_s)?;
+    client
+        .socket
+        .write_all(b"stats\r\n")
+        .context("sending stats")?;
+    let (mut buffer, mut chunk) = (Vec::new(), [0u8; 16 << 10]);
+    while !buffer.ends_with(b"END\r\n") {
+        match client
+            .socket
+            .read(&mut chunk)
+            .context("waiting for stats")?
+        {
+            0 => bail!("the server closed the connection instead of answering stats"),
+            _ if buffer.len() > REPLY_BYTES_MAX => {
+                bail!("the answer to stats is longer than {REPLY_BYTES_MAX} bytes")
+            }
+            n => buffer.extend_from_slice(&chunk[..n]),
+        }
+    }
+    Ok(parse_stats(&String::from_utf8_lossy(&buffer)))
+}
+
 fn own(reply: &Reply<'_>) -> Answer {
     match reply {
         Reply::Status(text) | Reply::Bulk(text) => Answer::Text(text.to_vec()),
@@ -114,6 +138,15 @@ fn own(reply: &Reply<'_>) -> Answer {
         Reply::Number(n) => Answer::Number(*n),
         Reply::Nil => Answer::Nil,
     }
+}
+
+fn parse_stats(text: &str) -> HashMap<String, f64> {
+    text.lines()
+        .filter_map(|line| {
+            let (name, value) = line.strip_prefix("STAT ")?.split_once(' ')?;
+            Some((name.to_owned(), value.parse().ok()?))
+        })
+        .collect()
 }
 
 fn parse_info(text: &str) -> HashMap<String, f64> {
@@ -135,5 +168,8 @@ mod tests {
             parse_info("# Tiers\r\ndevice_reads:12\r\nmode:async\r\nindex_bytes:1.5\r\n\r\n");
         assert_eq!(info.len(), 2);
         assert_eq!((info["device_reads"], info["index_bytes"]), (12.0, 1.5));
+        let stats = parse_stats("STAT version 1.6.18\r\nSTAT curr_items 7\r\nEND\r\n");
+        assert_eq!(stats.len(), 1);
+        assert_eq!(stats["curr_items"], 7.0);
     }
 }

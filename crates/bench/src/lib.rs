@@ -14,6 +14,8 @@ mod machine;
 mod process;
 mod progress;
 mod report;
+mod rounds;
+mod serve;
 mod server;
 mod stop;
 mod swap;
@@ -77,6 +79,12 @@ const BENCHES: &[Bench] = &[
         about: "in DRAM, over a cap, and recovery, beside redis-server",
         parts: first::PARTS,
         run: first::run,
+    },
+    Bench {
+        name: "serve",
+        about: "speed, distance to the device, steadiness, beside redis-server and memcached",
+        parts: serve::PARTS,
+        run: serve::run,
     },
     Bench {
         name: "device",

@@ -4,7 +4,8 @@
 //! before its cgroup is. Never measures; never keeps data of a peer.
 
 use crate::cgroup::{Cgroup, Usage};
-use crate::client::{Answer, Client};
+use crate::client::{self, Answer, Client};
+use crate::load::Protocol;
 use crate::process::{self, Guard};
 use crate::stop;
 use anyhow::{Context, Result, bail};
@@ -22,6 +23,8 @@ const STOP_MAX_S: u64 = 120;
 const READY_PAUSE_US: u64 = 500;
 /// Pause before a server that failed is looked at.
 const EXPLAIN_PAUSE_MS: u64 = 100;
+/// Extstore's ext_recache_rate where it recaches: every item that qualifies.
+const RECACHE_RATE: u32 = 1;
 /// Bound on one wait of the small client.
 const CLIENT_WAIT_MAX_S: u64 = 60;
 
@@ -32,6 +35,12 @@ pub enum Peer {
     Terrace,
     /// redis-server.
     Redis,
+    /// memcached, all in DRAM.
+    Memcached,
+    /// memcached with extstore, which never brings an item back to DRAM.
+    Extstore,
+    /// memcached with extstore, which brings an item back to DRAM when it was read twice within a minute.
+    ExtstoreRecaching,
 }
 
 impl Peer {
@@ -40,23 +49,45 @@ impl Peer {
         match self {
             Peer::Terrace => "terrace",
             Peer::Redis => "redis",
+            Peer::Memcached => "memcached",
+            Peer::Extstore => "extstore",
+            Peer::ExtstoreRecaching => "extstore, recaching",
         }
+    }
+
+    /// What it understands.
+    pub fn protocol(self) -> Protocol {
+        match self {
+            Peer::Terrace | Peer::Redis => Protocol::Resp,
+            Peer::Memcached | Peer::Extstore | Peer::ExtstoreRecaching => Protocol::Memcached,
+        }
+    }
+
+    /// Whether it may refuse a write or lose a key when room is short.
+    pub fn is_cache(self) -> bool {
+        self.protocol() == Protocol::Memcached
     }
 
     /// Why it cannot run here, if so.
     pub fn missing(self) -> Option<&'static str> {
-        match self {
-            Peer::Terrace => None,
-            Peer::Redis => (!process::installed("redis-server"))
-                .then_some("not installed (apt-get install redis-server)"),
-        }
+        let (program, why) = match self {
+            Peer::Terrace => return None,
+            Peer::Redis => (
+                "redis-server",
+                "not installed (apt-get install redis-server)",
+            ),
+            Peer::Memcached | Peer::Extstore | Peer::ExtstoreRecaching => {
+                ("memcached", "not installed (apt-get install memcached)")
+            }
+        };
+        (!process::installed(program)).then_some(why)
     }
 }
 
 /// When a write is acknowledged.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Durability {
-    /// In DRAM; of Redis, without any persistence.
+    /// In DRAM; of a peer, without any persistence.
     Async,
     /// On the disk; of Redis, an append-only file with `appendfsync always`.
     Sync,
@@ -73,9 +104,9 @@ pub struct Spec {
     pub dir: PathBuf,
     /// Where its output goes.
     pub log: PathBuf,
-    /// Bound on DRAM, ours only.
+    /// Bound on DRAM, ours and memcached's; what that bounds, each decides.
     pub dram_bytes: u64,
-    /// Space on the SSD, ours only.
+    /// Space on the SSD, ours and extstore's.
     pub ssd_bytes: u64,
     /// When it acknowledges.
     pub durability: Durability,
@@ -85,57 +116,101 @@ pub struct Spec {
 
 impl Spec {
     fn argv(&self, port: u16) -> Vec<String> {
-        let dir = self.dir.display().to_string();
-        let port_text = port.to_string();
-        let words: Vec<String> = match self.peer {
-            Peer::Terrace => {
-                let addr = format!("127.0.0.1:{port}");
-                let (exe, dram, ssd) = (
-                    self.exe.display().to_string(),
-                    size_text(self.dram_bytes),
-                    size_text(self.ssd_bytes),
-                );
-                let head = [
-                    &exe, "serve", "--pool", &dir, "--dram", &dram, "--ssd", &ssd, "--resp", &addr,
-                ];
-                let durability = if self.durability == Durability::Sync {
-                    "sync"
-                } else {
-                    "async"
-                };
-                let tail = ["--durability", durability, "--threads", "1"];
-                head.iter().chain(&tail).map(ToString::to_string).collect()
-            }
-            Peer::Redis => {
-                let aof = if self.durability == Durability::Sync {
-                    "yes"
-                } else {
-                    "no"
-                };
-                let head = [
-                    "redis-server",
-                    "--bind",
-                    "127.0.0.1",
-                    "--port",
-                    &port_text,
-                    "--dir",
-                    &dir,
-                    "--save",
-                    "",
-                ];
-                let tail = [
-                    "--appendonly",
-                    aof,
-                    "--appendfsync",
-                    "always",
-                    "--daemonize",
-                    "no",
-                ];
-                head.iter().chain(&tail).map(ToString::to_string).collect()
-            }
-        };
-        words
+        match self.peer {
+            Peer::Terrace => self.terrace_argv(port),
+            Peer::Redis => self.redis_argv(port),
+            Peer::Memcached => self.memcached_argv(port),
+            Peer::Extstore => self.extstore_argv(port, 0),
+            Peer::ExtstoreRecaching => self.extstore_argv(port, RECACHE_RATE),
+        }
     }
+
+    fn terrace_argv(&self, port: u16) -> Vec<String> {
+        let durability = match self.durability {
+            Durability::Async => "async",
+            Durability::Sync => "sync",
+        };
+        words(&[
+            &self.exe.display().to_string(),
+            "serve",
+            "--pool",
+            &self.dir.display().to_string(),
+            "--dram",
+            &size_text(self.dram_bytes),
+            "--ssd",
+            &size_text(self.ssd_bytes),
+            "--resp",
+            &format!("127.0.0.1:{port}"),
+            "--durability",
+            durability,
+            "--threads",
+            "1",
+        ])
+    }
+
+    fn redis_argv(&self, port: u16) -> Vec<String> {
+        let aof = match self.durability {
+            Durability::Async => "no",
+            Durability::Sync => "yes",
+        };
+        words(&[
+            "redis-server",
+            "--bind",
+            "127.0.0.1",
+            "--port",
+            &port.to_string(),
+            "--dir",
+            &self.dir.display().to_string(),
+            "--save",
+            "",
+            "--appendonly",
+            aof,
+            "--appendfsync",
+            "always",
+            "--daemonize",
+            "no",
+        ])
+    }
+
+    /// As root it wants to be told whom to run as; for anyone else it ignores that.
+    fn memcached_argv(&self, port: u16) -> Vec<String> {
+        words(&[
+            "memcached",
+            "-u",
+            "root",
+            "-l",
+            "127.0.0.1",
+            "-p",
+            &port.to_string(),
+            "-U",
+            "0",
+            "-t",
+            "1",
+            "-m",
+            &(self.dram_bytes >> 20).to_string(),
+        ])
+    }
+
+    /// Items go out at once and through large buffers: with its defaults it drops what comes faster than it writes.
+    fn extstore_argv(&self, port: u16, recache_rate: u32) -> Vec<String> {
+        let path = format!(
+            "ext_path={}:{}m",
+            self.dir.join("extstore").display(),
+            self.ssd_bytes >> 20
+        );
+        let rest = format!(
+            "ext_item_age=0,ext_wbuf_size=16,ext_threads=4,ext_recache_rate={recache_rate}"
+        );
+        [
+            self.memcached_argv(port),
+            words(&["-o", &format!("{path},{rest}")]),
+        ]
+        .concat()
+    }
+}
+
+fn words(words: &[&str]) -> Vec<String> {
+    words.iter().map(ToString::to_string).collect()
 }
 
 /// A size as ours takes it: a whole number of MiB as `M`, else of KiB as `K`.
@@ -178,9 +253,14 @@ impl Server {
     /// Starts a server and waits until it answers.
     pub fn start_ready(spec: &Spec, cgroup: Option<Cgroup>) -> Result<Server> {
         let mut server = Server::start(spec, cgroup)?;
-        server.wait_for(&["PING"], |answer| {
-            *answer == Answer::Text(b"PONG".to_vec())
-        })?;
+        match spec.peer.protocol() {
+            Protocol::Resp => server.wait_for(&["PING"], |answer| {
+                *answer == Answer::Text(b"PONG".to_vec())
+            })?,
+            Protocol::Memcached => server.wait_until("stats", |addr| {
+                Ok(client::memcached_stats(addr, CLIENT_WAIT_MAX_S).is_ok())
+            })?,
+        };
         Ok(server)
     }
 
@@ -189,19 +269,30 @@ impl Server {
     /// A server that cannot be reached or answers with an error (still loading) is asked again; any other answer is wrong, and
     /// fails at once.
     pub fn wait_for(&mut self, command: &[&str], wanted: impl Fn(&Answer) -> bool) -> Result<f64> {
+        self.wait_until(command[0], |addr| {
+            match Client::connect(addr, CLIENT_WAIT_MAX_S).and_then(|mut c| c.call(command)) {
+                Ok(answer) if wanted(&answer) => Ok(true),
+                Ok(Answer::Error(_)) | Err(_) => Ok(false),
+                Ok(answer) => bail!("{} was answered with {answer}", command.join(" ")),
+            }
+        })
+    }
+
+    fn wait_until(
+        &mut self,
+        what: &str,
+        answers: impl Fn(SocketAddr) -> Result<bool>,
+    ) -> Result<f64> {
         loop {
             stop::check()?;
             self.guard.check_running()?;
-            match Client::connect(self.addr, CLIENT_WAIT_MAX_S).and_then(|mut c| c.call(command)) {
-                Ok(answer) if wanted(&answer) => return Ok(self.started.elapsed().as_secs_f64()),
-                Ok(Answer::Error(_)) | Err(_) => {}
-                Ok(answer) => bail!("{} was answered with {answer}", command.join(" ")),
+            if answers(self.addr)? {
+                return Ok(self.started.elapsed().as_secs_f64());
             }
             if self.started.elapsed().as_secs() > READY_MAX_S {
-                let argv = self.guard.argv();
                 bail!(
-                    "`{argv}` did not answer {} within {READY_MAX_S} s",
-                    command[0]
+                    "`{}` did not answer {what} within {READY_MAX_S} s",
+                    self.guard.argv()
                 );
             }
             std::thread::sleep(Duration::from_micros(READY_PAUSE_US));
@@ -228,9 +319,12 @@ impl Server {
         self.cgroup.as_ref().map(Cgroup::usage)
     }
 
-    /// The numbers of its INFO.
+    /// The numbers of its INFO, or of memcached's `stats`.
     pub fn info(&self) -> Result<HashMap<String, f64>> {
-        Client::connect(self.addr, CLIENT_WAIT_MAX_S)?.info()
+        match self.peer.protocol() {
+            Protocol::Resp => Client::connect(self.addr, CLIENT_WAIT_MAX_S)?.info(),
+            Protocol::Memcached => client::memcached_stats(self.addr, CLIENT_WAIT_MAX_S),
+        }
     }
 
     /// The number of its keys.
@@ -274,6 +368,14 @@ impl Server {
             bail!("`{}` ended with {status} after SHUTDOWN", self.guard.argv());
         }
         Ok(())
+    }
+
+    /// Ours must stop well; of a peer nothing is kept, so it is killed.
+    pub fn stop(self) -> Result<()> {
+        match self.peer {
+            Peer::Terrace => self.shut_down(),
+            _ => self.kill(),
+        }
     }
 
     /// Kills it with SIGKILL.
@@ -320,9 +422,18 @@ mod tests {
         assert_eq!(argv, contract);
         let redis = Spec {
             peer: Peer::Redis,
+            ..spec.clone()
+        }
+        .argv(7000);
+        let extstore = Spec {
+            peer: Peer::Extstore,
             ..spec
         }
         .argv(7000);
+        assert_eq!(
+            extstore.last().unwrap(),
+            "ext_path=/p/extstore:4096m,ext_item_age=0,ext_wbuf_size=16,ext_threads=4,ext_recache_rate=0"
+        );
         assert!(
             redis.windows(2).any(|w| w == ["--save", ""])
                 && redis.windows(2).any(|w| w == ["--appendonly", "no"])

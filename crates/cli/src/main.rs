@@ -100,8 +100,8 @@ struct BenchArgs {
     /// Length of a round in seconds
     #[arg(long, default_value_t = 4.0)]
     seconds: f64,
-    /// Only this part of the bench (may be given several times)
-    #[arg(long, value_name = "PART")]
+    /// Only these parts of the bench, with commas between them
+    #[arg(long, value_name = "PARTS", value_delimiter = ',')]
     only: Vec<String>,
     /// Divides data sizes, for a quick look; bars are judged at 1 only
     #[arg(long, default_value_t = 1, value_name = "N")]

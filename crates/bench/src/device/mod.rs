@@ -35,11 +35,7 @@ pub struct Figures {
 
 /// Runs the bench.
 pub fn run(setting: &Setting, report: &mut Report) -> Result<()> {
-    let by = if has_fio() {
-        "fio"
-    } else {
-        "our own media room (fio is not installed)"
-    };
+    let by = yardstick();
     let title = format!(
         "4 KiB with O_DIRECT on a file of {} MiB, by {by}",
         file_mib(setting)
@@ -52,7 +48,7 @@ pub fn run(setting: &Setting, report: &mut Report) -> Result<()> {
     for _ in 0..repeats {
         for (depth, samples) in QUEUE_DEPTHS.iter().zip(&mut reads) {
             progress.step(format!("random read, queue depth {depth}"));
-            add(samples, random_reads(setting, *depth)?);
+            add(samples, random_reads(setting, file_mib(setting), *depth)?);
         }
         progress.step("durable writes");
         add(&mut writes, durable_writes(setting)?);
@@ -110,17 +106,27 @@ fn file_mib(setting: &Setting) -> u64 {
     (FILE_MIB / setting.options.scale_divisor).max(FILE_MIB_MIN)
 }
 
-/// Random 4 KiB reads with `depth` of them in flight, for one round's length.
-pub fn random_reads(setting: &Setting, depth: u32) -> Result<Figures> {
+/// The name of what measures the disk here.
+pub fn yardstick() -> &'static str {
+    if has_fio() {
+        "fio"
+    } else {
+        "our own media room (fio is not installed)"
+    }
+}
+
+/// Random 4 KiB reads of a file of `mib`, with `depth` of them in flight, for one round's length.
+pub fn random_reads(setting: &Setting, mib: u64, depth: u32) -> Result<Figures> {
     let depth = depth.clamp(1, QUEUE_DEPTH_MAX);
     if !has_fio() {
-        let bytes = file_mib(setting) << 20;
+        let bytes = mib << 20;
         return own::random_reads(&file(setting), bytes, depth, setting.options.seconds);
     }
-    write_file(setting)?;
+    write_file(setting, mib)?;
     let depth = format!("--iodepth={depth}");
     fio(
         setting,
+        mib,
         &[
             "--rw=randread",
             "--ioengine=io_uring",
@@ -137,9 +143,10 @@ fn durable_writes(setting: &Setting) -> Result<Figures> {
         let bytes = file_mib(setting) << 20;
         return own::durable_writes(&file(setting), bytes, setting.options.seconds);
     }
-    write_file(setting)?;
+    write_file(setting, file_mib(setting))?;
     fio(
         setting,
+        file_mib(setting),
         &[
             "--rw=write",
             "--ioengine=psync",
@@ -152,15 +159,12 @@ fn durable_writes(setting: &Setting) -> Result<Figures> {
 }
 
 /// Writes the whole file once a run.
-fn write_file(setting: &Setting) -> Result<()> {
+fn write_file(setting: &Setting, mib: u64) -> Result<()> {
     let path = file(setting);
-    if path
-        .metadata()
-        .is_ok_and(|m| m.len() == file_mib(setting) << 20)
-    {
+    if path.metadata().is_ok_and(|m| m.len() == mib << 20) {
         return Ok(());
     }
-    let size = format!("--size={}m", file_mib(setting));
+    let size = format!("--size={mib}m");
     let name = format!("--filename={}", path.display());
     let write = [
         "fio",
@@ -178,10 +182,10 @@ fn write_file(setting: &Setting) -> Result<()> {
         .map(drop)
 }
 
-fn fio(setting: &Setting, job: &[&str], kind: &str) -> Result<Figures> {
+fn fio(setting: &Setting, mib: u64, job: &[&str], kind: &str) -> Result<Figures> {
     stop::check()?;
     let name = format!("--filename={}", file(setting).display());
-    let size = format!("--size={}m", file_mib(setting));
+    let size = format!("--size={mib}m");
     let runtime = format!("--runtime={}ms", (setting.options.seconds * 1e3) as u64);
     let cpu = format!("--cpus_allowed={}", machine::SERVER_CPU);
     let common = [

@@ -4,15 +4,14 @@
 //! the process to the first GET that is answered with its value. After each start every key must be counted and a sample of
 //! them read back. Never takes a wrong or an empty answer for one.
 
-use super::cap::{CAP_BYTES, CGROUP_SLACK_BYTES, KEYS, SSD_BYTES, VALUE_BYTES};
-use super::{LoadedPool, cgroup_or_note, drive, fill, plot_groups, spec};
 use crate::Setting;
 use crate::client::Answer;
-use crate::load::{KeyChoice, Load, Until};
-use crate::machine::{self, LOAD_CPU};
+use crate::load::{Load, Until};
+use crate::machine;
 use crate::progress::Progress;
-use crate::report::plot::{self, Frame};
 use crate::report::{Bar, Part, Report, Row, Samples, Side};
+use crate::rounds::{CGROUP_SLACK_BYTES, cgroup_or_note, draw, drive, fill, spec};
+use crate::serve::tiered::{self, VALUE_BYTES};
 use crate::server::{Peer, Server, Spec, drop_checkpoints};
 use anyhow::{Context, Result, bail};
 
@@ -51,25 +50,16 @@ struct Scene<'a> {
     part: &'a mut Part,
 }
 
-pub fn run(setting: &Setting, report: &mut Report, pool: Option<LoadedPool>) -> Result<()> {
-    let divisor = setting.options.scale_divisor;
-    let (keys, cap_bytes) = ((KEYS / divisor).max(1_000), CAP_BYTES / divisor);
+pub fn run(setting: &Setting, report: &mut Report) -> Result<()> {
+    let (keys, cap_bytes, ssd_bytes) = tiered::sizes(setting);
     let title = format!(
         "{keys} keys of {VALUE_BYTES} B, from the start of the process to the first right GET"
     );
     let mut part = Part::new("recovery", &title, COLUMNS);
-    let mut spec = spec(
-        setting,
-        "recovery",
-        Peer::Terrace,
-        cap_bytes,
-        (SSD_BYTES / divisor).max(64 << 20),
-    );
+    // The pool that part `cap` left is loaded already.
+    let mut spec = spec(setting, tiered::STAGE, Peer::Terrace, cap_bytes, ssd_bytes);
+    let loaded = spec.dir.exists();
     spec.cpu = None;
-    let loaded = pool.is_some();
-    if let Some(pool) = pool {
-        spec.dir = pool.dir;
-    }
     let ends = [End::CleanStop, End::Kill, End::NoCheckpoint];
     let progress = Progress::new(1 + ends.len() as u64 * u64::from(setting.options.repeats));
     let mut scene = Scene {
@@ -104,17 +94,8 @@ pub fn run(setting: &Setting, report: &mut Report, pool: Option<LoadedPool>) -> 
     server.shut_down()?;
     drop(progress);
     part.rows = rows;
-    let plot_title = format!("Time to the first right reply, {keys} keys of 1 KiB");
-    let frame = Frame {
-        title: &plot_title,
-        x: "",
-        y: "s",
-        limit: None,
-    };
-    let groups = plot_groups(&part, "first_reply_s");
-    report.plot(&setting.out_dir, "recovery.png", |path| {
-        plot::columns(path, &frame, &groups)
-    });
+    let title = format!("Time to the first right reply, {keys} keys of 1 KiB");
+    draw(setting, report, &part, &title, "first_reply_s");
     report.parts.push(part);
     Ok(())
 }
@@ -193,14 +174,10 @@ impl Scene<'_> {
         Load {
             connections: 8,
             in_flight: 4,
-            keys: self.keys,
-            choice: KeyChoice::Uniform,
             get_percent,
-            value_bytes: VALUE_BYTES,
             until,
-            ops_per_s_max: None,
-            cpu: Some(LOAD_CPU),
             seed: 300,
+            ..Load::of(self.keys, VALUE_BYTES)
         }
     }
 

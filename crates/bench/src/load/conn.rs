@@ -3,9 +3,9 @@
 //! Promises that replies are matched to requests in order, and that buffers have the size one batch needs and never grow past
 //! it. Never decides what to send, and never blocks.
 
-use super::reply::{Parsed, Reply, parse};
+use super::reply::{Parsed, Reply};
 use super::words::Words;
-use super::{Op, Outcome};
+use super::{Load, Op, Outcome, Protocol, memcached, reply};
 use anyhow::{Context, Result, bail};
 use mio::net::TcpStream;
 use std::io::{ErrorKind, Read, Write};
@@ -21,6 +21,7 @@ const CONNECT_MAX_S: u64 = 5;
 
 pub struct Conn {
     socket: TcpStream,
+    parse: fn(&[u8]) -> Parsed<'_>,
     out: Vec<u8>,
     out_sent: usize,
     buffer: Vec<u8>,
@@ -31,16 +32,21 @@ pub struct Conn {
 }
 
 impl Conn {
-    pub fn open(addr: SocketAddr, in_flight: usize, value_bytes: usize) -> Result<Conn> {
+    pub fn open(addr: SocketAddr, load: &Load) -> Result<Conn> {
+        let (in_flight, value_bytes) = (load.in_flight, load.value_bytes);
         let socket =
             std::net::TcpStream::connect_timeout(&addr, Duration::from_secs(CONNECT_MAX_S))
                 .with_context(|| format!("connecting to the server at {addr}"))?;
         socket.set_nodelay(true)?;
         socket.set_nonblocking(true)?;
         let receive_bytes =
-            (in_flight * (value_bytes + 16)).clamp(RECEIVE_BYTES_MIN, RECEIVE_BYTES_MAX);
+            (in_flight * (value_bytes + 64)).clamp(RECEIVE_BYTES_MIN, RECEIVE_BYTES_MAX);
         Ok(Conn {
             socket: TcpStream::from_std(socket),
+            parse: match load.protocol {
+                Protocol::Resp => reply::parse,
+                Protocol::Memcached => memcached::parse,
+            },
             out: Vec::new(),
             out_sent: 0,
             buffer: vec![0; receive_bytes.max(value_bytes + REPLY_SLACK_BYTES)],
@@ -76,8 +82,9 @@ impl Conn {
         words.push(&mut self.out, op, key);
     }
 
-    pub fn start_batch(&mut self) -> Result<()> {
-        self.sent_at = Instant::now();
+    /// Sends the batch; latencies count from `due`.
+    pub fn start_batch(&mut self, due: Instant) -> Result<()> {
+        self.sent_at = due;
         self.flush()
     }
 
@@ -119,7 +126,7 @@ impl Conn {
         let (mut at, mut gets, mut sets) = (0, 0, 0);
         while self.answered < self.batch.len() {
             let (op, key) = self.batch[self.answered];
-            match parse(&self.buffer[at..self.buffer_end]) {
+            match (self.parse)(&self.buffer[at..self.buffer_end]) {
                 Parsed::Whole(reply, taken) => {
                     judge(&reply, op, key, words, outcome)?;
                     at += taken;
@@ -134,7 +141,7 @@ impl Conn {
                 }
                 Parsed::Part => break,
                 Parsed::Malformed => bail!(
-                    "the server sent what is no RESP2 reply: {}",
+                    "the server sent what is no reply: {}",
                     show(&self.buffer[at..])
                 ),
             }
@@ -170,6 +177,8 @@ fn judge(reply: &Reply<'_>, op: Op, key: u64, words: &Words, outcome: &mut Outco
         (Op::Get, Reply::Bulk(value)) => outcome.wrong += u64::from(!words.is_value_of(value, key)),
         (Op::Get, Reply::Nil) => outcome.nils += 1,
         (Op::Set, Reply::Status(b"OK")) => {}
+        (Op::Del, Reply::Number(1)) => {}
+        (Op::Del, Reply::Number(0)) => outcome.nils += 1,
         (_, Reply::Error(text)) => {
             outcome.errors += 1;
             if outcome.first_error.is_none() {

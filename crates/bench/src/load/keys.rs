@@ -9,8 +9,11 @@ pub const KEYS_MAX: u64 = 1_000_000_000_000;
 /// How keys are chosen.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum KeyChoice {
-    /// 0, 1, 2 … and round again; loading uses it.
-    InOrder,
+    /// One after the other, and from 0 again after the last; loading uses it.
+    InOrder {
+        /// The first.
+        from: u64,
+    },
     /// Each key equally often.
     Uniform,
     /// The key of rank r with a weight of r to the power of minus theta; YCSB uses 0.99.
@@ -73,7 +76,10 @@ impl KeySource {
             "the caller checks the number of keys"
         );
         match choice {
-            KeyChoice::InOrder => KeySource::InOrder { next: 0, keys },
+            KeyChoice::InOrder { from } => KeySource::InOrder {
+                next: from % keys,
+                keys,
+            },
             KeyChoice::Uniform => KeySource::Uniform { keys },
             KeyChoice::Zipf { theta } => KeySource::Zipf(Zipf::new(keys, theta)),
         }
@@ -249,9 +255,9 @@ mod tests {
             counts.iter().all(|&c| (9_400..10_600).contains(&c)),
             "{counts:?}"
         );
-        let mut source = KeySource::new(KeyChoice::InOrder, 3);
+        let mut source = KeySource::new(KeyChoice::InOrder { from: 1 }, 3);
         let keys: Vec<u64> = (0..7).map(|_| source.next(&mut rng)).collect();
-        assert_eq!(keys, [0, 1, 2, 0, 1, 2, 0]);
+        assert_eq!(keys, [1, 2, 0, 1, 2, 0, 1]);
     }
 
     #[test]

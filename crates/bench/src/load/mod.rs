@@ -1,11 +1,14 @@
-//! The load generator: one thread that drives a RESP2 server over many connections and says how fast and how right it was.
+//! The load generator: one thread that drives a server over many connections and says how fast and how right it was.
 //!
-//! It promises that every reply is looked at: a value must have the asked length and belong to the asked key, and what does not
-//! is counted, never dropped. It is a closed loop: a connection sends a batch of `in_flight` requests, waits for all of their
-//! replies, then sends the next, as redis-benchmark does. It never starts servers, never prints, and keeps no state between runs.
+//! It speaks RESP2 and memcached's text protocol, and differs in nothing else between them. It promises that every reply is
+//! looked at: a value must have the asked length and belong to the asked key, and what does not is counted, never dropped. It is
+//! a closed loop: a connection sends a batch of `in_flight` requests, waits for all of their replies, then sends the next, as
+//! redis-benchmark does; or an open one, in which requests fall due at a fixed rate and a late one counts from when it was due.
+//! It never starts servers, never prints, and keeps no state between runs.
 
 mod conn;
 mod keys;
+mod memcached;
 mod reply;
 mod words;
 
@@ -24,6 +27,8 @@ use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 use words::Words;
 
+/// Connections of measured rounds.
+pub const CONNECTIONS: usize = 50;
 /// Most connections one run may ask for: each has buffers of its own.
 pub const CONNECTIONS_MAX: usize = 10_000;
 /// Most requests one connection may have in flight.
@@ -46,6 +51,26 @@ pub enum Until {
     Requests(u64),
 }
 
+/// How fast requests are sent.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Pace {
+    /// As fast as replies come.
+    Free,
+    /// The same, but at most this many a second.
+    AtMost(u64),
+    /// A batch falls due at each tick of this many requests a second, whatever the replies do; latency counts from the tick.
+    Open(u64),
+}
+
+/// What the server understands.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Protocol {
+    /// RESP2.
+    Resp,
+    /// memcached's text protocol.
+    Memcached,
+}
+
 /// What to do to a server.
 #[derive(Debug, Clone, Copy)]
 pub struct Load {
@@ -57,27 +82,59 @@ pub struct Load {
     pub keys: u64,
     /// How the next key is chosen.
     pub choice: KeyChoice,
-    /// Part of the requests that are GET, in percent; the others are SET.
+    /// Part of the requests that are GET, in percent; the others are `write`.
     pub get_percent: u32,
+    /// What is not a GET.
+    pub write: Op,
+    /// One of so many writes is of a key that was not there, if any; they are numbered from `new_from`.
+    pub new_every: Option<u64>,
+    /// See `new_every`.
+    pub new_from: u64,
     /// Length of each value in bytes.
     pub value_bytes: usize,
     /// When to end.
     pub until: Until,
-    /// Bound on requests a second, if any.
-    pub ops_per_s_max: Option<u64>,
+    /// How fast.
+    pub pace: Pace,
+    /// In which words.
+    pub protocol: Protocol,
     /// The CPU the generating thread stays on, if any.
     pub cpu: Option<usize>,
     /// Seed of all choices.
     pub seed: u64,
 }
 
-/// The two kinds of request.
+impl Load {
+    /// Uniform GETs of 50 connections with one request in flight each, for a second, from the CPU that makes the load.
+    pub fn of(keys: u64, value_bytes: usize) -> Load {
+        Load {
+            connections: CONNECTIONS,
+            in_flight: 1,
+            keys,
+            choice: KeyChoice::Uniform,
+            get_percent: 100,
+            write: Op::Set,
+            new_every: None,
+            new_from: 0,
+            value_bytes,
+            until: Until::Seconds(1.0),
+            pace: Pace::Free,
+            protocol: Protocol::Resp,
+            cpu: Some(crate::machine::LOAD_CPU),
+            seed: 1,
+        }
+    }
+}
+
+/// The kinds of request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Op {
     /// Read a value.
     Get,
     /// Write a value.
     Set,
+    /// Delete a key.
+    Del,
 }
 
 /// What came of a run.
@@ -87,7 +144,7 @@ pub struct Outcome {
     pub ops: u64,
     /// GETs answered.
     pub gets: u64,
-    /// SETs answered.
+    /// SETs or DELs answered.
     pub sets: u64,
     /// Error replies.
     pub errors: u64,
@@ -103,7 +160,7 @@ pub struct Outcome {
     pub cpu_s: f64,
     /// Latency of GETs in µs, from the batch's send to this reply.
     pub get_latency_us: Histogram<u64>,
-    /// Latency of SETs in µs.
+    /// Latency of SETs or DELs in µs.
     pub set_latency_us: Histogram<u64>,
 }
 
@@ -143,9 +200,9 @@ impl Outcome {
         all.value_at_quantile(quantile) as f64
     }
 
-    /// Fails when a reply was not what the workload allows: `nils_allowed` is false when every key was loaded before.
-    pub fn check(&self, nils_allowed: bool) -> Result<()> {
-        if self.errors > 0 {
+    /// Fails when a reply was not what the workload allows: only a cache may refuse a write or have lost a key that was loaded.
+    pub fn check(&self, is_cache: bool) -> Result<()> {
+        if self.errors > 0 && !is_cache {
             let text = self.first_error.as_deref().unwrap_or("");
             bail!(
                 "{} of {} requests got an error, the first: {text}",
@@ -160,7 +217,7 @@ impl Outcome {
                 self.gets
             );
         }
-        if self.nils > 0 && !nils_allowed {
+        if self.nils > 0 && !is_cache {
             bail!(
                 "{} of {} keys that were loaded are not there",
                 self.nils,
@@ -176,15 +233,20 @@ struct Source {
     keys: KeySource,
     rng: Rng,
     get_below: u32,
+    write: Op,
+    writes: u64,
+    new_every: Option<u64>,
+    new_next: u64,
     until: Until,
     sent: u64,
     started: Instant,
-    ops_per_s_max: Option<u64>,
+    pace: Pace,
 }
 
 /// What a connection may do next.
 enum Turn {
-    Send(usize),
+    /// So many requests, and since when they were due.
+    Send(usize, Instant),
     Wait,
     Done,
 }
@@ -195,10 +257,14 @@ impl Source {
             keys: KeySource::new(load.choice, load.keys),
             rng: Rng::new(load.seed),
             get_below: ((u64::from(load.get_percent) << 32) / 100).min(u64::from(u32::MAX)) as u32,
+            write: load.write,
+            writes: 0,
+            new_every: load.new_every,
+            new_next: load.new_from,
             until: load.until,
             sent: 0,
             started: Instant::now(),
-            ops_per_s_max: load.ops_per_s_max,
+            pace: load.pace,
         }
     }
 
@@ -210,23 +276,37 @@ impl Source {
             Until::Requests(all) if self.sent >= all => return Turn::Done,
             Until::Requests(all) => batch.min((all - self.sent) as usize),
         };
-        match self.ops_per_s_max {
-            Some(max) if self.sent as f64 > elapsed_s * max as f64 => Turn::Wait,
-            _ => Turn::Send(batch),
+        let due_s = |rate: u64| self.sent as f64 / rate as f64;
+        match self.pace {
+            Pace::AtMost(rate) | Pace::Open(rate) if due_s(rate) > elapsed_s => Turn::Wait,
+            Pace::Open(rate) => {
+                Turn::Send(batch, self.started + Duration::from_secs_f64(due_s(rate)))
+            }
+            Pace::Free | Pace::AtMost(_) => Turn::Send(batch, now),
         }
     }
 
     fn next(&mut self, all_get: bool, all_set: bool) -> (Op, u64) {
         self.sent += 1;
         let key = self.keys.next(&mut self.rng);
-        let get = all_get || (!all_set && (self.rng.next() >> 32) as u32 <= self.get_below);
-        (if get { Op::Get } else { Op::Set }, key)
+        if all_get || (!all_set && (self.rng.next() >> 32) as u32 <= self.get_below) {
+            return (Op::Get, key);
+        }
+        self.writes += 1;
+        if self
+            .new_every
+            .is_some_and(|n| self.writes.is_multiple_of(n))
+        {
+            self.new_next += 1;
+            return (self.write, self.new_next - 1);
+        }
+        (self.write, key)
     }
 }
 
 /// Drives the server at `addr` and returns what came of it.
 ///
-/// Errors: a bound of [`Load`] is broken, the server cannot be reached, it closes a connection, it sends what is no RESP2, it
+/// Errors: a bound of [`Load`] is broken, the server cannot be reached, it closes a connection, it sends what is no reply, it
 /// falls silent for two minutes, or the user asked to stop. Error replies, nils and wrong values are counted, not errors.
 pub fn drive(addr: SocketAddr, load: &Load) -> Result<Outcome> {
     check_bounds(load)?;
@@ -255,6 +335,12 @@ fn check_bounds(load: &Load) -> Result<()> {
             VALUE_BYTES_MAX,
         ),
         ("percent of GET", load.get_percent as usize, 0, 100),
+        (
+            "writes for each new key",
+            load.new_every.unwrap_or(1) as usize,
+            1,
+            usize::MAX,
+        ),
     ];
     for (what, asked, least, most) in bounds {
         if asked < least || asked > most {
@@ -289,7 +375,7 @@ impl<'a> Run<'a> {
         let poll = Poll::new().context("an epoll for the load generator")?;
         let mut conns = Vec::with_capacity(load.connections);
         for i in 0..load.connections {
-            let mut conn = Conn::open(addr, load.in_flight, load.value_bytes)?;
+            let mut conn = Conn::open(addr, load)?;
             poll.registry().register(
                 conn.socket(),
                 Token(i),
@@ -297,7 +383,7 @@ impl<'a> Run<'a> {
             )?;
             conns.push(conn);
         }
-        let words = Words::new(load.value_bytes);
+        let words = Words::new(load.protocol, load.value_bytes);
         let source = Source::new(load);
         let live = conns.len();
         Ok(Run {
@@ -323,7 +409,12 @@ impl<'a> Run<'a> {
         }
         while self.live > 0 {
             stop::check()?;
-            let wait_ms = if self.held.is_empty() { WAIT_MAX_MS } else { 1 };
+            let wait_ms = match self.load.pace {
+                _ if self.held.is_empty() => WAIT_MAX_MS,
+                // What falls due while we sleep would count our sleep as the server's latency.
+                Pace::Open(_) => 0,
+                _ => 1,
+            };
             match self
                 .poll
                 .poll(&mut events, Some(Duration::from_millis(wait_ms)))
@@ -376,14 +467,14 @@ impl<'a> Run<'a> {
         match self.source.turn(self.load.in_flight, now) {
             Turn::Done => self.live -= 1,
             Turn::Wait => self.held.push(i),
-            Turn::Send(batch) => {
+            Turn::Send(batch, due) => {
                 let (all_get, all_set) = (self.load.get_percent == 100, self.load.get_percent == 0);
                 let conn = &mut self.conns[i];
                 for _ in 0..batch {
                     let (op, key) = self.source.next(all_get, all_set);
                     conn.push(&self.words, op, key);
                 }
-                conn.start_batch()?;
+                conn.start_batch(due)?;
             }
         }
         Ok(())

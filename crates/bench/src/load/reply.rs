@@ -4,9 +4,9 @@
 //! answered with; arrays are no part of it and count as malformed.
 
 /// Longest status, error or number line.
-const LINE_BYTES_MAX: usize = 64 << 10;
+pub const LINE_BYTES_MAX: usize = 64 << 10;
 /// Longest bulk string accepted.
-const BULK_BYTES_MAX: u64 = 512 << 20;
+pub const BULK_BYTES_MAX: u64 = 512 << 20;
 
 /// A reply.
 #[derive(Debug, PartialEq, Eq)]
@@ -83,7 +83,7 @@ fn parse_bulk<'a>(bytes: &'a [u8], line: &[u8], start: usize) -> Parsed<'a> {
 }
 
 /// Where the first `\r\n` starts. Lines are a few bytes long, so a plain walk is the fastest search.
-fn find_line_end(bytes: &[u8]) -> Option<usize> {
+pub fn find_line_end(bytes: &[u8]) -> Option<usize> {
     let mut from = 0;
     while let Some(at) = bytes[from..].iter().position(|&b| b == b'\r') {
         match bytes.get(from + at + 1) {
@@ -95,7 +95,7 @@ fn find_line_end(bytes: &[u8]) -> Option<usize> {
     None
 }
 
-fn parse_number(line: &[u8]) -> Option<i64> {
+pub fn parse_number(line: &[u8]) -> Option<i64> {
     let (negative, digits) = match line.split_first()? {
         (b'-', rest) => (true, rest),
         _ => (false, line),

@@ -93,14 +93,11 @@ fn load() -> Load {
     Load {
         connections: 3,
         in_flight: 7,
-        keys: 500,
-        choice: KeyChoice::InOrder,
+        choice: KeyChoice::InOrder { from: 0 },
         get_percent: 0,
-        value_bytes: 100,
         until: Until::Requests(500),
-        ops_per_s_max: None,
         cpu: None,
-        seed: 1,
+        ..Load::of(500, 100)
     }
 }
 
@@ -156,7 +153,7 @@ fn time_and_rate_bound_a_run() {
     let addr = serve(|_, value| value);
     let paced = Load {
         until: Until::Seconds(0.5),
-        ops_per_s_max: Some(1000),
+        pace: Pace::AtMost(1000),
         in_flight: 1,
         ..load()
     };
@@ -165,6 +162,33 @@ fn time_and_rate_bound_a_run() {
         (350..650).contains(&outcome.ops),
         "{} in half a second at 1000/s",
         outcome.ops
+    );
+}
+
+/// A server that sleeps once makes every request late that fell due meanwhile, not only those it had.
+#[test]
+fn an_open_loop_counts_from_when_a_request_was_due() {
+    let addr = serve(|key, value| {
+        if key == b"key:000000000100" {
+            std::thread::sleep(Duration::from_millis(200));
+        }
+        value
+    });
+    drive(addr, &load()).unwrap();
+    let open = Load {
+        connections: 1,
+        in_flight: 1,
+        get_percent: 100,
+        pace: Pace::Open(1000),
+        ..load()
+    };
+    let outcome = drive(addr, &open).unwrap();
+    assert_eq!(outcome.ops, 500);
+    // Of 500 requests 200 fell due in the pause: the one that waited in a closed loop would be the 99.8th percentile.
+    assert!(
+        outcome.latency_us(0.8) > 20_000.0,
+        "{} us",
+        outcome.latency_us(0.8)
     );
 }
 
@@ -203,6 +227,6 @@ fn bounds_are_refused_and_garbage_is_an_error() {
         drive(addr, &load())
             .unwrap_err()
             .to_string()
-            .contains("no RESP2")
+            .contains("no reply")
     );
 }

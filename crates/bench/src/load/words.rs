@@ -4,8 +4,8 @@
 //! be checked against its key: its first bytes are the key, its last bytes depend on it too, so a torn or misplaced value shows.
 //! The filler is random, so that no compression between the server and its disk (zswap, a clever device) flatters anyone.
 
-use super::Op;
 use super::keys::Rng;
+use super::{Op, Protocol};
 
 /// Length of every key: `key:` and twelve digits.
 pub const KEY_BYTES: usize = 16;
@@ -16,18 +16,35 @@ const FILLER_SPREAD_BYTES: u64 = 4096;
 /// How many of a value's last bytes are compared.
 const TAIL_BYTES: usize = 8;
 
-const GET_HEAD: &[u8] = b"*2\r\n$3\r\nGET\r\n$16\r\n";
-const SET_HEAD: &[u8] = b"*3\r\n$3\r\nSET\r\n$16\r\n";
+/// What stands before the key.
+struct Heads {
+    get: &'static [u8],
+    set: &'static [u8],
+    del: &'static [u8],
+}
 
-/// Requests and values for one value length.
+const RESP: Heads = Heads {
+    get: b"*2\r\n$3\r\nGET\r\n$16\r\n",
+    set: b"*3\r\n$3\r\nSET\r\n$16\r\n",
+    del: b"*2\r\n$3\r\nDEL\r\n$16\r\n",
+};
+const MEMCACHED: Heads = Heads {
+    get: b"get ",
+    set: b"set ",
+    del: b"delete ",
+};
+
+/// Requests and values for one protocol and value length.
 pub struct Words {
     value_bytes: usize,
+    heads: &'static Heads,
+    /// What stands between the key and the value of a SET.
     value_head: Vec<u8>,
     filler: Vec<u8>,
 }
 
 impl Words {
-    pub fn new(value_bytes: usize) -> Words {
+    pub fn new(protocol: Protocol, value_bytes: usize) -> Words {
         assert!(value_bytes >= VALUE_BYTES_MIN);
         let mut rng = Rng::new(0x7e44_ace0);
         let filler_bytes = value_bytes + FILLER_SPREAD_BYTES as usize + 8;
@@ -35,27 +52,30 @@ impl Words {
         while filler.len() < filler_bytes {
             filler.extend_from_slice(&rng.next().to_le_bytes());
         }
+        let (heads, value_head) = match protocol {
+            Protocol::Resp => (&RESP, format!("\r\n${value_bytes}\r\n")),
+            Protocol::Memcached => (&MEMCACHED, format!(" 0 0 {value_bytes}\r\n")),
+        };
         Words {
             value_bytes,
-            value_head: format!("\r\n${value_bytes}\r\n").into_bytes(),
+            heads,
+            value_head: value_head.into_bytes(),
             filler,
         }
     }
 
     pub fn push(&self, out: &mut Vec<u8>, op: Op, key: u64) {
         let name = key_name(key);
-        match op {
-            Op::Get => {
-                out.extend_from_slice(GET_HEAD);
-                out.extend_from_slice(&name);
-            }
-            Op::Set => {
-                out.extend_from_slice(SET_HEAD);
-                out.extend_from_slice(&name);
-                out.extend_from_slice(&self.value_head);
-                out.extend_from_slice(&name);
-                out.extend_from_slice(self.rest(key));
-            }
+        out.extend_from_slice(match op {
+            Op::Get => self.heads.get,
+            Op::Set => self.heads.set,
+            Op::Del => self.heads.del,
+        });
+        out.extend_from_slice(&name);
+        if op == Op::Set {
+            out.extend_from_slice(&self.value_head);
+            out.extend_from_slice(&name);
+            out.extend_from_slice(self.rest(key));
         }
         out.extend_from_slice(b"\r\n");
     }
@@ -101,7 +121,7 @@ mod tests {
     #[test]
     fn a_value_belongs_to_one_key_only() {
         for value_bytes in [16usize, 17, 20, 100, 1024] {
-            let words = Words::new(value_bytes);
+            let words = Words::new(Protocol::Resp, value_bytes);
             let mut out = Vec::new();
             words.push(&mut out, Op::Set, 42);
             let mut value = out[out.len() - 2 - value_bytes..out.len() - 2].to_vec();
@@ -118,7 +138,7 @@ mod tests {
 
     #[test]
     fn requests_are_resp() {
-        let words = Words::new(20);
+        let words = Words::new(Protocol::Resp, 20);
         let mut out = Vec::new();
         words.push(&mut out, Op::Get, 7);
         assert_eq!(out, b"*2\r\n$3\r\nGET\r\n$16\r\nkey:000000000007\r\n");
@@ -130,5 +150,20 @@ mod tests {
             )
         );
         assert!(out.ends_with(b"\r\n"));
+        out.clear();
+        words.push(&mut out, Op::Del, 7);
+        assert_eq!(out, b"*2\r\n$3\r\nDEL\r\n$16\r\nkey:000000000007\r\n");
+    }
+
+    #[test]
+    fn requests_are_memcached_text() {
+        let words = Words::new(Protocol::Memcached, 20);
+        let mut out = Vec::new();
+        for op in [Op::Get, Op::Del, Op::Set] {
+            words.push(&mut out, op, 7);
+        }
+        assert!(out.starts_with(
+            b"get key:000000000007\r\ndelete key:000000000007\r\nset key:000000000007 0 0 20\r\nkey:000000000007"
+        ));
     }
 }

@@ -87,6 +87,14 @@ impl Samples {
         }
     }
 
+    /// Adds the rounds of another to these.
+    pub fn append(&mut self, other: Samples) {
+        self.rounds += other.rounds;
+        for (name, samples) in other.by_name {
+            self.by_name.entry(name).or_default().extend(samples);
+        }
+    }
+
     fn figures(&self) -> BTreeMap<String, Summary> {
         self.by_name
             .keys()

@@ -143,7 +143,7 @@ fn write_aligned(out: &mut String, lines: &[Vec<String>]) {
 }
 
 /// `latency_p99_us` reads `latency p99 µs`.
-fn heading(column: &str) -> String {
+pub fn heading(column: &str) -> String {
     let words = column
         .strip_suffix("_per_s")
         .map_or(column.to_owned(), |c| c.to_owned() + "/s");

@@ -1,0 +1,152 @@
+//! Rows `c` and `d`: uniform reads over the cap, against what the disk itself can do, and the reads that a miss costs.
+//!
+//! Row `c` takes, after each round, the disk's own random reads at the mean queue depth that the round reached (milliseconds of
+//! requests in flight of /proc/diskstats over the time), on the same CPU, on a file of the same size, within the minute. Row `d`
+//! counts the reads themselves; those that only verify the key of a SET or DEL stand apart. Never takes a hit for a miss.
+
+use super::tiered::{self, Case, READS_PER_MISS_MAX, Tiered, VALUE_BYTES, ZIPF};
+use crate::load::{KeyChoice, Load, Op, Until};
+use crate::progress::Progress;
+use crate::report::{Bar, Report, Row, Samples, Side, Summary};
+use crate::rounds::{draw, drive, round};
+use crate::server::Peer;
+use crate::{Setting, device};
+use anyhow::Result;
+
+/// The least part of the disk's own reads.
+const DISK_SHARE_MIN: f64 = 0.85;
+/// Keys that are deleted to see what a DEL reads; the first that were loaded, so they are cold.
+const DELETED_KEYS: u64 = 100_000;
+const UNIFORM: Case = Case {
+    name: "GET, uniform",
+    choice: KeyChoice::Uniform,
+    get_percent: 100,
+};
+
+/// Row `c`.
+pub fn beside_disk(setting: &Setting, report: &mut Report, tiered: &mut Tiered) -> Result<()> {
+    let mut part = tiered::part(setting, "c", "uniform GETs beside the disk alone");
+    part.columns = vec![
+        "misses_of_disk_reads",
+        "misses_per_s",
+        "disk_alone_reads_per_s",
+        "disk_queue_depth",
+        "ops_per_s",
+        "latency_p99_us",
+        "disk_reads_per_s",
+        "misses_per_get",
+    ];
+    part.notes.push(format!(
+        "the disk alone: random reads of 4 KiB with O_DIRECT by {}",
+        device::yardstick()
+    ));
+    tiered.settle(setting, &UNIFORM)?;
+    let load = tiered.load(setting, &UNIFORM);
+    let (_, _, ssd_bytes) = tiered::sizes(setting);
+    let servers = &mut tiered.lineup.servers;
+    let mut all: Vec<Samples> = servers.iter().map(|_| Samples::default()).collect();
+    let progress = Progress::new(u64::from(setting.options.repeats) * servers.len() as u64);
+    for repeat in 0..setting.options.repeats {
+        for (server, samples) in servers.iter_mut().zip(&mut all) {
+            progress.step(format!("{}: {}", UNIFORM.name, server.peer().name()));
+            let seed = load.seed + u64::from(repeat);
+            round(server, &Load { seed, ..load }, setting, samples)?;
+            add_disk_alone(setting, ssd_bytes, samples)?;
+        }
+    }
+    for (server, samples) in servers.iter().zip(&all) {
+        let row = Row::measured(UNIFORM.name, server.peer().name(), samples);
+        part.rows.push(row);
+    }
+    let ours = Summary::of(all[0].of("misses_of_disk_reads"));
+    report.bars.push(Bar::new(
+        "c: served misses as a part of the disk's reads at the same queue depth",
+        Side::AtLeast,
+        DISK_SHARE_MIN,
+        ours.map(|s| s.median),
+    ));
+    let title = "Served misses as a part of the disk's own random reads";
+    draw(setting, report, &part, title, "misses_of_disk_reads");
+    report.parts.push(part);
+    Ok(())
+}
+
+/// Measures the disk at the queue depth of the last round, where that is known.
+fn add_disk_alone(setting: &Setting, file_bytes: u64, samples: &mut Samples) -> Result<()> {
+    let last = |name: &str| samples.of(name).last().copied();
+    let (Some(depth), misses) = (last("disk_queue_depth"), last("misses_per_s")) else {
+        return Ok(());
+    };
+    let alone = device::random_reads(setting, file_bytes >> 20, depth.round() as u32)?.ops_per_s;
+    samples.add("disk_alone_reads_per_s", alone);
+    samples.add("misses_of_disk_reads", misses.map(|misses| misses / alone));
+    Ok(())
+}
+
+/// Row `d`, of ours alone; takes keys away at its end.
+pub fn for_each_miss(setting: &Setting, report: &mut Report, tiered: &mut Tiered) -> Result<()> {
+    tiered.keep_ours()?;
+    let mut part = tiered::part(setting, "d", "device reads");
+    part.columns = vec![
+        "device_reads_per_miss",
+        "verify_reads_per_set",
+        "misses_per_get",
+        "ops_per_s",
+        "latency_p99_us",
+    ];
+    let cases = [
+        Case {
+            name: "95 % GET, Zipf 0.99",
+            choice: ZIPF,
+            get_percent: 95,
+        },
+        UNIFORM,
+        Case {
+            name: "SET, uniform",
+            choice: KeyChoice::Uniform,
+            get_percent: 0,
+        },
+    ];
+    for case in &cases {
+        let measured = tiered.case(setting, &mut part, case)?;
+        if case.get_percent > 0 {
+            report.bars.push(Bar::new(
+                format!("d, {}: device reads a miss", case.name),
+                Side::AtMost,
+                READS_PER_MISS_MAX,
+                measured.ours("device_reads_per_miss"),
+            ));
+        }
+    }
+    part.rows.push(deletions(tiered)?);
+    report.parts.push(part);
+    Ok(())
+}
+
+/// Deletes the keys that were loaded first, once each.
+fn deletions(tiered: &mut Tiered) -> Result<Row> {
+    let dels = DELETED_KEYS.min(tiered.keys / 2);
+    let load = Load {
+        choice: KeyChoice::InOrder { from: 0 },
+        get_percent: 0,
+        write: Op::Del,
+        until: Until::Requests(dels),
+        ..Load::of(tiered.keys, VALUE_BYTES)
+    };
+    let server = &mut tiered.lineup.servers[0];
+    let before = server.info()?;
+    let outcome = drive(server, &load, "deleting")?;
+    let after = server.info()?;
+    let mut samples = Samples::default();
+    samples.round();
+    samples.add("ops_per_s", outcome.ops_per_s());
+    samples.add("latency_p99_us", outcome.latency_us(0.99));
+    if let (Some(before), Some(after)) = (before.get("verify_reads"), after.get("verify_reads")) {
+        samples.add("verify_reads_per_set", (after - before) / dels as f64);
+    }
+    Ok(Row::measured(
+        "DEL, cold keys",
+        Peer::Terrace.name(),
+        &samples,
+    ))
+}
