@@ -53,10 +53,10 @@ lint: ## formatting, clippy, unused dependencies, house rules
 	@scripts/setup.sh lint
 	@scripts/lint.sh
 
-bench: ## the first benchmark, beside its peers
+bench: ## the benchmarks of the server, beside its peers
 	@scripts/setup.sh bench
 	@cargo build --release --locked
-	@"$$TERRACE_BIN" bench first
+	@code=0; for name in first serve; do "$$TERRACE_BIN" bench $$name || code=$$?; done; exit $$code
 
 soak: ## the long tests, SOAK_SECONDS (3600) each
 	@scripts/setup.sh test

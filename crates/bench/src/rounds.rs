@@ -156,7 +156,11 @@ pub fn round(
         per(Some(outcome.errors as f64), outcome.sets as f64),
     );
     add_counters(samples, load, &outcome, &before, &after);
-    stop::sleep_s(SETTLE_S)
+    // A smoke test judges nothing, so nothing need settle.
+    match setting.options.scale_divisor {
+        1 => stop::sleep_s(SETTLE_S),
+        _ => Ok(()),
+    }
 }
 
 fn add_counters(
@@ -408,17 +412,25 @@ impl Lineup {
         ours.usage()
     }
 
-    /// Stops all servers but the first `count`.
-    pub fn stop_after(&mut self, count: usize) -> Result<()> {
-        self.servers.drain(count..).try_for_each(Server::stop)?;
-        self.missing.clear();
-        self.swap = None;
+    /// Stops all servers but these.
+    pub fn keep(&mut self, peers: &[Peer]) -> Result<()> {
+        for server in std::mem::take(&mut self.servers) {
+            if peers.contains(&server.peer()) {
+                self.servers.push(server);
+            } else {
+                server.stop()?;
+            }
+        }
+        self.missing.retain(|(peer, _)| peers.contains(peer));
+        if !peers.contains(&Peer::Redis) {
+            self.swap = None;
+        }
         Ok(())
     }
 
     /// Stops all servers, then swaps off.
     pub fn stop(mut self) -> Result<()> {
-        self.stop_after(0)
+        self.keep(&[])
     }
 }
 

@@ -40,6 +40,7 @@ pub fn beside_disk(setting: &Setting, report: &mut Report, tiered: &mut Tiered) 
         "the disk alone: random reads of 4 KiB with O_DIRECT by {}",
         device::yardstick()
     ));
+    tiered.lineup.keep(&[Peer::Terrace, Peer::Extstore])?;
     tiered.settle(setting, &UNIFORM)?;
     let load = tiered.load(setting, &UNIFORM);
     let (_, _, ssd_bytes) = tiered::sizes(setting);
@@ -85,7 +86,7 @@ fn add_disk_alone(setting: &Setting, file_bytes: u64, samples: &mut Samples) -> 
 
 /// Row `d`, of ours alone; takes keys away at its end.
 pub fn for_each_miss(setting: &Setting, report: &mut Report, tiered: &mut Tiered) -> Result<()> {
-    tiered.keep_ours()?;
+    tiered.lineup.keep(&[Peer::Terrace])?;
     let mut part = tiered::part(setting, "d", "device reads");
     part.columns = vec![
         "device_reads_per_miss",

@@ -162,11 +162,6 @@ impl Tiered {
             ..Load::of(self.keys, VALUE_BYTES)
         }
     }
-
-    /// Stops the peers.
-    pub fn keep_ours(&mut self) -> Result<()> {
-        self.lineup.stop_after(1)
-    }
 }
 
 /// Rows `b`, `c` and `d` of `bench serve`, those that are wanted, on one stage.
