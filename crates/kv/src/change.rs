@@ -6,8 +6,8 @@
 //! keeps a hold on a segment that nobody will read.
 
 use crate::find::{
-    Found, Place, READS_PER_TASK_MAX, damage_of, entry_of, fetch, find_to_replace, let_go, place,
-    refused, reserve,
+    Found, Place, READS_PER_TASK_MAX, Unreadable, damage_of, entry_of, fetch, find_to_replace,
+    let_go, place, refused, reserve,
 };
 use crate::large::{self, Binder, Doomed, RECORD_BYTES, RecordSlot, Shared};
 use crate::read::value_of;
@@ -30,14 +30,21 @@ struct Prev {
     present: bool,
 }
 
-fn prev_of(t: &Task, lane: &Lane, at: Place, found: Found) -> Option<Prev> {
+fn prev_of(t: &Task, lane: &Lane, at: Place, found: Result<Found, Unreadable>) -> Option<Prev> {
     let (slot, fetched, present) = match found {
-        Found::Absent | Found::Read(_) => return None,
-        Found::Gone(slot) => {
+        Err(Unreadable(slot)) => {
+            return Some(Prev {
+                slot,
+                binder: None,
+                present: true,
+            });
+        }
+        Ok(Found::Absent | Found::Read(_)) => return None,
+        Ok(Found::Gone(slot)) => {
             let fetched = !slot.loc().in_memory() && t.fetched(at.lane, slot.loc()).is_some();
             (slot, fetched, false)
         }
-        Found::Here { slot, fetched } => (slot, fetched, true),
+        Ok(Found::Here { slot, fetched }) => (slot, fetched, true),
     };
     let e = entry_of(t, lane, at, slot, fetched);
     let binder = match e.kind() {
@@ -136,7 +143,7 @@ pub(crate) fn prepare(
             .filter(|c| c.upload.is_some_and(|u| u.0 == id))
             .count();
         let bytes = own.sum::<usize>() + records * RECORD_BYTES;
-        if !reserve(held.lane(id), bytes, grows)? {
+        if !reserve(w, held.lane(id), bytes, grows)? {
             return Ok(Missing::Room);
         }
     }
@@ -169,8 +176,8 @@ fn find_all(
     let mut ends = Ends::default();
     for c in changes {
         let lane = held.lane(c.at.lane);
-        let found = find_to_replace(t, lane, c.at, c.key)?;
-        if let Found::Read(plan) = found {
+        let found = find_to_replace(t, lane, c.at, c.key);
+        if let Ok(Found::Read(plan)) = found {
             lane.count(|s| s.verify_reads += 1);
             reads.push((c.at.lane, plan));
         } else {
@@ -263,16 +270,23 @@ pub(crate) fn commit(
     new: Option<(Kind, &[u8], Option<u64>)>,
 ) -> Result<Committed, KvError> {
     let lane = held.lane(c.at.lane);
-    let found = find_to_replace(t, lane, c.at, c.key)?;
-    if let Found::Read(plan) = found {
-        lane.unpin(plan.segment);
-        return Err(KvError::wrong(
-            "a key moved while it was changed; try again",
-        ));
-    }
+    let found = find_to_replace(t, lane, c.at, c.key);
+    let seen = match found {
+        Ok(Found::Read(plan)) => {
+            lane.unpin(plan.segment);
+            return Err(KvError::wrong(
+                "a key moved while it was changed; try again",
+            ));
+        }
+        Ok(found) => seen_with(lane, found),
+        Err(unreadable) => {
+            let why = unreadable.error(t, c.at);
+            tracing::warn!("{why}; it is replaced or deleted; if it bound pieces, they stay");
+            None
+        }
+    };
     let prev = prev_of(t, lane, c.at, found);
     let present = prev.as_ref().is_some_and(|p| p.present);
-    let seen = seen_with(lane, found);
     let changed = Some(lane.open_epoch());
     let wait = match (new, &prev) {
         (Some((kind, value, expiry_ms)), _) => {
@@ -287,12 +301,12 @@ pub(crate) fn commit(
                 value,
             };
             let put = lane.put(c.at.who, prev.as_ref().map(|p| p.slot), &entry);
-            put.map_err(|why| refused(lane, why, c.bytes))?;
+            put.map_err(|why| refused(w, lane, why, c.bytes))?;
             changed
         }
         (None, Some(p)) if p.present || p.binder.is_some() => {
             let done = lane.delete(c.at.who, p.slot, c.key);
-            done.map_err(|why| refused(lane, why, c.bytes))?;
+            done.map_err(|why| refused(w, lane, why, c.bytes))?;
             changed
         }
         (None, _) => seen,
@@ -302,7 +316,7 @@ pub(crate) fn commit(
         let record =
             record.ok_or_else(|| KvError::wrong("too many big values end at once; try again"))?;
         large::write_record(w, t, lane, c.at.lane, record, &binder)?;
-        shared.0.lock().doomed.push_back(Doomed { record, binder });
+        shared.0.lock().doom(Doomed { record, binder });
     }
     Ok(Committed { present, wait })
 }
@@ -321,7 +335,7 @@ fn end_upload(
         let key = large::record_key(record);
         let who = place(w, 1, &key).who;
         let gone = lane.delete(who, slot, &key);
-        gone.map_err(|why| refused(lane, why, RECORD_BYTES))?;
+        gone.map_err(|why| refused(w, lane, why, RECORD_BYTES))?;
     }
     shared.0.lock().give(lane_id, record);
     Ok(())
@@ -366,17 +380,30 @@ pub(crate) struct Seen<R> {
     pub wait: Option<u64>,
 }
 
-/// Shows the present value to `old`.
+/// Shows the present value to `old`. With `keep_expiry` the entry must be readable.
 pub(crate) fn look_at<R>(
     t: &Task,
     shared: &Arc<Shared>,
     piece_bytes: usize,
     held: &mut Held<'_>,
     c: &Change<'_>,
+    keep_expiry: bool,
     old: impl FnOnce(Value<'_>) -> R,
 ) -> Result<Seen<R>, KvError> {
     let lane = held.lane(c.at.lane);
-    let found = find_to_replace(t, lane, c.at, c.key)?;
+    let found = match find_to_replace(t, lane, c.at, c.key) {
+        Ok(found) => found,
+        Err(unreadable) if keep_expiry => return Err(unreadable.error(t, c.at)),
+        // There is one, and no more is known of it.
+        Err(_) => {
+            return Ok(Seen {
+                shown: old(Value::Absent),
+                expiry_ms: None,
+                present: true,
+                wait: None,
+            });
+        }
+    };
     let wait = seen_with(lane, found);
     let e = match found {
         Found::Here { slot, fetched } => Some(entry_of(t, lane, c.at, slot, fetched)),

@@ -36,9 +36,20 @@ pub(crate) enum Found {
     Read(ReadPlan),
 }
 
+/// The entry that this slot names cannot be read, and the slot may be the key's.
+#[derive(Clone, Copy)]
+pub(crate) struct Unreadable(pub Slot);
+
+impl Unreadable {
+    /// What a command says that needs the entry.
+    pub(crate) fn error(self, t: &Task, at: Place) -> KvError {
+        damaged(t.failure(at.lane, self.0.loc()).unwrap_or("not read"))
+    }
+}
+
 /// Looks for a key in its held lane.
 pub(crate) fn find(t: &Task, lane: &mut Lane, at: Place, key: &[u8]) -> Result<Found, KvError> {
-    let found = find_to_replace(t, lane, at, key)?;
+    let found = find_to_replace(t, lane, at, key).map_err(|u| u.error(t, at))?;
     match damage_of(t, at, found) {
         Some(why) => Err(damaged(why)),
         None => Ok(found),
@@ -63,19 +74,20 @@ fn damaged(why: &str) -> KvError {
     )
 }
 
-/// The same for a command that does not look at the value: one that is damaged
-/// may be replaced or deleted.
+/// The same for a command that does not need the value: one that is damaged may be
+/// replaced or deleted, and so may an entry that cannot be read at all. That the
+/// latter is this key's is not known for sure, as a slot has no key; ADR 0010 says why it is taken to be.
 pub(crate) fn find_to_replace(
     t: &Task,
     lane: &mut Lane,
     at: Place,
     key: &[u8],
-) -> Result<Found, KvError> {
+) -> Result<Found, Unreadable> {
     let known = |loc| t.known(at.lane, loc, key, at.who.space);
     match lane.look(at.who, key, known) {
-        Look::Absent => match t.any_failure(at.lane) {
-            true => blame(t, lane, at),
-            false => Ok(Found::Absent),
+        Look::Absent => match unreadable(t, lane, at) {
+            Some(slot) => Err(Unreadable(slot)),
+            None => Ok(Found::Absent),
         },
         Look::Memory(slot) => Ok(classify(lane, slot, lane.entry(slot), false)),
         Look::Fetched(slot) => {
@@ -87,23 +99,21 @@ pub(crate) fn find_to_replace(
     }
 }
 
+/// A read failed and nothing else was found: if the directory still names what
+/// failed, it may be this key's entry.
+fn unreadable(t: &Task, lane: &Lane, at: Place) -> Option<Slot> {
+    use terrace_log::Directory;
+    if !t.any_failure(at.lane) {
+        return None;
+    }
+    let failed = |s: Slot| t.failure(at.lane, s.loc()).is_some();
+    lane.dir.find(at.who, failed)
+}
+
 fn classify(lane: &Lane, slot: Slot, e: Entry<'_>, fetched: bool) -> Found {
     match e.kind() == Kind::Tombstone || e.expired(lane.now_ms()) {
         true => Found::Gone(slot),
         false => Found::Here { slot, fetched },
-    }
-}
-
-/// A read failed and nothing else was found: if the directory still names what
-/// failed, it may be this key's value.
-fn blame(t: &Task, lane: &Lane, at: Place) -> Result<Found, KvError> {
-    use terrace_log::Directory;
-    let named = lane
-        .dir
-        .find(at.who, |s| t.failure(at.lane, s.loc()).is_some());
-    match named.and_then(|s| t.failure(at.lane, s.loc())) {
-        Some(why) => Err(damaged(why)),
-        None => Ok(Found::Absent),
     }
 }
 
@@ -156,7 +166,12 @@ pub(crate) fn may_write(w: &Worker) -> Result<(), KvError> {
 }
 
 /// Makes room for `bytes` of updates in a held lane. `Ok(false)`: wait for room.
-pub(crate) fn reserve(lane: &mut Lane, bytes: usize, grows: bool) -> Result<bool, KvError> {
+pub(crate) fn reserve(
+    w: &Worker,
+    lane: &mut Lane,
+    bytes: usize,
+    grows: bool,
+) -> Result<bool, KvError> {
     if grows && lane.memory_segments() < SEGMENTS_MIN {
         let s = lane.stats();
         return Err(KvError::new(
@@ -174,22 +189,33 @@ pub(crate) fn reserve(lane: &mut Lane, bytes: usize, grows: bool) -> Result<bool
     match asked {
         Ok(()) => Ok(true),
         Err(Refused::Room) => Ok(false),
-        Err(other) => Err(refused(lane, other, bytes)),
+        Err(other) => Err(refused(w, lane, other, bytes)),
     }
 }
 
 /// The error for an update that was not taken.
-pub(crate) fn refused(lane: &Lane, why: Refused, bytes: usize) -> KvError {
+pub(crate) fn refused(w: &Worker, lane: &Lane, why: Refused, bytes: usize) -> KvError {
     let s = lane.stats();
     match why {
-        Refused::SsdFull | Refused::Room => KvError::new(
-            KvErrorKind::SsdFull,
-            format!(
-                "the SSD is full: {} MiB of {} MiB in use; delete keys or make a larger pool",
-                s.ssd_live_bytes >> 20,
-                s.ssd_usable_bytes >> 20
-            ),
-        ),
+        Refused::SsdFull | Refused::Room => {
+            let (live, usable) = w.pool().ssd_use(lane);
+            let own = match w.pool().superblock().lanes {
+                1 => String::new(),
+                lanes => format!(
+                    "; the key's lane, one of {lanes}: {} of {}",
+                    s.ssd_live_bytes >> 20,
+                    s.ssd_usable_bytes >> 20
+                ),
+            };
+            KvError::new(
+                KvErrorKind::SsdFull,
+                format!(
+                    "the SSD is full: {} MiB of {} MiB in use{own}; delete keys or make a larger pool",
+                    live >> 20,
+                    usable >> 20
+                ),
+            )
+        }
         Refused::TooLarge => KvError::new(
             KvErrorKind::TooLarge,
             format!(

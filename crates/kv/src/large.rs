@@ -9,7 +9,7 @@
 //! Never: deletes a piece that somebody still reads.
 
 use crate::find::{Found, fetch, find, may_write, place, reserve};
-use crate::read::read;
+use crate::read::{Promote, read};
 use crate::{
     INLINE_MAX_BYTES, KvError, KvErrorKind, Outcome, PIECE_BYTES, Step, VALUE_MAX_BYTES, Wait,
 };
@@ -87,7 +87,9 @@ pub(crate) struct Registry {
     free: Vec<Vec<u16>>,
     /// How many records of a lane could not be read, and so are never given out.
     lost: HashMap<u16, usize>,
-    pub(crate) doomed: VecDeque<Doomed>,
+    doomed: VecDeque<Doomed>,
+    /// The pieces of one are being deleted.
+    ending: bool,
     readers: HashMap<u64, u32>,
     /// The start has looked at all records.
     pub(crate) started: bool,
@@ -102,6 +104,25 @@ pub(crate) fn registry(w: &Worker) -> Arc<Shared> {
 }
 
 impl Registry {
+    /// A version's pieces must go.
+    pub(crate) fn doom(&mut self, doomed: Doomed) {
+        self.doomed.push_back(doomed);
+    }
+    /// The deletion of a version's pieces is put off.
+    pub(crate) fn put_back(&mut self, doomed: Doomed) {
+        self.doomed.push_back(doomed);
+        self.ending = false;
+    }
+    /// A version's pieces are gone: its record is free again.
+    pub(crate) fn ended(&mut self, lane: u16, record: u16) {
+        self.give(lane, record);
+        self.ending = false;
+    }
+    /// Whether a record comes free without anybody's doing.
+    fn comes_free(&self) -> bool {
+        let unread = |d: &Doomed| !self.readers.contains_key(&d.binder.version);
+        !self.started || self.ending || self.doomed.iter().any(unread)
+    }
     pub(crate) fn give(&mut self, lane: u16, record: u16) {
         let lane = lane as usize;
         if self.free.len() <= lane {
@@ -129,6 +150,7 @@ impl Registry {
     pub(crate) fn next_doomed(&mut self) -> Option<Doomed> {
         let free = |d: &Doomed| !self.readers.contains_key(&d.binder.version);
         let at = self.doomed.iter().position(free)?;
+        self.ending = true;
         self.doomed.remove(at)
     }
     /// Everything was deleted: no piece and no record is left.
@@ -136,6 +158,7 @@ impl Registry {
         self.free.clear();
         self.lost.clear();
         self.doomed.clear();
+        self.ending = false;
         for (lane, record) in places {
             self.give(lane, record);
         }
@@ -205,7 +228,7 @@ pub fn read_piece<R>(
 ) -> Outcome<R> {
     let key = piece_key(held.binder.version, n);
     let mut f = Some(f);
-    let step = read(w, t, 1, &key, false, |e| {
+    let step = read(w, t, 1, &key, Promote::SecondTime, |e| {
         e.map(|e| f.take().expect("once")(e.value()))
     })?;
     match step {
@@ -251,6 +274,17 @@ impl Upload {
     }
 }
 
+/// Waiting would have no end: what is under way may wait for the same, or for its client.
+fn too_many_under_way() -> KvError {
+    KvError::new(
+        KvErrorKind::TooLarge,
+        format!(
+            "{RECORDS} values above {INLINE_MAX_BYTES} bytes are being received or sent, and no more are allowed \
+             at one time; name fewer in one command, or try again"
+        ),
+    )
+}
+
 /// Begins to receive a value of `len` bytes.
 pub fn upload_begin(w: &mut Worker, t: &mut Task, len: u64) -> Outcome<Upload> {
     if len > VALUE_MAX_BYTES {
@@ -264,8 +298,12 @@ pub fn upload_begin(w: &mut Worker, t: &mut Task, len: u64) -> Outcome<Upload> {
         return Ok(Step::Wait(Wait::Io));
     }
     let shared = registry(w);
-    let Some((lane_id, record)) = shared.0.lock().take_any() else {
-        return Ok(Step::Wait(Wait::Room));
+    let taken = shared.0.lock().take_any();
+    let Some((lane_id, record)) = taken else {
+        return match shared.0.lock().comes_free() {
+            true => Ok(Step::Wait(Wait::Room)),
+            false => Err(too_many_under_way()),
+        };
     };
     let upload = Upload {
         binder: Binder {
@@ -279,7 +317,7 @@ pub fn upload_begin(w: &mut Worker, t: &mut Task, len: u64) -> Outcome<Upload> {
         flushes: w.pool().flushes_of_all(),
     };
     let mut lane = w.lane(lane_id);
-    let written = match reserve(&mut lane, RECORD_BYTES, true) {
+    let written = match reserve(w, &mut lane, RECORD_BYTES, true) {
         Ok(true) => write_record(w, t, &mut lane, lane_id, record, &upload.binder),
         Ok(false) => Ok(Recorded::NoRoom),
         Err(e) => Err(e),
@@ -330,7 +368,7 @@ pub(crate) fn write_record(
     let new = internal(&key, &value, 0);
     match lane.put(at.who, prev, &new) {
         Ok(_) => Ok(Recorded::Written),
-        Err(why) => Err(crate::find::refused(lane, why, RECORD_BYTES)),
+        Err(why) => Err(crate::find::refused(w, lane, why, RECORD_BYTES)),
     }
 }
 
@@ -365,14 +403,14 @@ pub fn upload_piece(
     let new = internal(&key, piece, FLAG_THROUGH);
     let bytes = entry_bytes(key.len(), piece.len(), false, false);
     let mut lane = w.lane(at.lane);
-    if !reserve(&mut lane, bytes, true)? {
+    if !reserve(w, &mut lane, bytes, true)? {
         drop(lane);
         w.want_room();
         return Ok(Step::Wait(Wait::Room));
     }
     // The version is new, so the piece has no slot yet.
     let put = lane.put(at.who, None, &new);
-    put.map_err(|why| crate::find::refused(&lane, why, bytes))?;
+    put.map_err(|why| crate::find::refused(w, &lane, why, bytes))?;
     upload.next += 1;
     upload.received += piece.len() as u64;
     Ok(Step::Done(()))
@@ -381,7 +419,7 @@ pub fn upload_piece(
 /// Gives an upload up; its pieces go in the background.
 pub fn upload_abort(w: &mut Worker, upload: Upload) {
     if upload.flushes == w.pool().flushes_of_all() {
-        registry(w).0.lock().doomed.push_back(Doomed {
+        registry(w).0.lock().doom(Doomed {
             record: upload.record,
             binder: upload.binder,
         });

@@ -9,9 +9,11 @@
 //! Never: does more than a bounded step in a turn, or gives up the start for one record.
 
 use crate::expire::expire_now;
-use crate::find::{Found, Place, fetch, find, let_go, may_write, place, refused, reserve};
+use crate::find::{
+    Found, Place, fetch, find_to_replace, let_go, may_write, place, refused, reserve,
+};
 use crate::large::{self, Doomed, RECORD_BYTES, RECORDS, piece_key, record_key, registry};
-use crate::read::read;
+use crate::read::{Promote, read};
 use crate::{KvError, Outcome, Step, Wait};
 use terrace_pool::{Held, Task, Worker};
 use terrace_tiers::ReadPlan;
@@ -72,11 +74,23 @@ impl Maintainer {
                 more
             }
             Err(_) => {
-                // Damaged or read-only: what is left under way is met again at the next start.
                 w.finish(task);
-                self.state = State::Idle;
+                self.put_off(w);
                 false
             }
+        }
+    }
+
+    /// A job that cannot go on now makes way for others.
+    fn put_off(&mut self, w: &Worker) {
+        match &mut self.state {
+            State::Pieces(doomed, _) => {
+                registry(w).0.lock().put_back(*doomed);
+                self.state = State::Idle;
+            }
+            // That key is met again when somebody reads it.
+            State::Expire(keys) => drop(keys.pop()),
+            State::Start(_) | State::Idle => {}
         }
     }
 
@@ -95,7 +109,7 @@ impl Maintainer {
                     }
                     Step::Done(None) => {
                         let lane = w.place(1, &record_key(doomed.record)).0;
-                        registry(w).0.lock().give(lane, doomed.record);
+                        registry(w).0.lock().ended(lane, doomed.record);
                         self.state = State::Idle;
                         Step::Done(true)
                     }
@@ -125,6 +139,10 @@ impl Maintainer {
     }
 
     fn next_job(&mut self, w: &mut Worker) -> bool {
+        // A read-only pool meets what is left at its next start.
+        if w.failed().is_some() {
+            return false;
+        }
         let doomed = registry(w).0.lock().next_doomed();
         if let Some(doomed) = doomed {
             self.state = State::Pieces(doomed, 0);
@@ -147,7 +165,7 @@ fn start(w: &mut Worker, task: &mut Task, next: &mut u16) -> Outcome<bool> {
     let until = (*next + RECORDS_PER_TURN).min(RECORDS);
     while *next < until {
         let key = record_key(*next);
-        let found = read(w, task, 1, &key, false, |e| {
+        let found = read(w, task, 1, &key, Promote::Never, |e| {
             e.and_then(|e| large::binder(e.value()))
         });
         let found = match found {
@@ -160,7 +178,7 @@ fn start(w: &mut Worker, task: &mut Task, next: &mut u16) -> Outcome<bool> {
         let shared = registry(w);
         let mut registry = shared.0.lock();
         match found {
-            Ok(Some(binder)) => registry.doomed.push_back(Doomed {
+            Ok(Some(binder)) => registry.doom(Doomed {
                 record: *next,
                 binder,
             }),
@@ -210,7 +228,7 @@ fn del_internal(w: &mut Worker, t: &mut Task, keys: &[Vec<u8>]) -> Outcome<()> {
     let places: Vec<Place> = keys.iter().map(|k| place(w, 1, k)).collect();
     let mut held = w.hold(places.iter().map(|p| p.lane));
     let mut reads = Vec::new();
-    let all = del_held(t, &mut held, keys, &places, &mut reads);
+    let all = del_held(w, t, &mut held, keys, &places, &mut reads);
     if !matches!(all, Ok(true)) {
         let_go(&mut held, reads);
         drop(held);
@@ -228,6 +246,7 @@ fn del_internal(w: &mut Worker, t: &mut Task, keys: &[Vec<u8>]) -> Outcome<()> {
 /// Deletes what is found at once; what must be read first goes into `reads`.
 /// `Ok(false)`: there is no room just now.
 fn del_held(
+    w: &Worker,
     t: &Task,
     held: &mut Held<'_>,
     keys: &[Vec<u8>],
@@ -236,17 +255,23 @@ fn del_held(
 ) -> Result<bool, KvError> {
     for (key, &at) in keys.iter().zip(places) {
         let lane = held.lane(at.lane);
-        if !reserve(lane, RECORD_BYTES, false)? {
+        if !reserve(w, lane, RECORD_BYTES, false)? {
             return Ok(false);
         }
-        match find(t, lane, at, key)? {
-            Found::Read(plan) => reads.push((at.lane, plan)),
-            Found::Here { slot, .. } => {
-                let gone = lane.delete(at.who, slot, key);
-                gone.map_err(|why| refused(lane, why, RECORD_BYTES))?;
+        let slot = match find_to_replace(t, lane, at, key) {
+            Ok(Found::Read(plan)) => {
+                reads.push((at.lane, plan));
+                continue;
             }
-            Found::Absent | Found::Gone(_) => {}
-        }
+            Ok(Found::Here { slot, .. }) => slot,
+            Ok(Found::Absent | Found::Gone(_)) => continue,
+            Err(unreadable) => {
+                tracing::warn!("{}; it is deleted unread", unreadable.error(t, at));
+                unreadable.0
+            }
+        };
+        let gone = lane.delete(at.who, slot, key);
+        gone.map_err(|why| refused(w, lane, why, RECORD_BYTES))?;
     }
     Ok(true)
 }

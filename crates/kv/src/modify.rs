@@ -74,7 +74,7 @@ pub(crate) fn modify<R>(
     let mut found = find(t, lane, c.at, c.key)?;
     if let Found::Here { slot, fetched } = found {
         let bytes = c.bytes + entry_of(t, lane, c.at, slot, fetched).len_bytes();
-        if !reserve(lane, bytes, true)? {
+        if !reserve(w, lane, bytes, true)? {
             drop(held);
             w.want_room();
             return Ok(Step::Wait(Wait::Room));
@@ -100,7 +100,7 @@ pub(crate) fn modify<R>(
         // A binder's pieces stay bound: only its entry is written anew.
         let rebinds = kind == Kind::Binder;
         match rebinds {
-            true => rewrite(lane, &c, slot, kind, &value, expiry_ms)?,
+            true => rewrite(w, lane, &c, slot, kind, &value, expiry_ms)?,
             false => {
                 commit(
                     w,
@@ -119,6 +119,7 @@ pub(crate) fn modify<R>(
 }
 
 fn rewrite(
+    w: &Worker,
     lane: &mut Lane,
     c: &Change<'_>,
     slot: Option<Slot>,
@@ -137,5 +138,6 @@ fn rewrite(
         value,
     };
     let put = lane.put(c.at.who, slot, &entry);
-    put.map(|_| ()).map_err(|why| refused(lane, why, c.bytes))
+    put.map(|_| ())
+        .map_err(|why| refused(w, lane, why, c.bytes))
 }

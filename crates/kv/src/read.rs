@@ -19,13 +19,22 @@ pub enum ExpiryOf {
     At(u64),
 }
 
+/// Whether a read brings what it had to fetch up to DRAM.
+#[derive(Clone, Copy, PartialEq)]
+pub(crate) enum Promote {
+    Never,
+    /// When it was read before: what is large and read once would only push others out.
+    SecondTime,
+    Always,
+}
+
 /// Reads one key: `f` gets its entry, None if absent.
 pub(crate) fn read<R>(
     w: &mut Worker,
     t: &mut Task,
     space: u8,
     key: &[u8],
-    promote: bool,
+    promote: Promote,
     f: impl FnOnce(Option<Entry<'_>>) -> R,
 ) -> Outcome<R> {
     if !w.collect(t) {
@@ -61,7 +70,10 @@ pub(crate) fn read<R>(
                         s.misses += 1;
                         s.wrong_reads += wrong;
                     });
-                    if promote {
+                    // The slot is as it was before this read warmed it.
+                    if promote == Promote::Always
+                        || promote == Promote::SecondTime && slot.heat() > 0
+                    {
                         lane.promote(at.who, slot.loc(), &e_of(t, at.lane, slot));
                     }
                 }
@@ -119,7 +131,9 @@ pub fn get<R>(
 ) -> Outcome<R> {
     let registry = large::registry(w);
     let piece = large::piece_bytes(w);
-    read(w, t, 0, key, true, |e| f(value_of(&registry, piece, e)))
+    read(w, t, 0, key, Promote::Always, |e| {
+        f(value_of(&registry, piece, e))
+    })
 }
 
 pub(crate) fn value_of<'a>(
@@ -141,7 +155,7 @@ pub(crate) fn value_of<'a>(
 
 /// Length of a value in bytes, 0 if there is none.
 pub fn strlen(w: &mut Worker, t: &mut Task, key: &[u8]) -> Outcome<u64> {
-    read(w, t, 0, key, true, |e| match e {
+    read(w, t, 0, key, Promote::Always, |e| match e {
         None => 0,
         Some(e) if e.kind() == Kind::Binder => large::binder(e.value()).map_or(0, |b| b.len),
         Some(e) => e.value().len() as u64,
@@ -150,10 +164,12 @@ pub fn strlen(w: &mut Worker, t: &mut Task, key: &[u8]) -> Outcome<u64> {
 
 /// When a key expires.
 pub fn expiry(w: &mut Worker, t: &mut Task, key: &[u8]) -> Outcome<ExpiryOf> {
-    read(w, t, 0, key, true, |e| match e.map(|e| e.expiry_ms()) {
-        None => ExpiryOf::Absent,
-        Some(None) => ExpiryOf::Never,
-        Some(Some(ms)) => ExpiryOf::At(ms),
+    read(w, t, 0, key, Promote::Always, |e| {
+        match e.map(|e| e.expiry_ms()) {
+            None => ExpiryOf::Absent,
+            Some(None) => ExpiryOf::Never,
+            Some(Some(ms)) => ExpiryOf::At(ms),
+        }
     })
 }
 

@@ -7,7 +7,7 @@ mod common;
 
 use crate::large::{self, RECORDS, record_places};
 use crate::{Cond, ExpireCond, Expiry, NewValue, Value};
-use common::{Rig, Shape};
+use common::{Rig, Shape, flip_all};
 use terrace_media::sim::SimDevice;
 use terrace_pool::ManualClock;
 
@@ -58,17 +58,6 @@ fn leave_records(rig: &Rig, left: usize) {
         registry.take(0);
         registry.lose(0);
     }
-}
-
-/// Flips a bit in every copy of `bytes` on the device.
-fn flip_all(device: &SimDevice, bytes: &[u8]) {
-    let image = device.image();
-    let mut flipped = 0;
-    for at in (0..image.len()).filter(|&at| image[at..].starts_with(bytes)) {
-        device.faults().flip_bit(at as u64, 3);
-        flipped += 1;
-    }
-    assert!(flipped > 0, "it is on the device");
 }
 
 #[test]
@@ -274,4 +263,98 @@ fn a_record_that_cannot_be_read_is_set_aside_and_the_start_goes_on() {
     rig.set(b"k", &big(1), Expiry::None).unwrap();
     rig.run(crate::flush_all).unwrap();
     assert_eq!(free_records(&rig), all);
+}
+
+#[test]
+fn a_command_that_needs_more_records_than_there_are_is_refused_and_not_waited_for() {
+    let (_device, mut rig) = rig();
+    leave_records(&rig, 1);
+    let begin = |rig: &mut Rig| rig.run(|w, t| crate::upload_begin(w, t, BIG_BYTES as u64));
+    let first = begin(&mut rig).unwrap().0;
+    let text = begin(&mut rig).unwrap_err();
+    assert!(text.contains("no more are allowed"), "{text}");
+    // One that ends by itself is waited for.
+    crate::upload_abort(&mut rig.worker, first);
+    let second = begin(&mut rig).unwrap().0;
+    // One that a reader keeps is not.
+    crate::upload_abort(&mut rig.worker, second);
+    rig.set(b"big", &big(1), Expiry::None).unwrap();
+    let held = rig.run(|w, t| {
+        crate::get_del(w, t, b"big", |v| match v {
+            Value::Large(held) => Some(held),
+            _ => None,
+        })
+    });
+    let held = held.unwrap().0;
+    let text = begin(&mut rig).unwrap_err();
+    assert!(text.contains("no more are allowed"), "{text}");
+    drop(held);
+    begin(&mut rig).unwrap();
+}
+
+/// One piece's value and another's key are damaged: the value is refused, and all of it goes.
+#[test]
+fn pieces_that_cannot_be_read_are_deleted_with_the_others() {
+    let (device, mut rig) = rig();
+    let all = free_records(&rig);
+    rig.set(b"big", &big(1), Expiry::None).unwrap();
+    let version = rig
+        .run(|w, t| {
+            crate::read::read(w, t, 0, b"big", crate::read::Promote::Never, |e| {
+                large::binder(e.expect("set").value()).expect("a binder")
+            })
+        })
+        .unwrap()
+        .0
+        .version;
+    rig.settle();
+    let (shape, clock) = (rig.shape, rig.clock.clone());
+    rig.close();
+    let piece = 64 + 15 * common::SEGMENT / 128;
+    flip_all(&device, &big(1)[piece..piece + 16]);
+    flip_all(&device, &large::piece_key(version, 0));
+    let mut rig = Rig::open(&device, shape, clock);
+    started(&mut rig);
+    let pieces = |rig: &Rig| {
+        rig.pool
+            .with_lane(0, |l| terrace_log::Snapshot::len(&l.dir, 1))
+    };
+    assert_eq!(pieces(&rig), 3);
+    let text = rig.get(b"big").unwrap_err();
+    assert!(text.contains("damaged entry"), "{text}");
+    rig.del(&[b"big"]).unwrap();
+    (0..200).for_each(|_| rig.turn());
+    rig.settle();
+    assert_eq!(pieces(&rig), 0, "no piece and no record is left");
+    assert_eq!(free_records(&rig), all);
+}
+
+#[test]
+fn pieces_that_are_read_again_come_from_dram() {
+    let shape = Shape {
+        segments_per_lane: 128,
+        memory_segments: 64,
+        ..Shape::default()
+    };
+    let clock = ManualClock::default();
+    clock.set(1_000_000);
+    let device = shape.device(7);
+    let mut rig = Rig::open(&device, shape, clock.clone());
+    rig.set(b"big", &big(1), Expiry::None).unwrap();
+    rig.settle();
+    // After a crash nothing is in memory.
+    let device = SimDevice::with_image(device.durable_image(), 7);
+    let mut rig = Rig::open(&device, shape, clock);
+    started(&mut rig);
+    let mut reads = Vec::new();
+    for _ in 0..4 {
+        let before = rig.pool.stats().lanes.device_reads;
+        assert!(rig.get(b"big").unwrap() == Some(big(1)));
+        reads.push(rig.pool.stats().lanes.device_reads - before);
+    }
+    assert_eq!(
+        (reads[0] > 0, reads[1] > 0, reads[2], reads[3]),
+        (true, true, 0, 0),
+        "{reads:?}"
+    );
 }

@@ -69,7 +69,8 @@ pub fn set<R>(
         return Ok(missing(w, t, need).expect("something is missing"));
     }
     let piece_bytes = large::piece_bytes(w);
-    let seen = look_at(t, &shared, piece_bytes, &mut held, &c[0], old)?;
+    let keep = expiry == Expiry::Keep;
+    let seen = look_at(t, &shared, piece_bytes, &mut held, &c[0], keep, old)?;
     let go = match cond {
         Cond::Always => true,
         Cond::IfAbsent => !seen.present,

@@ -5,40 +5,11 @@
 
 mod common;
 
-use common::{Rig, SEGMENT, Shape};
-use std::collections::BTreeMap;
+use common::{Model, Rig, SEGMENT, Shape, clock, filled, value};
 use terrace_kv::Expiry;
 use terrace_media::Device;
 use terrace_media::sim::{Fault, Rng, SimDevice};
 use terrace_pool::{Durability, ManualClock, Rule, check_on_device};
-
-type Model = BTreeMap<Vec<u8>, Vec<u8>>;
-
-fn clock() -> ManualClock {
-    let clock = ManualClock::default();
-    clock.set(1_000_000);
-    clock
-}
-
-fn value(rng: &mut Rng, len: usize) -> Vec<u8> {
-    (0..len).map(|_| rng.bits() as u8).collect()
-}
-
-/// A pool with some keys, all durable.
-fn filled(shape: Shape, seed: u64, keys: usize) -> (SimDevice, Rig, Model) {
-    let device = shape.device(seed);
-    let mut rig = Rig::open(&device, shape, clock());
-    let mut rng = Rng::new(seed);
-    let mut model = Model::new();
-    for n in 0..keys {
-        let key = format!("key:{n}").into_bytes();
-        let v = value(&mut rng, 100 + n % 400);
-        rig.set(&key, &v, Expiry::None).unwrap();
-        model.insert(key, v);
-    }
-    rig.settle();
-    (device, rig, model)
-}
 
 #[test]
 fn a_failed_write_goes_elsewhere_and_nothing_is_lost() {
@@ -492,36 +463,28 @@ fn a_full_ssd_never_gets_stuck() {
     }
 }
 
-/// A value that is damaged on the medium is refused by GET, and may be replaced or deleted.
 #[test]
-fn a_damaged_value_can_be_replaced_and_deleted() {
-    let (device, rig, model) = filled(Shape::default(), 12, 60);
-    rig.close();
-    let image = device.image();
-    let device = SimDevice::with_image(image.clone(), 1);
-    let mut hurt = Vec::new();
-    for (key, v) in model.iter().take(10) {
-        for (at, _) in image
-            .windows(16)
-            .enumerate()
-            .filter(|(_, w)| *w == &v[..16])
-        {
-            device.faults().flip_bit(at as u64 + 3, 2);
-        }
-        hurt.push(key.clone());
-    }
-    // The warm image is hurt too, so nothing comes from DRAM.
-    let mut rig = Rig::open(&device, Shape::default(), clock());
-    for (n, key) in hurt.iter().enumerate() {
-        let error = rig.get(key).unwrap_err();
-        assert!(error.contains("damaged entry"), "{error}");
-        if n % 2 == 0 {
-            rig.set(key, b"new", Expiry::None).unwrap();
-            assert_eq!(rig.get(key).unwrap(), Some(b"new".to_vec()));
-        } else {
-            assert_eq!(rig.del(&[key]).unwrap().0, 1);
-            assert_eq!(rig.get(key).unwrap(), None);
-        }
-    }
-    assert_eq!(rig.pool.keys(), 55);
+fn a_full_ssd_is_told_for_the_pool_and_for_the_lane() {
+    let shape = Shape {
+        lanes: 2,
+        segments_per_lane: 400,
+        memory_segments: 16,
+        ..Shape::default()
+    };
+    let device = shape.device(3);
+    let mut rig = Rig::open(&device, shape, clock());
+    let mut rng = Rng::new(3);
+    let refused = (0..100_000).find_map(|n| {
+        let v = value(&mut rng, 3000 / (1 + n % 2));
+        rig.set(format!("key:{n}").as_bytes(), &v, Expiry::None)
+            .err()
+    });
+    let refused = refused.expect("it fills up");
+    let lanes = [0, 1].map(|l| rig.pool.with_lane(l, |lane| lane.stats().ssd_usable_bytes));
+    let pool = format!("of {} MiB in use", (lanes[0] + lanes[1]) >> 20);
+    let lane = format!("of {};", lanes[0] >> 20);
+    assert!(
+        refused.contains(&pool) && refused.contains(&lane),
+        "{refused}"
+    );
 }

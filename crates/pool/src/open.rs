@@ -318,6 +318,19 @@ impl Pool {
         stats
     }
 
+    /// Live bytes of the SSD terrace and how many it accepts, over all lanes. `held` is
+    /// a lane that the caller has locked: lanes that are busy count as much as it does,
+    /// since waiting for them with one held might never end.
+    pub fn ssd_use(&self, held: &Lane) -> (u64, u64) {
+        let own = held.stats();
+        let sums = self.lanes.iter().map(|lane| {
+            let other = lane.try_lock().map(|lane| lane.stats());
+            let s = other.as_ref().unwrap_or(&own);
+            (s.ssd_live_bytes, s.ssd_usable_bytes)
+        });
+        sums.fold((0, 0), |(live, usable), (l, u)| (live + l, usable + u))
+    }
+
     /// Keys of the user.
     pub fn keys(&self) -> u64 {
         self.lanes.iter().map(|lane| lane.lock().keys()).sum()

@@ -434,7 +434,8 @@ impl<D: Snapshot> Lane<D> {
     /// Brings an entry that was read from the SSD up to DRAM, if it is still the newest copy.
     pub fn promote(&mut self, who: Subject, loc: Loc, fetched: &Entry<'_>) {
         let memory = self.mem.quota() * self.cfg.segment_bytes;
-        if !policy::admit_on_read(fetched.len_bytes(), memory) || fetched.kind() != Kind::Value {
+        if !policy::admit_on_read(fetched.len_bytes(), memory) || fetched.kind() == Kind::Tombstone
+        {
             return;
         }
         self.clean_memory(2 * fetched.len_bytes());

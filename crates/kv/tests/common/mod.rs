@@ -1,10 +1,11 @@
 //! Driving a pool on simulated devices, one step at a time, from one thread.
 #![allow(dead_code)] // Each test binary uses its own part.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
-use terrace_kv::{Maintainer, Outcome, Step, Task, Worker};
-use terrace_media::sim::SimDevice;
+use terrace_kv::{Expiry, Maintainer, Outcome, Step, Task, Worker};
+use terrace_media::sim::{Rng, SimDevice};
 use terrace_media::{Arena, Device};
 use terrace_pool::{Durability, ManualClock, Options, Pool, Superblock};
 
@@ -274,5 +275,44 @@ impl Rig {
     pub fn close(self) {
         self.worker.close();
         self.pool.close().expect("a clean stop");
+    }
+}
+
+pub type Model = BTreeMap<Vec<u8>, Vec<u8>>;
+
+pub fn clock() -> ManualClock {
+    let clock = ManualClock::default();
+    clock.set(1_000_000);
+    clock
+}
+
+pub fn value(rng: &mut Rng, len: usize) -> Vec<u8> {
+    (0..len).map(|_| rng.bits() as u8).collect()
+}
+
+/// A pool with some keys, all durable.
+pub fn filled(shape: Shape, seed: u64, keys: usize) -> (SimDevice, Rig, Model) {
+    let device = shape.device(seed);
+    let mut rig = Rig::open(&device, shape, clock());
+    let mut rng = Rng::new(seed);
+    let mut model = Model::new();
+    for n in 0..keys {
+        let key = format!("key:{n}").into_bytes();
+        let v = value(&mut rng, 100 + n % 400);
+        rig.set(&key, &v, Expiry::None).unwrap();
+        model.insert(key, v);
+    }
+    rig.settle();
+    (device, rig, model)
+}
+
+/// Flips a bit in every copy of `bytes` on the device.
+pub fn flip_all(device: &SimDevice, bytes: &[u8]) {
+    let image = device.image();
+    let windows = image.windows(bytes.len()).enumerate();
+    let places: Vec<usize> = windows.filter(|(_, w)| *w == bytes).map(|w| w.0).collect();
+    assert!(!places.is_empty(), "it is on the device");
+    for at in places {
+        device.faults().flip_bit(at as u64 + 2, 3);
     }
 }
