@@ -79,7 +79,7 @@ fn rebuilt(device: &dyn Device, superblock: &Superblock) -> Result<(Vec<Lane>, u
     let valid = valid_epoch(&surveys);
     let mut disk = device.queue(QUEUE_DEPTH)?;
     for (lane, survey) in lanes.iter_mut().zip(surveys) {
-        lane.rebuild_without_writing(&mut *disk, survey, valid, u64::MAX);
+        lane.rebuild_without_writing(std::slice::from_mut(&mut disk), survey, valid, u64::MAX);
     }
     let keys = lanes.iter().map(Lane::keys).sum();
     Ok((lanes, keys))
@@ -150,7 +150,8 @@ fn check_device(
     let total = superblock.len_bytes();
     let mut done = 0;
     for (lane, survey) in lanes.iter_mut().zip(surveys) {
-        let damage = lane.rebuild_without_writing(&mut *disk, survey, valid, u64::MAX);
+        let damage =
+            lane.rebuild_without_writing(std::slice::from_mut(&mut disk), survey, valid, u64::MAX);
         report.damage.extend(damage);
         let mut told = |bytes: u64| {
             done += bytes;

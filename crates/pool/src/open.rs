@@ -17,7 +17,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 use terrace_index::KeyMap;
 use terrace_log::Hasher;
-use terrace_media::{Arena, Device, FileDevice};
+use terrace_media::{Arena, Device, Disk, FileDevice, MediaError};
 use terrace_tiers::Config;
 use terrace_tiers::{Damage, Survey};
 
@@ -25,6 +25,8 @@ use terrace_tiers::{Damage, Survey};
 pub(crate) const QUEUE_DEPTH: u32 = 256;
 /// Longest time a clean stop may take to write what is dirty, s.
 const CLOSE_MAX_S: u64 = 120;
+/// Most threads that read for one lane at a start; beyond, the one that applies what they read is the limit.
+const READERS_PER_LANE_MAX: usize = 8;
 /// Part of the cap that a full scan's table may take, in quarters: no segment is in DRAM yet.
 const SCAN_QUARTERS: u64 = 3;
 
@@ -348,18 +350,15 @@ pub(crate) struct Recovered {
     pub clean: bool,
 }
 
-/// Recovers all lanes, each on a thread of its own. Returns the last valid epoch too.
+/// Recovers all lanes, each on a thread of its own that has others read for it. Returns the last valid epoch too.
 pub(crate) fn recover(
     device: &Arc<dyn Device>,
     lanes: &mut [Lane],
     options: &Options,
 ) -> Result<(Recovered, u64), PoolError> {
-    let surveys = for_each_lane(
-        device,
-        lanes,
-        |disk, lane, ()| lane.survey(disk),
-        (0..lanes_len(lanes)).map(|_| ()).collect(),
-    )?;
+    let readers = readers_per_lane(options.recovery_threads, lanes.len());
+    let survey = |disks: &mut [Box<dyn Disk>], lane: &mut Lane, ()| lane.survey(&mut *disks[0]);
+    let surveys = for_each_lane(device, lanes, 1, survey, vec![(); lanes.len()])?;
     let valid = valid_epoch(&surveys);
     let clean = surveys
         .iter()
@@ -372,16 +371,22 @@ pub(crate) fn recover(
         );
     }
     let scan_bytes = options.dram_bytes / 4 * SCAN_QUARTERS / lanes.len() as u64;
-    let rebuild = |disk: &mut dyn terrace_media::Disk, lane: &mut Lane, survey: Survey| {
-        lane.rebuild(disk, survey, valid, scan_bytes)
+    let rebuild = |disks: &mut [Box<dyn Disk>], lane: &mut Lane, survey: Survey| {
+        lane.rebuild(disks, survey, valid, scan_bytes)
     };
-    let damage = for_each_lane(device, lanes, rebuild, surveys)?;
+    let damage = for_each_lane(device, lanes, readers, rebuild, surveys)?;
     let damage = damage.into_iter().flatten().collect();
     Ok((Recovered { damage, clean }, valid))
 }
 
-fn lanes_len(lanes: &[Lane]) -> usize {
-    lanes.len()
+/// Threads that read for each lane: as many as there are CPUs, over all lanes.
+fn readers_per_lane(asked: usize, lanes: usize) -> usize {
+    let cpus = || std::thread::available_parallelism().map_or(1, |n| n.get());
+    let all = match asked {
+        0 => cpus(),
+        asked => asked,
+    };
+    all.div_ceil(lanes).clamp(1, READERS_PER_LANE_MAX)
 }
 
 /// The youngest epoch counts only if every lane has all of it.
@@ -397,29 +402,26 @@ pub(crate) fn valid_epoch(surveys: &[Survey]) -> u64 {
     }
 }
 
+/// Calls `f` for each lane with `queues` queues, on threads of their own if there are several lanes.
 fn for_each_lane<A: Send, B: Send>(
     device: &Arc<dyn Device>,
     lanes: &mut [Lane],
-    f: impl Fn(&mut dyn terrace_media::Disk, &mut Lane, A) -> Result<B, terrace_media::MediaError>
-    + Sync,
+    queues: usize,
+    f: impl Fn(&mut [Box<dyn Disk>], &mut Lane, A) -> Result<B, MediaError> + Sync,
     with: Vec<A>,
 ) -> Result<Vec<B>, PoolError> {
-    if lanes.len() == 1 {
-        let mut disk = device.queue(QUEUE_DEPTH)?;
-        let one = with.into_iter().next().expect("one a lane");
-        return Ok(vec![f(&mut *disk, &mut lanes[0], one)?]);
+    let run = |lane: &mut Lane, a: A| -> Result<B, MediaError> {
+        let disks: Result<Vec<_>, _> = (0..queues).map(|_| device.queue(QUEUE_DEPTH)).collect();
+        f(&mut disks?, lane, a)
+    };
+    let each = lanes.iter_mut().zip(with);
+    if each.len() == 1 {
+        return each.map(|(lane, a)| Ok(run(lane, a)?)).collect();
     }
     std::thread::scope(|scope| {
-        let threads: Vec<_> = lanes
-            .iter_mut()
-            .zip(with)
-            .map(|(lane, a)| {
-                let f = &f;
-                scope.spawn(move || {
-                    let mut disk = device.queue(QUEUE_DEPTH)?;
-                    f(&mut *disk, lane, a)
-                })
-            })
+        let run = &run;
+        let threads: Vec<_> = each
+            .map(|(lane, a)| scope.spawn(move || run(lane, a)))
             .collect();
         let results = threads.into_iter().map(|t| match t.join() {
             Ok(result) => Ok(result?),

@@ -30,6 +30,8 @@ pub struct Options {
     pub flush_interval: Duration,
     /// Threads that will use the pool; at creation also the number of lanes.
     pub threads: usize,
+    /// Threads that read the log at a start, over all lanes; 0: one a CPU. Each lane has one at least.
+    pub recovery_threads: usize,
     /// Segment size in bytes, a power of two of 16 KiB to 1 MiB; used when the pool is made.
     pub segment_bytes: usize,
     /// A middle terrace of byte-addressable memory between DRAM and SSD, bytes; 0: none.
@@ -47,6 +49,7 @@ impl Default for Options {
             durability: Durability::Sync,
             flush_interval: Duration::from_secs(1),
             threads: 1,
+            recovery_threads: 0,
             segment_bytes: 512 << 10,
             middle_bytes: 0,
             device: None,

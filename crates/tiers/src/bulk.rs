@@ -10,27 +10,36 @@ const DEPTH: usize = 64;
 const WINDOW_BYTES: usize = 8 << 20;
 
 /// Reads each (offset, length) of `list`; `f` gets number and result in order.
-/// Nothing else may be under way on `disk`.
+/// `sharers` threads do the same at once and share the bounds. Nothing else may be under way on `disk`.
 pub(crate) fn read_in_order(
     disk: &mut dyn Disk,
     list: &[(u64, usize)],
-    mut f: impl FnMut(usize, Result<Buf, MediaError>),
+    sharers: usize,
+    mut f: impl FnMut(usize, Result<&[u8], MediaError>),
 ) {
+    let (depth, window_bytes) = ((DEPTH / sharers).max(2), WINDOW_BYTES / sharers);
     let mut window: VecDeque<Option<Result<Buf, MediaError>>> = VecDeque::new();
     let (mut sent, mut given, mut bytes) = (0, 0, 0);
     let mut done: Vec<Done> = Vec::new();
+    // Touching new memory costs more than reading into it: a buffer is used again.
+    let mut spare: Vec<Buf> = Vec::new();
     while given < list.len() {
         while sent < list.len()
-            && window.len() < DEPTH
-            && (bytes < WINDOW_BYTES || window.is_empty())
+            && window.len() < depth
+            && (bytes < window_bytes || window.is_empty())
         {
             let (offset, len) = list[sent];
-            let buf = Buf::zeroed(len);
+            let fits = spare.iter().position(|b| b.len() == len);
+            let buf = match fits {
+                Some(at) => spare.swap_remove(at),
+                None => Buf::zeroed(len),
+            };
             disk.submit(sent as u64, Op::Read { offset, buf });
             window.push_back(None);
             bytes += len;
             sent += 1;
         }
+        spare.clear();
         disk.reap(Wait::For(Duration::from_millis(100)), &mut done);
         for d in done.drain(..) {
             let at = (d.token as usize).checked_sub(given);
@@ -41,7 +50,8 @@ pub(crate) fn read_in_order(
         while let Some(Some(_)) = window.front() {
             let result = window.pop_front().flatten().expect("seen");
             bytes -= list[given].1;
-            f(given, result);
+            f(given, result.as_deref().map_err(Clone::clone));
+            spare.extend(result);
             given += 1;
         }
     }

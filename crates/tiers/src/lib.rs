@@ -23,6 +23,7 @@ mod ssd;
 mod stats;
 mod survey;
 mod verify;
+mod walk;
 mod warm;
 
 pub use checkpoint::Root;

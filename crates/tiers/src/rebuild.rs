@@ -6,22 +6,22 @@
 //! that bytes of this start can never be taken for an earlier one's.
 //! Promises: bounded memory; the list of what was damaged is precise.
 
-use crate::bulk::read_in_order;
 use crate::checkpoint::Root;
 use crate::lane::Lane;
 use crate::ssd::State;
-use crate::survey::{BatchAt, Damage, Items, Survey};
+use crate::survey::{BatchAt, Damage, Survey};
+use crate::walk::Record;
 use std::collections::{HashMap, HashSet};
 use std::hash::BuildHasherDefault;
 use terrace_log::addr;
-use terrace_log::entry::Entry;
 use terrace_log::frame;
-use terrace_log::scan::Item;
 use terrace_log::{KeyHash, Kind, Loc, Order, Slot, Snapshot, Subject};
 use terrace_media::{BLOCK_BYTES, Buf, Disk, MediaError, flush_blocking, write_blocking};
 
 /// Bytes of DRAM a key takes in the table of a full scan, about.
 const SCAN_ENTRY_BYTES: u64 = 70;
+/// No entry is shorter, bytes.
+const ENTRY_MIN_BYTES: u32 = 32;
 /// Least DRAM for that table, bytes.
 const SCAN_MIN_BYTES: u64 = 1 << 20;
 
@@ -47,24 +47,26 @@ impl std::hash::Hasher for Keyed {
 }
 
 impl<D: Snapshot> Lane<D> {
-    /// Builds the directory up to epoch `valid`; younger batches are wiped first.
+    /// Builds the directory up to epoch `valid`; younger batches are wiped first. The
+    /// log is read by as many threads as there are queues.
     /// `scan_bytes`: DRAM that a full scan's table may take. Returns the damage found.
     pub fn rebuild(
         &mut self,
-        disk: &mut dyn Disk,
+        disks: &mut [Box<dyn Disk>],
         mut s: Survey,
         valid: u64,
         scan_bytes: u64,
     ) -> Result<Vec<Damage>, MediaError> {
+        let disk = &mut *disks[0];
         self.wipe(disk, &mut s, valid)?;
         self.new_root(disk, &mut s)?;
-        Ok(self.rebuild_without_writing(disk, s, valid, scan_bytes))
+        Ok(self.rebuild_without_writing(disks, s, valid, scan_bytes))
     }
 
     /// The same for a look from outside: younger batches are passed over, not wiped.
     pub fn rebuild_without_writing(
         &mut self,
-        disk: &mut dyn Disk,
+        disks: &mut [Box<dyn Disk>],
         mut s: Survey,
         valid: u64,
         scan_bytes: u64,
@@ -82,9 +84,9 @@ impl<D: Snapshot> Lane<D> {
         match s.root {
             Some(root) => {
                 self.note_missing(&mut s, &root);
-                self.replay(disk, &mut s, &root);
+                self.replay(disks, &mut s, &root);
             }
-            None => self.scan_all(disk, &mut s, scan_bytes),
+            None => self.scan_all(disks, &mut s, scan_bytes),
         }
         let newest = s.batches.last().map_or(0, |b| b.header.seq);
         self.next_seq = newest.max(s.root.map_or(0, |r| r.next_seq - 1)) + 1;
@@ -202,73 +204,17 @@ impl<D: Snapshot> Lane<D> {
         self.ssd.set_free(free);
     }
 
-    /// Each batch's items in the log's order.
-    fn walk(
-        &mut self,
-        disk: &mut dyn Disk,
-        s: &mut Survey,
-        mut f: impl FnMut(&mut Self, &BatchAt, usize, &Entry<'_>),
-        first_time: bool,
-    ) {
-        let batches = std::mem::take(&mut s.batches);
-        let place = |b: &BatchAt| {
-            let (from, to) = b.range();
-            (self.ssd.device_offset(b.segment) + from as u64, to - from)
-        };
-        let list: Vec<(u64, usize)> = batches.iter().map(place).collect();
-        let mut hurt = Vec::new();
-        read_in_order(disk, &list, |at, image| {
-            let b = &batches[at];
-            let image = match image {
-                Ok(image) => image,
-                Err(e) => {
-                    let end = b.start + b.header.len_bytes as usize;
-                    hurt.push(self.damage(b.segment, b.start, end, &e.to_string()));
-                    return;
-                }
-            };
-            let life = self.ssd.life(b.segment);
-            for item in Items::new(&image, b.range().0, &life, b) {
-                match item {
-                    Item::Damage(from, to) => {
-                        hurt.push(self.damage(b.segment, from, to, "no entry that checks"));
-                    }
-                    Item::Entry(offset, e, value) => {
-                        if value.is_err() {
-                            let end = offset + e.len_bytes();
-                            hurt.push(self.damage(
-                                b.segment,
-                                offset,
-                                end,
-                                "a value fails its checksum",
-                            ));
-                        }
-                        if first_time {
-                            self.count_in(b.segment, &e);
-                        }
-                        f(self, b, offset, &e);
-                    }
-                }
-            }
-        });
-        s.batches = batches;
-        if first_time {
-            s.damage.extend(hurt);
-        }
-    }
-
     /// Counts an entry among those its segment has.
-    fn count_in(&mut self, segment: u32, e: &Entry<'_>) {
-        let len = e.len_bytes();
+    fn count_in(&mut self, segment: u32, r: &Record) {
         let seg = self.ssd.segment_mut(segment);
-        match e.kind() {
-            Kind::Tombstone => seg.tomb_bytes += len as u32,
-            _ => seg.total_class_bytes += addr::class_bytes(addr::class_of(len)) as u32,
+        match r.kind {
+            Kind::Tombstone => seg.tomb_bytes += r.len as u32,
+            _ => seg.total_class_bytes += addr::class_bytes(addr::class_of(r.len)) as u32,
         }
     }
 
     /// Applies the log behind a checkpoint: locations are compared, no key is.
-    fn replay(&mut self, disk: &mut dyn Disk, s: &mut Survey, root: &Root) {
+    fn replay(&mut self, disks: &mut [Box<dyn Disk>], s: &mut Survey, root: &Root) {
         for (order, _, image) in &s.pieces {
             if let Err(what) = self.dir.load(image) {
                 tracing::error!(
@@ -283,31 +229,33 @@ impl<D: Snapshot> Lane<D> {
         let starts: Vec<(Order, u64)> = s.pieces.iter().map(|p| (p.0, p.1)).collect();
         s.pieces = Vec::new();
         let mut floor = root.floor;
-        let apply = |lane: &mut Self, b: &BatchAt, offset: usize, e: &Entry<'_>| {
+        let apply = |lane: &mut Self, b: &BatchAt, r: &Record| {
+            lane.count_in(b.segment, r);
             if b.header.floor > floor {
                 floor = b.header.floor;
                 lane.dir.clear();
             }
-            lane.replay_entry(&starts, b, offset, e);
+            lane.replay_entry(&starts, b, r);
         };
-        self.walk(disk, s, apply, true);
+        let hurt = self.walk(disks, s, apply);
+        s.damage.extend(hurt);
         // A flush of everything may have come with a batch that has no entry.
         if self.floor > floor {
             self.dir.clear();
         }
     }
 
-    fn replay_entry(&mut self, starts: &[(Order, u64)], b: &BatchAt, offset: usize, e: &Entry<'_>) {
-        let who = e.subject(&self.cfg.hasher);
+    fn replay_entry(&mut self, starts: &[(Order, u64)], b: &BatchAt, r: &Record) {
+        let who = r.who;
         let order = self.dir.order(who);
         let piece = starts.partition_point(|(start, _)| *start <= order);
         let since = piece.checked_sub(1).map_or(0, |at| starts[at].1);
-        if frame::version(b.header.seq, offset) < since || b.header.seq < self.floor {
+        if frame::version(b.header.seq, r.offset) < since || b.header.seq < self.floor {
             return;
         }
-        let loc = self.ssd.loc(b.segment, offset, e.len_bytes());
-        let replaced = e.link();
-        match e.kind() {
+        let loc = self.ssd.loc(b.segment, r.offset, r.len);
+        let replaced = r.link;
+        match r.kind {
             Kind::Tombstone => {
                 self.dir.remove(who, replaced);
             }
@@ -325,30 +273,38 @@ impl<D: Snapshot> Lane<D> {
 
     /// Builds the directory from every segment: the newest version of each key
     /// wins. The table of versions is made in parts that fit into `scan_bytes`.
-    fn scan_all(&mut self, disk: &mut dyn Disk, s: &mut Survey, scan_bytes: u64) {
-        let entries: u64 = s.batches.iter().map(|b| u64::from(b.header.count)).sum();
+    fn scan_all(&mut self, disks: &mut [Box<dyn Disk>], s: &mut Survey, scan_bytes: u64) {
+        let count =
+            |b: &BatchAt| u64::from(b.header.count.min(b.header.len_bytes / ENTRY_MIN_BYTES));
+        let entries: u64 = s.batches.iter().map(count).sum();
         let parts = (entries * SCAN_ENTRY_BYTES)
             .div_ceil(scan_bytes.max(SCAN_MIN_BYTES))
             .max(1);
         for part in 0..parts {
             let mut tables = [Table::default(), Table::default()];
-            let look = |lane: &mut Self, b: &BatchAt, offset: usize, e: &Entry<'_>| {
-                let who = e.subject(&lane.cfg.hasher);
+            tables[0].reserve((entries / parts) as usize);
+            let look = |lane: &mut Self, b: &BatchAt, r: &Record| {
+                if part == 0 {
+                    lane.count_in(b.segment, r);
+                }
+                let who = r.who;
                 if b.header.seq < lane.floor || who.hash.place.rotate_left(17) % parts != part {
                     return;
                 }
-                let version = e.version().unwrap_or(frame::version(b.header.seq, offset));
-                let loc = match e.kind() {
+                let loc = match r.kind {
                     Kind::Tombstone => Loc::NONE,
-                    _ => lane.ssd.loc(b.segment, offset, e.len_bytes()),
+                    _ => lane.ssd.loc(b.segment, r.offset, r.len),
                 };
                 let table = &mut tables[usize::from(who.space & 1)];
-                let newest = table.entry(who.hash).or_insert((version, loc));
-                if version > newest.0 {
-                    *newest = (version, loc);
+                let newest = table.entry(who.hash).or_insert((r.version, loc));
+                if r.version > newest.0 {
+                    *newest = (r.version, loc);
                 }
             };
-            self.walk(disk, s, look, part == 0);
+            let hurt = self.walk(disks, s, look);
+            if part == 0 {
+                s.damage.extend(hurt);
+            }
             for (space, table) in (0..).zip(tables) {
                 for (hash, (_, loc)) in table {
                     let who = Subject { space, hash };

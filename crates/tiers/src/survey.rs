@@ -18,7 +18,7 @@ use terrace_log::frame::{
 };
 use terrace_log::scan::{self, Found, Item};
 use terrace_log::{Order, Snapshot};
-use terrace_media::{BLOCK_BYTES, Buf, Disk, MediaError, read_blocking};
+use terrace_media::{BLOCK_BYTES, Disk, MediaError, read_blocking};
 
 /// Segment headers without a new batch after which the free list is not probed further.
 const PROBE_WINDOW: usize = 64;
@@ -242,8 +242,8 @@ impl<D: Snapshot> Lane<D> {
             .map(|&id| (self.ssd.device_offset(id), BLOCK_BYTES))
             .collect();
         let mut out = Vec::with_capacity(ids.len());
-        read_in_order(disk, &list, |at, block| {
-            let read = |b: Buf| SegmentHeader::read(&b, self.cfg.pool, self.cfg.lane, ids[at]);
+        read_in_order(disk, &list, 1, |at, block| {
+            let read = |b: &[u8]| SegmentHeader::read(b, self.cfg.pool, self.cfg.lane, ids[at]);
             out.push(block.ok().and_then(read));
         });
         out
@@ -312,10 +312,10 @@ impl<D: Snapshot> Lane<D> {
             .iter()
             .map(|&id| (self.ssd.device_offset(id), size))
             .collect();
-        read_in_order(disk, &list, |at, image| {
+        read_in_order(disk, &list, 1, |at, image| {
             let id = whole[at];
             match image {
-                Ok(image) => self.list_batches(id, &image, s, &mut all),
+                Ok(image) => self.list_batches(id, image, s, &mut all),
                 Err(e) => s.damage.push(self.damage(id, 0, size, &e.to_string())),
             }
         });
@@ -353,13 +353,13 @@ impl<D: Snapshot> Lane<D> {
             };
             let list: Vec<(u64, usize)> = at.iter().map(place).collect();
             let mut next = Vec::new();
-            read_in_order(disk, &list, |n, block| {
+            read_in_order(disk, &list, 1, |n, block| {
                 let (id, start) = at[n];
                 let base = start - start % BLOCK_BYTES;
                 let life = self.ssd.life(id);
                 let header = block
                     .ok()
-                    .and_then(|b| BatchHeader::read_in(&b, base, size, &life, start));
+                    .and_then(|b| BatchHeader::read_in(b, base, size, &life, start));
                 let Some(header) = header else {
                     whole.push(id);
                     return;

@@ -19,6 +19,7 @@ pub struct Shape {
     pub memory_segments: u64,
     pub middle_segments: u64,
     pub durability: Durability,
+    pub recovery_threads: usize,
 }
 
 impl Default for Shape {
@@ -29,6 +30,7 @@ impl Default for Shape {
             memory_segments: 24,
             middle_segments: 0,
             durability: Durability::Sync,
+            recovery_threads: 1,
         }
     }
 }
@@ -43,6 +45,8 @@ impl Shape {
             durability: self.durability,
             flush_interval: Duration::from_millis(50),
             threads: self.lanes,
+            // One reads after the other, so that a seed's faults hit the same reads each time.
+            recovery_threads: self.recovery_threads,
             segment_bytes: SEGMENT,
             ..Options::default()
         }

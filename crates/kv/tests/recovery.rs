@@ -1,0 +1,94 @@
+//! Recovery by several threads: what it finds is what one thread finds, by replay and by a
+//! full scan, on sound and on damaged media. Never: depends on which thread is faster.
+
+mod common;
+
+use common::{Rig, SEGMENT, Shape, clock, value};
+use std::sync::Arc;
+use terrace_kv::Expiry;
+use terrace_log::{Order, Snapshot};
+use terrace_media::sim::{Rng, SimDevice};
+use terrace_media::{Arena, BLOCK_BYTES, Buf, Device, write_blocking};
+use terrace_pool::{Durability, Pool};
+use terrace_tiers::Damage;
+
+/// What a start found: the directories, byte for byte, and the damage.
+fn found(image: &[u8], shape: Shape) -> (Vec<Vec<u8>>, Vec<Damage>, u64) {
+    let device = SimDevice::with_image(image.to_vec(), 1);
+    let arena = Arena::new_plain(SEGMENT, 256).unwrap();
+    let clock = Box::new(clock());
+    let pool = Pool::on_device(Arc::new(device), shape.options(), clock, Some(arena)).unwrap();
+    let lanes = (0..shape.lanes as u16).map(|lane| {
+        pool.with_lane(lane, |lane| {
+            let (mut bytes, mut at) = (Vec::new(), Some(Order::default()));
+            while let Some(from) = at {
+                at = lane.dir.save(from, 1024, Some, &mut bytes);
+            }
+            bytes
+        })
+    });
+    (lanes.collect(), pool.damage().to_vec(), pool.keys())
+}
+
+/// A crash image of a pool with overwritten, deleted and big values.
+fn crashed(shape: Shape, seed: u64) -> Vec<u8> {
+    let device = shape.device(seed);
+    let mut rig = Rig::open(&device, shape, clock());
+    let mut rng = Rng::new(seed);
+    for n in 0..3000 {
+        let key = format!("key:{}", rng.below(300)).into_bytes();
+        match rng.below(12) {
+            0 => drop(rig.del(&[&key]).unwrap()),
+            1 if n % 5 == 0 => drop(rig.set(&key, &vec![n as u8; 5000], Expiry::None).unwrap()),
+            _ => {
+                let v = value(&mut rng, n % 600);
+                rig.set(&key, &v, Expiry::None).unwrap();
+            }
+        }
+    }
+    rig.settle();
+    device.durable_image()
+}
+
+#[test]
+fn several_threads_find_what_one_finds() {
+    for seed in 0..6 {
+        let one = Shape {
+            lanes: 1 + seed as usize % 2,
+            segments_per_lane: 200,
+            durability: [Durability::Async, Durability::Sync][seed as usize / 2 % 2],
+            ..Shape::default()
+        };
+        let many = Shape {
+            recovery_threads: 3 * one.lanes,
+            ..one
+        };
+        let mut image = crashed(one, seed);
+        let mut rng = Rng::new(seed);
+        let mut hurt = 0;
+        for damaged in [false, true] {
+            for scan in [false, true] {
+                let mut image = image.clone();
+                if scan {
+                    let device = SimDevice::with_image(image, 1);
+                    let roots = Buf::zeroed(2 * one.lanes * BLOCK_BYTES);
+                    let mut disk = device.queue(1).unwrap();
+                    write_blocking(&mut *disk, 2 * BLOCK_BYTES as u64, roots).unwrap();
+                    image = device.image();
+                }
+                let (a, b) = (found(&image, one), found(&image, many));
+                assert!(a == b, "seed {seed} scan {scan}: {:?} and {:?}", a.1, b.1);
+                assert!(a.2 > 100, "seed {seed}: {} keys", a.2);
+                hurt += a.1.len();
+                assert!(damaged || hurt == 0, "seed {seed}: {:?}", a.1);
+            }
+            // Behind the roots, where something was written.
+            let from = image.len() / 50;
+            for _ in 0..300 {
+                let at = from + rng.below(image.len() - from);
+                image[at] ^= u8::from(image[at] != 0);
+            }
+        }
+        assert!(hurt > 0, "seed {seed}: no damage was met");
+    }
+}
