@@ -10,7 +10,7 @@ use terrace_pool::{Pool, Task, Worker};
 
 use crate::store::{
     Cond, ExpireCond, Expiry, ExpiryOf, NewValue, Outcome, Step, Store, StoreError, StoreFactory,
-    Turn, Value, Wait,
+    Turn, Value,
 };
 
 /// Opens a pool's workers for the server's threads.
@@ -60,12 +60,7 @@ const MAINTAINER: u64 = u64::MAX;
 
 #[inline]
 fn answer<T>(outcome: kv::Outcome<T>) -> Outcome<T> {
-    match outcome {
-        Ok(kv::Step::Done(value)) => Ok(Step::Done(value)),
-        Ok(kv::Step::Wait(kv::Wait::Io)) => Ok(Step::Wait(Wait::Io)),
-        Ok(kv::Step::Wait(kv::Wait::Room)) => Ok(Step::Wait(Wait::Room)),
-        Err(e) => Err(refusal(e)),
-    }
+    outcome.map_err(refusal)
 }
 
 #[cold]
@@ -201,20 +196,10 @@ impl Store for KvStore {
         expiry: Expiry,
         old: Option<impl FnOnce(Value<'_, kv::LargeRef>) -> R>,
     ) -> Outcome<(bool, Option<R>)> {
-        let cond = match cond {
-            Cond::Always => kv::Cond::Always,
-            Cond::IfAbsent => kv::Cond::IfAbsent,
-            Cond::IfPresent => kv::Cond::IfPresent,
-        };
-        let expiry = match expiry {
-            Expiry::None => kv::Expiry::None,
-            Expiry::Keep => kv::Expiry::Keep,
-            Expiry::At(at) => kv::Expiry::At(at),
-        };
         let mut new = incoming(value);
         let shows = |value: kv::Value<'_>| old.map(|f| f(shown(value)));
         let outcome = kv::set(&mut self.worker, t, key, &mut new, cond, expiry, shows);
-        give_back(value, new, matches!(outcome, Ok(kv::Step::Done((true, _)))));
+        give_back(value, new, matches!(outcome, Ok(Step::Done((true, _)))));
         answer(outcome)
     }
     fn get_del<R>(
@@ -243,7 +228,7 @@ impl Store for KvStore {
             .map(|(key, v)| (*key, incoming(v)))
             .collect();
         let outcome = kv::mset(&mut self.worker, t, &mut new);
-        let stored = matches!(outcome, Ok(kv::Step::Done(())));
+        let stored = matches!(outcome, Ok(Step::Done(())));
         for ((_, value), (_, left)) in pairs.iter_mut().zip(new) {
             give_back(value, left, stored);
         }
@@ -259,22 +244,10 @@ impl Store for KvStore {
         at_ms: Option<u64>,
         cond: ExpireCond,
     ) -> Outcome<bool> {
-        let cond = match cond {
-            ExpireCond::Always => kv::ExpireCond::Always,
-            ExpireCond::Nx => kv::ExpireCond::Nx,
-            ExpireCond::Xx => kv::ExpireCond::Xx,
-            ExpireCond::Gt => kv::ExpireCond::Gt,
-            ExpireCond::Lt => kv::ExpireCond::Lt,
-        };
         answer(kv::expire(&mut self.worker, t, key, at_ms, cond))
     }
     fn expiry(&mut self, t: &mut Task, key: &[u8]) -> Outcome<ExpiryOf> {
-        Ok(match answer(kv::expiry(&mut self.worker, t, key))? {
-            Step::Wait(wait) => Step::Wait(wait),
-            Step::Done(kv::ExpiryOf::Absent) => Step::Done(ExpiryOf::Absent),
-            Step::Done(kv::ExpiryOf::Never) => Step::Done(ExpiryOf::Never),
-            Step::Done(kv::ExpiryOf::At(at)) => Step::Done(ExpiryOf::At(at)),
-        })
+        answer(kv::expiry(&mut self.worker, t, key))
     }
     fn scan(
         &mut self,

@@ -6,23 +6,8 @@
 use std::os::fd::RawFd;
 use std::time::Duration;
 
-/// How far a call came.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Step<T> {
-    /// It is finished.
-    Done(T),
-    /// It must be called again.
-    Wait(Wait),
-}
-
-/// What a call waits for.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Wait {
-    /// A read of the device: again when the task's owner shows up in [`Store::take_ready`].
-    Io,
-    /// Space: again when [`Turn::room`] is set, or after a few milliseconds.
-    Room,
-}
+// What these mean is the same in every room.
+pub use terrace_kv::{Cond, ExpireCond, Expiry, ExpiryOf, Step, Wait};
 
 /// An error of the store, ready to be sent.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -64,54 +49,6 @@ pub enum NewValue<'a, U> {
     Inline(&'a [u8]),
     /// A finished upload. The store takes it when the value was stored; what is left in the option is the caller's.
     Large(&'a mut Option<U>),
-}
-
-/// When a SET takes effect.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Cond {
-    /// In any case.
-    Always,
-    /// Only when the key does not exist (NX).
-    IfAbsent,
-    /// Only when it exists (XX).
-    IfPresent,
-}
-
-/// What becomes of a key's expiry.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Expiry {
-    /// It never expires.
-    None,
-    /// As it was (KEEPTTL).
-    Keep,
-    /// At this time in milliseconds since 1970; a time that has passed deletes the key.
-    At(u64),
-}
-
-/// When an EXPIRE takes effect.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum ExpireCond {
-    /// In any case.
-    Always,
-    /// Only when the key has no expiry.
-    Nx,
-    /// Only when it has one.
-    Xx,
-    /// Only when the new one is later.
-    Gt,
-    /// Only when the new one is earlier.
-    Lt,
-}
-
-/// A key's expiry.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum ExpiryOf {
-    /// There is no such key.
-    Absent,
-    /// The key never expires.
-    Never,
-    /// It expires at this time in milliseconds since 1970.
-    At(u64),
 }
 
 /// What one slice of background work says.
