@@ -3,11 +3,8 @@
 //! A key whose time is up is absent for every command at once; its entry goes when
 //! somebody meets it. Never: deletes a key that was set anew in between.
 
-use crate::change::{Missing, change, commit, missing, prepare};
-use crate::find::{Found, find};
-use crate::large;
+use crate::Outcome;
 use crate::modify::{delete_if, modify};
-use crate::{Outcome, Step, Wait};
 use terrace_pool::{Task, Worker};
 
 /// When a change of expiry takes place.
@@ -75,20 +72,5 @@ fn expire_past(
 
 /// Deletes a key whose time is up, whatever it binds.
 pub(crate) fn expire_now(w: &mut Worker, t: &mut Task, key: &[u8]) -> Outcome<()> {
-    if !w.collect(t) {
-        return Ok(Step::Wait(Wait::Io));
-    }
-    let c = change(w, key, None, false)?;
-    let shared = large::registry(w);
-    let mut held = w.hold([c.at.lane]);
-    let need = prepare(w, t, &shared, &mut held, std::slice::from_ref(&c), false)?;
-    if !matches!(need, Missing::Nothing) {
-        drop(held);
-        return Ok(missing(w, t, need).expect("something is missing"));
-    }
-    let lane = held.lane(c.at.lane);
-    if let Found::Gone(_) = find(t, lane, c.at, c.key)? {
-        commit(w, t, &shared, &mut held, &c, None)?;
-    }
-    Ok(Step::Done(()))
+    delete_if(w, t, key, |e| (e.is_none(), ()))
 }

@@ -50,6 +50,12 @@ fn free_records(rig: &Rig) -> usize {
         .count()
 }
 
+/// Pieces and records in the lane's directory.
+fn internal_slots(rig: &Rig) -> u64 {
+    use terrace_log::Snapshot;
+    rig.pool.with_lane(0, |lane| lane.dir.len(1))
+}
+
 /// Loses all but `left` of the lane's records.
 fn leave_records(rig: &Rig, left: usize) {
     let shared = large::registry(&rig.worker);
@@ -315,17 +321,13 @@ fn pieces_that_cannot_be_read_are_deleted_with_the_others() {
     flip_all(&device, &large::piece_key(version, 0));
     let mut rig = Rig::open(&device, shape, clock);
     started(&mut rig);
-    let pieces = |rig: &Rig| {
-        rig.pool
-            .with_lane(0, |l| terrace_log::Snapshot::len(&l.dir, 1))
-    };
-    assert_eq!(pieces(&rig), 3);
+    assert_eq!(internal_slots(&rig), 3);
     let text = rig.get(b"big").unwrap_err();
     assert!(text.contains("damaged entry"), "{text}");
     rig.del(&[b"big"]).unwrap();
     (0..200).for_each(|_| rig.turn());
     rig.settle();
-    assert_eq!(pieces(&rig), 0, "no piece and no record is left");
+    assert_eq!(internal_slots(&rig), 0, "no piece and no record is left");
     assert_eq!(free_records(&rig), all);
 }
 
@@ -357,4 +359,20 @@ fn pieces_that_are_read_again_come_from_dram() {
         (true, true, 0, 0),
         "{reads:?}"
     );
+}
+
+#[test]
+fn a_big_value_whose_time_is_up_goes_with_its_pieces() {
+    let (_device, mut rig) = rig();
+    let all = free_records(&rig);
+    let soon = rig.worker.now_ms() + 1000;
+    rig.set(b"big", &big(1), Expiry::At(soon)).unwrap();
+    rig.settle();
+    rig.clock.set(soon + 1);
+    rig.turn();
+    assert_eq!(rig.get(b"big").unwrap(), None);
+    (0..200).for_each(|_| rig.turn());
+    rig.settle();
+    assert_eq!(internal_slots(&rig), 0, "no piece and no record is left");
+    assert_eq!((free_records(&rig), rig.pool.keys()), (all, 0));
 }
