@@ -99,6 +99,10 @@ impl Directory for KeyMap {
         found.map(|(_, payload)| Slot(payload))
     }
 
+    fn prefetch(&self, who: Subject) {
+        self.index.prefetch(self.shard(who), who.hash.index);
+    }
+
     fn update(&mut self, who: Subject, mut f: impl FnMut(Slot) -> Option<Slot>) -> Option<Slot> {
         let mut new = None;
         let (at, old) = self

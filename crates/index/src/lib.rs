@@ -117,6 +117,16 @@ impl Index {
         Some((at(found), layout.payload(words[1 + found])))
     }
 
+    /// Asks for the memory that the next `find` of `hash` looks at.
+    #[inline]
+    pub fn prefetch(&self, shard: u32, hash: u64) {
+        let directory = &self.tree.shards[shard as usize];
+        if let Some(page) = directory.page_of(hash) {
+            let depth_hint = directory.depth().saturating_sub(page.hint());
+            page::prefetch(self.tree.store.page(page), hash, depth_hint);
+        }
+    }
+
     /// Overwrites the payload at `at`, keeping its tag. For heat, and for swinging a slot to a copy of the same entry.
     ///
     /// # Panics

@@ -137,6 +137,14 @@ pub(crate) fn find(
     None
 }
 
+/// Asks for the header and the line where `find` begins.
+#[inline]
+pub(crate) fn prefetch(words: &[u64], hash: u64, depth_hint: u32) {
+    let at = 1 + guess(words.len(), hash << depth_hint);
+    terrace_media::prefetch(bytemuck::cast_slice(&words[..1]));
+    terrace_media::prefetch(bytemuck::cast_slice(&words[at..=at]));
+}
+
 /// Where a slot that begins with `bits` should lie in a page of `words` words of which about 4 are unused.
 fn guess(words: usize, bits: u64) -> usize {
     let slots_typical = words as u64 - 4;

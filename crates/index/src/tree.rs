@@ -205,8 +205,12 @@ impl Tree {
     /// Gives the slot at `i` all valid bits of its hash again, and a new payload.
     pub(crate) fn refresh_at(&mut self, at: PageRef, i: usize, hash: u64, payload: u64) {
         let words = self.store.page_mut(at);
-        page::remove(words, i, self.layout);
         let slot = self.layout.probe(hash, Header(words[0]).depth());
+        if self.layout.tag(words[1 + i]) == self.layout.tag(slot) {
+            words[1 + i] = self.layout.with_payload(slot, payload);
+            return;
+        }
+        page::remove(words, i, self.layout);
         page::insert(words, self.layout.with_payload(slot, payload), self.layout);
     }
 

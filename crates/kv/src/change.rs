@@ -6,8 +6,8 @@
 //! keeps a hold on a segment that nobody will read.
 
 use crate::find::{
-    Found, Place, READS_PER_TASK_MAX, Unreadable, damage_of, entry_of, fetch, find_to_replace,
-    let_go, place, refused, reserve,
+    Found, Looked, Place, READS_PER_TASK_MAX, Unreadable, damage_of, entry_of, fetch,
+    find_to_replace, let_go, place, refused, reserve,
 };
 use crate::large::{self, Binder, Doomed, RECORD_BYTES, RecordSlot, Shared};
 use crate::read::value_of;
@@ -66,6 +66,8 @@ pub(crate) struct Change<'a> {
     pub bytes: usize,
     /// Lane and record of the upload that it binds.
     upload: Option<(u16, u16)>,
+    /// What `prepare` found, if nothing else of the command can change it before `commit`.
+    pub found: Option<Looked>,
 }
 
 fn check_key(key: &[u8]) -> Result<(), KvError> {
@@ -111,6 +113,7 @@ pub(crate) fn change<'a>(
         at: place(w, 0, key),
         bytes: entry_bytes(key.len(), len, expiry, false) + RECORD_BYTES,
         upload,
+        found: None,
     })
 }
 
@@ -132,27 +135,31 @@ pub(crate) fn prepare(
     t: &Task,
     shared: &Shared,
     held: &mut Held<'_>,
-    changes: &[Change<'_>],
+    changes: &mut [Change<'_>],
     grows: bool,
 ) -> Result<Missing, KvError> {
-    let lanes: Vec<u16> = held.each().map(|(id, _)| id).collect();
-    for id in lanes {
+    for (id, lane) in held.each() {
         let own = changes.iter().filter(|c| c.at.lane == id).map(|c| c.bytes);
         let records = changes
             .iter()
             .filter(|c| c.upload.is_some_and(|u| u.0 == id))
             .count();
         let bytes = own.sum::<usize>() + records * RECORD_BYTES;
-        if !reserve(w, held.lane(id), bytes, grows)? {
+        if !reserve(w, lane, bytes, grows)? {
             return Ok(Missing::Room);
         }
     }
     let mut reads = Vec::new();
     let all = find_all(w, t, shared, held, changes, &mut reads);
     match all {
-        Ok(true) if reads.is_empty() => Ok(Missing::Nothing),
-        Ok(true) => Ok(Missing::Reads(reads)),
-        Ok(false) => {
+        Ok(Some(found)) if reads.is_empty() => {
+            if let [only] = changes {
+                only.found = Some(found);
+            }
+            Ok(Missing::Nothing)
+        }
+        Ok(Some(_)) => Ok(Missing::Reads(reads)),
+        Ok(None) => {
             let_go(held, reads);
             Ok(Missing::Room)
         }
@@ -164,7 +171,7 @@ pub(crate) fn prepare(
 }
 
 /// Finds every key and record; what must be read first goes into `reads`.
-/// `Ok(false)`: no record is free just now.
+/// Returns what the last key is; None: no record is free just now.
 fn find_all(
     w: &Worker,
     t: &Task,
@@ -172,11 +179,13 @@ fn find_all(
     held: &mut Held<'_>,
     changes: &[Change<'_>],
     reads: &mut Vec<(u16, ReadPlan)>,
-) -> Result<bool, KvError> {
+) -> Result<Option<Looked>, KvError> {
     let mut ends = Ends::default();
+    let mut last = Ok(Found::Absent);
     for c in changes {
         let lane = held.lane(c.at.lane);
         let found = find_to_replace(t, lane, c.at, c.key);
+        last = found;
         if let Ok(Found::Read(plan)) = found {
             lane.count(|s| s.verify_reads += 1);
             reads.push((c.at.lane, plan));
@@ -184,7 +193,7 @@ fn find_all(
             let bound = prev_of(t, lane, c.at, found).is_some_and(|p| p.binder.is_some());
             if let Some(nth) = ends.next(c, bound) {
                 let Some(record) = shared.0.lock().peek(c.at.lane, nth) else {
-                    return can_ever_end(w, shared, changes, c.at.lane, nth).map(|()| false);
+                    return can_ever_end(w, shared, changes, c.at.lane, nth).map(|()| None);
                 };
                 if let RecordSlot::Read(plan) = large::find_record(w, t, lane, record)? {
                     reads.push((c.at.lane, plan));
@@ -200,7 +209,7 @@ fn find_all(
             break;
         }
     }
-    Ok(true)
+    Ok(Some(last))
 }
 
 /// The big values that a command's changes end, each of which takes a record.
@@ -252,6 +261,14 @@ fn can_ever_end(
     }
 }
 
+/// Where a change's key is, after `prepare`.
+pub(crate) fn found_now(t: &Task, lane: &mut Lane, c: &Change<'_>) -> Looked {
+    match c.found {
+        Some(found) => found,
+        None => find_to_replace(t, lane, c.at, c.key),
+    }
+}
+
 /// What a change did.
 pub(crate) struct Committed {
     /// Whether the key was present.
@@ -270,7 +287,7 @@ pub(crate) fn commit(
     new: Option<(Kind, &[u8], Option<u64>)>,
 ) -> Result<Committed, KvError> {
     let lane = held.lane(c.at.lane);
-    let found = find_to_replace(t, lane, c.at, c.key);
+    let found = found_now(t, lane, c);
     let seen = match found {
         Ok(Found::Read(plan)) => {
             lane.unpin(plan.segment);
@@ -391,7 +408,7 @@ pub(crate) fn look_at<R>(
     old: impl FnOnce(Value<'_>) -> R,
 ) -> Result<Seen<R>, KvError> {
     let lane = held.lane(c.at.lane);
-    let found = match find_to_replace(t, lane, c.at, c.key) {
+    let found = match found_now(t, lane, c) {
         Ok(found) => found,
         Err(unreadable) if keep_expiry => return Err(unreadable.error(t, c.at)),
         // There is one, and no more is known of it.

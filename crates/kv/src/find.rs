@@ -47,9 +47,27 @@ impl Unreadable {
     }
 }
 
+/// What a look-up came to.
+pub(crate) type Looked = Result<Found, Unreadable>;
+
 /// Looks for a key in its held lane.
 pub(crate) fn find(t: &Task, lane: &mut Lane, at: Place, key: &[u8]) -> Result<Found, KvError> {
-    let found = find_to_replace(t, lane, at, key).map_err(|u| u.error(t, at))?;
+    unharmed(t, at, look(t, lane, at, key, false))
+}
+
+/// The same for a read, which warms what it finds.
+pub(crate) fn find_used(
+    t: &Task,
+    lane: &mut Lane,
+    at: Place,
+    key: &[u8],
+) -> Result<Found, KvError> {
+    unharmed(t, at, look(t, lane, at, key, true))
+}
+
+/// What was found, unless its value must not be shown.
+pub(crate) fn unharmed(t: &Task, at: Place, looked: Looked) -> Result<Found, KvError> {
+    let found = looked.map_err(|u| u.error(t, at))?;
     match damage_of(t, at, found) {
         Some(why) => Err(damaged(why)),
         None => Ok(found),
@@ -77,14 +95,13 @@ fn damaged(why: &str) -> KvError {
 /// The same for a command that does not need the value: one that is damaged may be
 /// replaced or deleted, and so may an entry that cannot be read at all. That the
 /// latter is this key's is not known for sure, as a slot has no key; ADR 0010 says why it is taken to be.
-pub(crate) fn find_to_replace(
-    t: &Task,
-    lane: &mut Lane,
-    at: Place,
-    key: &[u8],
-) -> Result<Found, Unreadable> {
+pub(crate) fn find_to_replace(t: &Task, lane: &mut Lane, at: Place, key: &[u8]) -> Looked {
+    look(t, lane, at, key, false)
+}
+
+fn look(t: &Task, lane: &mut Lane, at: Place, key: &[u8], is_use: bool) -> Looked {
     let known = |loc| t.known(at.lane, loc, key, at.who.space);
-    match lane.look(at.who, key, known) {
+    match lane.look(at.who, key, is_use, known) {
         Look::Absent => match unreadable(t, lane, at) {
             Some(slot) => Err(Unreadable(slot)),
             None => Ok(Found::Absent),

@@ -4,8 +4,10 @@
 //! Promises: no other command, and no crash, comes between the look and the change.
 //! Never: waits after it has shown the entry.
 
-use crate::change::{Change, Missing, change, commit, missing, prepare, seen_with, wait_durable};
-use crate::find::{Found, entry_of, fetch, find, may_write, refused, reserve};
+use crate::change::{
+    Change, Missing, change, commit, found_now, missing, prepare, seen_with, wait_durable,
+};
+use crate::find::{Found, entry_of, fetch, find, may_write, refused, reserve, unharmed};
 use crate::{KvError, Outcome, Step, Wait, large};
 use terrace_log::entry::Entry;
 use terrace_log::{Kind, Loc, NewEntry, Slot};
@@ -25,16 +27,23 @@ pub(crate) fn delete_if<R>(
     if !w.collect(t) {
         return Ok(Step::Wait(Wait::Io));
     }
-    let c = change(w, key, None, false)?;
+    let mut c = change(w, key, None, false)?;
     let shared = large::registry(w);
     let mut held = w.hold([c.at.lane]);
-    let need = prepare(w, t, &shared, &mut held, std::slice::from_ref(&c), false)?;
+    let need = prepare(
+        w,
+        t,
+        &shared,
+        &mut held,
+        std::slice::from_mut(&mut c),
+        false,
+    )?;
     if !matches!(need, Missing::Nothing) {
         drop(held);
         return Ok(missing(w, t, need).expect("something is missing"));
     }
     let lane = held.lane(c.at.lane);
-    let found = find(t, lane, c.at, c.key)?;
+    let found = unharmed(t, c.at, found_now(t, lane, &c))?;
     let mut wait = seen_with(lane, found);
     let (go, result) = match found {
         Found::Here { slot, fetched } => f(Some(entry_of(t, lane, c.at, slot, fetched))),
@@ -64,14 +73,14 @@ pub(crate) fn modify<R>(
     c.bytes += value_max + 8;
     let shared = large::registry(w);
     let mut held = w.hold([c.at.lane]);
-    let need = prepare(w, t, &shared, &mut held, std::slice::from_ref(&c), true)?;
+    let need = prepare(w, t, &shared, &mut held, std::slice::from_mut(&mut c), true)?;
     if !matches!(need, Missing::Nothing) {
         drop(held);
         return Ok(missing(w, t, need).expect("something is missing"));
     }
     let lane = held.lane(c.at.lane);
     let open = lane.open_epoch();
-    let mut found = find(t, lane, c.at, c.key)?;
+    let mut found = unharmed(t, c.at, found_now(t, lane, &c))?;
     if let Found::Here { slot, fetched } = found {
         let bytes = c.bytes + entry_of(t, lane, c.at, slot, fetched).len_bytes();
         if !reserve(w, lane, bytes, true)? {
@@ -81,6 +90,7 @@ pub(crate) fn modify<R>(
         }
         // Making room may have moved it.
         found = find(t, lane, c.at, c.key)?;
+        c.found = Some(Ok(found));
         if let Found::Read(plan) = found {
             drop(held);
             return Ok(fetch(w, t, vec![(c.at.lane, plan)], false));

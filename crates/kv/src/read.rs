@@ -1,6 +1,6 @@
 //! Commands that only read.
 
-use crate::find::{Found, Place, entry_of, fetch, find, let_go, place};
+use crate::find::{Found, Place, entry_of, fetch, find, find_used, let_go, place};
 use crate::large::{self, LargeRef};
 use crate::{Outcome, Step, Value, Wait};
 use std::sync::Arc;
@@ -43,7 +43,7 @@ pub(crate) fn read<R>(
     let at = place(w, space, key);
     let sync = w.pool().is_sync();
     let mut lane = w.lane(at.lane);
-    let (result, wait_for) = match find(t, &mut lane, at, key)? {
+    let (result, wait_for) = match find_used(t, &mut lane, at, key)? {
         Found::Read(plan) => {
             lane.count(|s| s.device_read_bytes += plan.len as u64);
             drop(lane);

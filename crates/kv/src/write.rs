@@ -60,10 +60,10 @@ pub fn set<R>(
     if !w.collect(t) {
         return Ok(Step::Wait(Wait::Io));
     }
-    let c = [change(w, key, Some(value), expiry != Expiry::None)?];
+    let mut c = [change(w, key, Some(value), expiry != Expiry::None)?];
     let shared = large::registry(w);
     let mut held = w.hold(lanes_of(&c));
-    let need = prepare(w, t, &shared, &mut held, &c, true)?;
+    let need = prepare(w, t, &shared, &mut held, &mut c, true)?;
     if !matches!(need, Missing::Nothing) {
         drop(held);
         return Ok(missing(w, t, need).expect("something is missing"));
@@ -101,10 +101,10 @@ pub fn mset(w: &mut Worker, t: &mut Task, pairs: &mut [(&[u8], NewValue<'_>)]) -
         .iter()
         .map(|(k, v)| change(w, k, Some(v), false))
         .collect();
-    let changes = changes?;
+    let mut changes = changes?;
     let shared = large::registry(w);
     let mut held = w.hold(lanes_of(&changes));
-    let need = prepare(w, t, &shared, &mut held, &changes, true)?;
+    let need = prepare(w, t, &shared, &mut held, &mut changes, true)?;
     if !matches!(need, Missing::Nothing) {
         drop(held);
         return Ok(missing(w, t, need).expect("something is missing"));
@@ -126,10 +126,10 @@ pub fn del(w: &mut Worker, t: &mut Task, keys: &[&[u8]]) -> Outcome<u64> {
         return Ok(Step::Wait(Wait::Io));
     }
     let changes: Result<Vec<_>, _> = keys.iter().map(|k| change(w, k, None, false)).collect();
-    let changes = changes?;
+    let mut changes = changes?;
     let shared = large::registry(w);
     let mut held = w.hold(lanes_of(&changes));
-    let need = prepare(w, t, &shared, &mut held, &changes, false)?;
+    let need = prepare(w, t, &shared, &mut held, &mut changes, false)?;
     if !matches!(need, Missing::Nothing) {
         drop(held);
         return Ok(missing(w, t, need).expect("something is missing"));

@@ -31,6 +31,8 @@ pub trait Directory {
     /// Offers each slot that may be `who`'s to `f`; the first one it has a new
     /// value for is overwritten and its old value returned.
     fn update(&mut self, who: Subject, f: impl FnMut(Slot) -> Option<Slot>) -> Option<Slot>;
+    /// Asks for the memory that the next `find` of `who` looks at.
+    fn prefetch(&self, _who: Subject) {}
     /// Adds a slot.
     fn insert(&mut self, who: Subject, slot: Slot) -> Result<(), Full>;
     /// Removes the slot that names `at`. False: there was none.

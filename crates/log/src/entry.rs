@@ -6,7 +6,7 @@
 //!  8  link      u64  on the SSD: the location it replaces; in memory: its copy below
 //! 16  key_len   u16
 //! 18  kind      u8   low 4 bits: Kind; high 4: space (0 user, 1 internal)
-//! 19  flags     u8   EXPIRY, VERSION on media; KEEP, THROUGH in memory only
+//! 19  flags     u8   EXPIRY, VERSION on media; DEAD, KEEP, THROUGH in memory only
 //! 20  value_len u32
 //! 24  [expiry u64 ms] [version u64]  key  value  zeros to a multiple of 16
 //! ```
@@ -26,6 +26,8 @@ pub const HEADER_BYTES: usize = 24;
 pub const FLAG_EXPIRY: u8 = 1;
 /// Flag: an explicit version follows (a tombstone that was moved keeps its own).
 pub const FLAG_VERSION: u8 = 2;
+/// Memory only: no slot names it any more.
+pub const FLAG_DEAD: u8 = 0x20;
 /// Memory only: superseded after its epoch was closed, so that epoch's flush must still write it.
 pub const FLAG_KEEP: u8 = 0x40;
 /// Memory only: goes through to the durable terrace and is not kept in DRAM.

@@ -13,6 +13,7 @@ mod disk;
 mod error;
 mod file;
 mod pages;
+mod prefetch;
 mod probe;
 pub mod sim;
 mod sync;
@@ -26,6 +27,7 @@ pub use disk::{
 };
 pub use error::MediaError;
 pub use file::FileDevice;
+pub use prefetch::prefetch;
 pub use probe::{Probe, RingFeatures, probe};
 pub use uring::{QueueOptions, TaskRun};
 

@@ -9,6 +9,7 @@ mod check;
 mod clock;
 mod commit;
 mod error;
+mod held;
 mod ledger;
 mod lock;
 mod open;
@@ -21,6 +22,7 @@ mod worker;
 pub use check::{CheckReport, check, check_on_device, destroy, drop_checkpoints, info};
 pub use clock::{Clock, ManualClock, SystemClock};
 pub use error::PoolError;
+pub use held::Held;
 pub use ledger::{Ledger, Part};
 pub use open::Pool;
 pub use options::{Durability, Options};
@@ -28,7 +30,7 @@ pub use stats::Stats;
 pub use superblock::Superblock;
 pub use task::{Fetched, Task};
 pub use terrace_tiers::Rule;
-pub use worker::{Held, Turn, Worker};
+pub use worker::{Turn, Worker};
 
 /// The lane type of every pool: a stack of terraces under the key map.
 pub type Lane = terrace_tiers::Lane<terrace_index::KeyMap>;

@@ -40,7 +40,7 @@ pub struct Pool {
     pub(crate) device: Arc<dyn Device>,
     pub(crate) superblock: Superblock,
     pub(crate) options: Options,
-    pub(crate) failed: Mutex<Option<String>>,
+    pub(crate) failed: OnceLock<String>,
     pub(crate) wakers: Mutex<Vec<Arc<dyn Fn() + Send + Sync>>>,
     /// Names versions of big values; see `kv`.
     pub(crate) next_version: AtomicU64,
@@ -194,7 +194,7 @@ impl Pool {
             device,
             superblock,
             options,
-            failed: Mutex::new(None),
+            failed: OnceLock::new(),
             wakers: Mutex::new(Vec::new()),
             // Epochs of an earlier run that count are below this, so its versions are too.
             next_version: AtomicU64::new((valid + 1) << 32),
@@ -233,15 +233,12 @@ impl Pool {
 
     /// Why the pool takes no more updates, if it does not.
     pub fn failure(&self) -> Option<String> {
-        self.failed.lock().clone()
+        self.failed.get().cloned()
     }
     pub(crate) fn fail(&self, why: &str) {
-        let mut failed = self.failed.lock();
-        if failed.is_none() {
+        if self.failed.set(why.to_string()).is_ok() {
             tracing::error!(why, "the pool is read-only from now on");
-            *failed = Some(why.to_string());
         }
-        drop(failed);
         self.wake_all();
     }
     pub(crate) fn wake_all(&self) {

@@ -6,11 +6,13 @@
 //! Promises: `turn` does a bounded slice and never blocks; no lock is held
 //! across a system call. Never: acknowledges; it says which epoch is durable.
 
+use crate::held::Held;
 use crate::ledger::Part;
 use crate::open::{Pool, QUEUE_DEPTH};
 use crate::task::{Fetched, Task};
 use crate::{Lane, PoolError};
 use parking_lot::MutexGuard;
+use smallvec::SmallVec;
 use std::collections::HashMap;
 use std::os::fd::RawFd;
 use std::sync::Arc;
@@ -76,23 +78,8 @@ pub struct Worker {
     turns: u64,
     /// The pool's clock as of this turn: commands of one turn see one time.
     turn_ms: u64,
-}
-
-/// Lanes held for one command.
-pub struct Held<'a> {
-    lanes: Vec<(u16, MutexGuard<'a, Lane>)>,
-}
-
-impl<'a> Held<'a> {
-    /// A held lane. Panics if it is not held.
-    pub fn lane(&mut self, lane: u16) -> &mut Lane {
-        let at = self.lanes.iter().position(|(l, _)| *l == lane);
-        &mut self.lanes[at.expect("the lane is held")].1
-    }
-    /// Every held lane.
-    pub fn each(&mut self) -> impl Iterator<Item = (u16, &mut Lane)> {
-        self.lanes.iter_mut().map(|(l, lane)| (*l, &mut **lane))
-    }
+    /// Memory for `prefetch`; empty in between.
+    near: Vec<(u16, Subject)>,
 }
 
 impl Worker {
@@ -113,6 +100,7 @@ impl Worker {
             closing: false,
             turns: 0,
             turn_ms: pool.clock.now_ms(),
+            near: Vec::new(),
             pool,
         };
         worker.keep_cap();
@@ -167,13 +155,33 @@ impl Worker {
         guard
     }
 
+    /// Asks for the memory that commands on these user keys will want, all at once: one
+    /// after the other each would wait for it alone.
+    pub fn prefetch<'k>(&mut self, keys: impl Iterator<Item = &'k [u8]>) {
+        let mut places = std::mem::take(&mut self.near);
+        places.clear();
+        places.extend(keys.map(|key| self.place(0, key)));
+        for id in 0..self.pool.lanes.len() as u16 {
+            if places.iter().all(|(lane, _)| *lane != id) {
+                continue;
+            }
+            let lane = self.pool.lanes[id as usize].lock();
+            let here = || places.iter().filter(|(l, _)| *l == id);
+            here().for_each(|(_, who)| lane.prefetch_slot(*who));
+            here().for_each(|(_, who)| lane.prefetch_entry(*who));
+        }
+        self.near = places;
+    }
+
     /// Locks several lanes in order, all in the same epoch: what is changed in them
     /// while they are held becomes durable together.
     pub fn hold(&self, lanes: impl IntoIterator<Item = u16>) -> Held<'_> {
-        let mut wanted: Vec<u16> = lanes.into_iter().collect();
-        wanted.sort_unstable();
-        wanted.dedup();
-        let mut held: Vec<(u16, MutexGuard<'_, Lane>)> = wanted
+        let mut wanted: SmallVec<[u16; 8]> = lanes.into_iter().collect();
+        if wanted.len() > 1 {
+            wanted.sort_unstable();
+            wanted.dedup();
+        }
+        let mut held: SmallVec<[_; 2]> = wanted
             .into_iter()
             .map(|l| (l, self.pool.lanes[l as usize].lock()))
             .collect();

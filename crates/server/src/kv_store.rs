@@ -110,6 +110,11 @@ impl Store for KvStore {
     type Upload = kv::Upload;
 
     #[inline]
+    fn prefetch<'k>(&mut self, keys: impl Iterator<Item = &'k [u8]>) {
+        self.worker.prefetch(keys);
+    }
+
+    #[inline]
     fn tick(&mut self) {
         self.worker.tick();
     }

@@ -5,6 +5,8 @@ use std::borrow::Cow;
 use std::io::{self, Read};
 use std::sync::atomic::Ordering;
 
+use smallvec::SmallVec;
+
 use crate::commands::{Cx, Flow, Progress, execute};
 use crate::conn::{Block, Conn, Parked, Sending, finish_parked};
 use crate::intake::{execute_assembled, feed};
@@ -218,49 +220,61 @@ fn consume<S: Store>(env: &mut Env<S>, conn: &mut Conn<S>, data: &[u8]) -> usize
     }
 }
 
-/// Executes whole commands that lie in `data`.
+/// Executes whole commands that lie in `data`, a batch at a time: what its keys need is asked for before the first is
+/// executed.
 fn run<S: Store>(env: &mut Env<S>, conn: &mut Conn<S>, data: &[u8]) -> usize {
     let mut args: Vec<&[u8]> = recycle(std::mem::take(&mut env.args));
+    let mut batch = Batch::new();
     let mut at = 0;
     let mut commands = 0;
-    while env.out.len() + conn.output.pending() <= OUTPUT_LIMIT_BYTES {
-        if at == data.len() {
-            conn.need_more = true;
-            break;
+    'batches: while !is_full(env, conn) {
+        let behind = parse_batch(&data[at..], &mut args, &mut batch);
+        if batch.len() > 1 {
+            let firsts = std::iter::once(0).chain(batch.iter().map(|b| b.args_end));
+            let words = firsts.zip(&batch).map(|(from, b)| &args[from..b.args_end]);
+            env.store
+                .prefetch(words.filter_map(|words| words.get(1).copied()));
         }
-        let rest = &data[at..];
-        let (len, executed) = match parse::command(rest, &mut args) {
-            Parsed::Command(len) => (
-                len,
-                args.is_empty() || execute_args(env, conn, &args, &mut []),
-            ),
-            Parsed::Inline(len, words) => {
-                let words: Vec<&[u8]> = words.iter().map(Vec::as_slice).collect();
-                (
-                    len,
-                    words.is_empty() || execute_args(env, conn, &words, &mut []),
-                )
+        let mut from = 0;
+        for parsed in &batch {
+            let words = &args[from..parsed.args_end];
+            from = parsed.args_end;
+            if is_full(env, conn) {
+                break 'batches;
             }
-            Parsed::Incomplete if rest.len() <= ASSEMBLE_ABOVE_BYTES || rest[0] != b'*' => {
-                conn.need_more = true;
-                break;
+            if !words.is_empty() && !execute_args(env, conn, words, &mut []) {
+                break 'batches;
             }
-            Parsed::Incomplete | Parsed::Large => {
-                conn.work().assembly = Some(Assembly::default());
-                break;
-            }
-            Parsed::Bad(text) => {
-                protocol_error(env, conn, text);
-                break;
-            }
-        };
-        if executed {
-            at += len;
+            at += parsed.len_bytes;
             commands += 1;
+            if conn.closing || conn.work.is_some() {
+                break 'batches;
+            }
         }
-        if !executed || conn.closing || conn.work.is_some() {
-            break;
+        let rest = data.len() - at;
+        match behind {
+            None if rest == 0 => conn.need_more = true,
+            None => continue,
+            Some(Parsed::Inline(len, words)) if !is_full(env, conn) => {
+                let words: Vec<&[u8]> = words.iter().map(Vec::as_slice).collect();
+                if words.is_empty() || execute_args(env, conn, &words, &mut []) {
+                    at += len;
+                    commands += 1;
+                    if !conn.closing && conn.work.is_none() {
+                        continue;
+                    }
+                }
+            }
+            Some(Parsed::Inline(..) | Parsed::Command(_)) => {}
+            Some(Parsed::Incomplete) if rest <= ASSEMBLE_ABOVE_BYTES || data[at] != b'*' => {
+                conn.need_more = true;
+            }
+            Some(Parsed::Incomplete | Parsed::Large) => {
+                conn.work().assembly = Some(Assembly::default());
+            }
+            Some(Parsed::Bad(text)) => protocol_error(env, conn, text),
         }
+        break;
     }
     if commands > 0 {
         add(&env.counters().commands, commands);
@@ -271,6 +285,44 @@ fn run<S: Store>(env: &mut Env<S>, conn: &mut Conn<S>, data: &[u8]) -> usize {
     }
     env.args = recycle(args);
     at
+}
+
+/// Enough was answered for now.
+#[inline]
+fn is_full<S: Store>(env: &Env<S>, conn: &Conn<S>) -> bool {
+    env.out.len() + conn.output.pending() > OUTPUT_LIMIT_BYTES
+}
+
+/// Commands whose memory is asked for at once.
+const BATCH_MAX: usize = 16;
+
+type Batch = SmallVec<[InBatch; BATCH_MAX]>;
+
+/// A whole command of a batch.
+struct InBatch {
+    /// Where its arguments end among those of the batch.
+    args_end: usize,
+    len_bytes: usize,
+}
+
+/// Parses the next commands of `data`; answers what stands behind them, unless it is nothing or one more.
+fn parse_batch<'a>(data: &'a [u8], args: &mut Vec<&'a [u8]>, batch: &mut Batch) -> Option<Parsed> {
+    args.clear();
+    batch.clear();
+    let mut at = 0;
+    while at < data.len() && batch.len() < BATCH_MAX && args.len() <= ARGS_FREE {
+        match parse::command(&data[at..], args) {
+            Parsed::Command(len_bytes) => {
+                at += len_bytes;
+                batch.push(InBatch {
+                    args_end: args.len(),
+                    len_bytes,
+                });
+            }
+            other => return Some(other),
+        }
+    }
+    None
 }
 
 /// Keeps a vector's memory across borrows: in-place collection reuses the allocation.

@@ -73,6 +73,8 @@ pub trait Store: Sized {
 
     /// Reaps completions and does a bounded slice of background work; never blocks.
     fn turn(&mut self) -> Turn;
+    /// Asks for the memory that commands on these keys will want, so that it comes for all of them at once.
+    fn prefetch<'k>(&mut self, _keys: impl Iterator<Item = &'k [u8]>) {}
     /// Looks at the clock after a sleep.
     fn tick(&mut self) {}
     /// Hands reads that were begun since the last turn to the device.

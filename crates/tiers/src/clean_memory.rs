@@ -16,6 +16,7 @@
 use crate::lane::{Lane, Rule, SPARE_SEGMENTS};
 use crate::mem::{Head, MemTerrace};
 use crate::policy::{self, Fate};
+use terrace_log::entry::FLAG_DEAD;
 use terrace_log::{Kind, Loc, Slot, Snapshot, Terrace};
 
 /// Free segments below which cleaning runs along with appends, as a part of the quota (1/64) or at least this.
@@ -95,6 +96,9 @@ impl<D: Snapshot> Lane<D> {
 
     fn clean_entry(&mut self, loc: Loc) {
         let e = self.terrace(loc).entry(loc);
+        if e.flags() & FLAG_DEAD != 0 {
+            return;
+        }
         let who = e.subject(&self.cfg.hasher);
         let Some(slot) = self.dir.find(who, |s| s.loc() == loc) else {
             return;

@@ -17,7 +17,7 @@ use crate::lane::{Lane, Phase, Rule};
 use crate::mem::Pos;
 use crate::policy::{self, Pressure};
 use crate::ssd::State;
-use terrace_log::entry::{self, FLAG_KEEP, FLAG_THROUGH};
+use terrace_log::entry::{self, FLAG_DEAD, FLAG_KEEP, FLAG_THROUGH};
 use terrace_log::frame::{BATCH_END, BATCH_FIRST, BATCH_HEADER_BYTES, BatchHeader};
 use terrace_log::scan::{self, Item};
 use terrace_log::writer::BatchInfo;
@@ -100,12 +100,12 @@ impl<D: Snapshot> Lane<D> {
     /// Copies one entry of the dirty log down, if the epoch's state has it.
     fn stage_entry(&mut self, loc: Loc) -> Result<(), Stalled> {
         let e = self.mem.entry(loc);
-        let who = e.subject(&self.cfg.hasher);
-        let live = self.dir.names(who, loc);
+        let live = e.flags() & FLAG_DEAD == 0;
         let newest = match (live, e.flags() & FLAG_KEEP != 0) {
             (true, _) => loc,
             (false, false) => return Ok(()),
             (false, true) => {
+                let who = e.subject(&self.cfg.hasher);
                 let mem = &self.mem;
                 let newer = |s: Slot| {
                     s.loc().terrace() == Terrace::Dram && mem.entry(s.loc()).key() == e.key()
@@ -124,7 +124,7 @@ impl<D: Snapshot> Lane<D> {
                 self.kill_below(replaced);
             }
             match live {
-                true => self.forget_tombstone(who, loc),
+                true => self.forget_tombstone(loc),
                 false => entry::set_link(self.mem.entry_mut(newest), Loc::NONE),
             }
             return Ok(());
@@ -137,6 +137,7 @@ impl<D: Snapshot> Lane<D> {
         self.ssd.add_live(below);
         entry::set_link(self.mem.entry_mut(newest), below);
         if through && live {
+            let who = self.mem.entry(loc).subject(&self.cfg.hasher);
             self.dir.swing(who, loc, Slot::new(below, 0));
             let len = self.mem.entry(loc).len_bytes();
             self.mem.kill(loc, len);
@@ -149,8 +150,9 @@ impl<D: Snapshot> Lane<D> {
         self.ssd.kill(loc);
     }
 
-    fn forget_tombstone(&mut self, who: terrace_log::Subject, loc: Loc) {
-        let len = self.mem.entry(loc).len_bytes();
+    fn forget_tombstone(&mut self, loc: Loc) {
+        let e = self.mem.entry(loc);
+        let (who, len) = (e.subject(&self.cfg.hasher), e.len_bytes());
         self.dir.remove(who, loc);
         self.mem.kill(loc, len);
         if who.space == 0 {

@@ -261,8 +261,14 @@ impl<D: Snapshot> Lane<D> {
     }
 
     /// Looks `key` up. `known` says of a location that was read whether it has this
-    /// key (None: it was not read). A hit warms its slot.
-    pub fn look(&mut self, who: Subject, key: &[u8], known: impl Fn(Loc) -> Option<bool>) -> Look {
+    /// key (None: it was not read). A hit warms its slot if `is_use`.
+    pub fn look(
+        &mut self,
+        who: Subject,
+        key: &[u8],
+        is_use: bool,
+        known: impl Fn(Loc) -> Option<bool>,
+    ) -> Look {
         let mut read = None;
         let mut fetched = false;
         let (mem, middle, ssd) = (&self.mem, &self.middle, &self.ssd);
@@ -285,7 +291,10 @@ impl<D: Snapshot> Lane<D> {
                     },
                 },
             };
-            here.then(|| slot.with_heat(policy::warmer(slot.heat())))
+            here.then(|| match is_use {
+                true => slot.with_heat(policy::warmer(slot.heat())),
+                false => slot,
+            })
         });
         match (found, fetched, read) {
             (Some(slot), true, _) => Look::Fetched(slot),
@@ -293,6 +302,22 @@ impl<D: Snapshot> Lane<D> {
             (None, _, Some(loc)) => Look::Read(loc),
             (None, _, None) => Look::Absent,
         }
+    }
+
+    /// Asks for the directory's memory that a look-up of `who` will want.
+    #[inline]
+    pub fn prefetch_slot(&self, who: Subject) {
+        self.dir.prefetch(who);
+    }
+    /// Asks for the entries in DRAM that may be `who`'s, once its slot is near.
+    #[inline]
+    pub fn prefetch_entry(&self, who: Subject) {
+        self.dir.find(who, |slot| {
+            if slot.loc().in_memory() {
+                self.terrace(slot.loc()).prefetch(slot.loc());
+            }
+            false
+        });
     }
 
     /// The epoch that makes durable what a slot names; None if it is already.
@@ -342,7 +367,7 @@ impl<D: Snapshot> Lane<D> {
         let loc = self.mem.append(Head::Dirty, &new, 0).ok_or(Refused::Room)?;
         let len = new.len_bytes();
         self.dirty_appended += len as u64;
-        let heat = prev.map_or(0, |p| p.heat());
+        let heat = prev.map_or(0, |p| policy::warmer(p.heat()));
         let slot = Slot::new(loc, heat);
         match prev {
             Some(p) => {

@@ -14,7 +14,7 @@
 
 use std::collections::VecDeque;
 use std::sync::Arc;
-use terrace_log::entry::Entry;
+use terrace_log::entry::{self, Entry, FLAG_DEAD};
 use terrace_log::frame::SEGMENT_HEADER_BYTES;
 use terrace_log::{Loc, NewEntry, Terrace, UNIT_BYTES, addr};
 use terrace_media::{Arena, Piece};
@@ -57,6 +57,9 @@ struct Segment {
     born: Head,
 }
 
+/// How far ahead of a walk memory is asked for.
+const WALK_AHEAD_BYTES: usize = 1024;
+
 /// One memory terrace of a lane.
 pub struct MemTerrace {
     terrace: Terrace,
@@ -72,6 +75,8 @@ pub struct MemTerrace {
     clean_head: Option<u32>,
     next_order: u64,
     live_bytes: usize,
+    /// Where `dirty_next` was last.
+    walked: u32,
 }
 
 impl MemTerrace {
@@ -90,6 +95,7 @@ impl MemTerrace {
             clean_head: None,
             next_order: 1,
             live_bytes: 0,
+            walked: 0,
         }
     }
 
@@ -146,10 +152,20 @@ impl MemTerrace {
     }
 
     /// The entry at a location of this terrace.
+    #[inline]
     pub fn entry(&self, loc: Loc) -> Entry<'_> {
         let (id, offset) = self.split(loc.unit());
         let s = self.segment(id as u32);
         Entry::in_memory(&s.piece[offset..s.used])
+    }
+    /// Asks for the memory of the entry at a location of this terrace.
+    #[inline]
+    pub fn prefetch(&self, loc: Loc) {
+        let (id, offset) = self.split(loc.unit());
+        if let Some(Some(s)) = self.segments.get(id) {
+            let end = (offset + addr::class_bytes(loc.class())).min(s.used);
+            terrace_media::prefetch(s.piece.get(offset..end).unwrap_or(&[]));
+        }
     }
     /// Bytes from the entry at a location on, for changes of link, flags, expiry.
     pub fn entry_mut(&mut self, loc: Loc) -> &mut [u8] {
@@ -246,10 +262,13 @@ impl MemTerrace {
         Some(id)
     }
 
-    /// The entry of `len` bytes at `loc` is dead.
+    /// The entry of `len` bytes at `loc` is dead: no slot names it any more, and it
+    /// says so itself, so that nobody who walks the log asks the directory.
     pub fn kill(&mut self, loc: Loc, len: usize) {
-        let (id, _) = self.split(loc.unit());
-        self.segment_mut(id as u32).live -= len;
+        let (id, offset) = self.split(loc.unit());
+        let s = self.segment_mut(id as u32);
+        s.live -= len;
+        entry::add_flags(&mut s.piece[offset..], FLAG_DEAD);
         self.live_bytes -= len;
     }
 
@@ -263,27 +282,40 @@ impl MemTerrace {
 
     /// The entry at or after `pos` in the dirty log and before `end`, with its
     /// location and the position behind it.
-    pub fn dirty_next(&self, pos: Pos, end: Pos) -> Option<(Loc, Pos)> {
-        let from = self
-            .dirty
-            .partition_point(|&id| self.segment(id).order < pos.order());
-        for &id in self.dirty.iter().skip(from) {
+    pub fn dirty_next(&mut self, pos: Pos, end: Pos) -> Option<(Loc, Pos)> {
+        // Mostly the walk goes on in the segment where it was.
+        if let Some(Some(s)) = self.segments.get(self.walked as usize)
+            && s.order == pos.order()
+            && pos.offset() < s.used
+        {
+            return (pos < end).then(|| self.walk(self.walked, pos.offset()));
+        }
+        let from = (self.dirty).partition_point(|&id| self.segment(id).order < pos.order());
+        for at in from..self.dirty.len() {
+            let id = self.dirty[at];
             let s = self.segment(id);
-            let offset = if s.order == pos.order() {
-                pos.offset()
-            } else {
-                0
+            let offset = match s.order == pos.order() {
+                true => pos.offset(),
+                false => 0,
             };
             if Pos::new(s.order, offset) >= end {
                 return None;
             }
             if offset < s.used {
-                let len = Entry::in_memory(&s.piece[offset..s.used]).len_bytes();
-                let loc = Loc::new(self.terrace, addr::class_of(len), self.unit(id, offset));
-                return Some((loc, Pos::new(s.order, offset + len)));
+                self.walked = id;
+                return Some(self.walk(id, offset));
             }
         }
         None
+    }
+
+    fn walk(&self, id: u32, offset: usize) -> (Loc, Pos) {
+        let s = self.segment(id);
+        let ahead = offset + WALK_AHEAD_BYTES;
+        terrace_media::prefetch(s.piece.get(ahead..ahead + 1).unwrap_or(&[]));
+        let len = Entry::in_memory(&s.piece[offset..s.used]).len_bytes();
+        let loc = Loc::new(self.terrace, addr::class_of(len), self.unit(id, offset));
+        (loc, Pos::new(s.order, offset + len))
     }
 
     /// Everything before `pos` is durable below: whole segments become clean,

@@ -113,10 +113,10 @@ fn not_a_bulk(first: u8) -> Cow<'static, str> {
     Cow::Owned(format!("expected '$', got '{shown}'"))
 }
 
-/// Parses one command at the start of `data` and puts its arguments into `args` (which is emptied first).
+/// Parses one command at the start of `data` and puts its arguments behind those in `args`; of one that is not whole,
+/// some may be there too.
 #[inline]
 pub fn command<'a>(data: &'a [u8], args: &mut Vec<&'a [u8]>) -> Parsed {
-    args.clear();
     match data.first() {
         None => Parsed::Incomplete,
         Some(b'*') => multibulk(data, args),
