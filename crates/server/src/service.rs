@@ -112,6 +112,27 @@ fn advance<S: Store>(env: &mut Env<S>, conn: &mut Conn<S>) -> io::Result<Advance
     read(env, conn)
 }
 
+/// Receives what came for a connection that waits for nothing else, before it is served; answers how much.
+pub fn read_early<S: Store>(env: &Env<S>, conn: &mut Conn<S>, into: &mut [u8]) -> usize {
+    let idle = conn.readable && conn.need_more && conn.block == Block::None && !conn.closing;
+    if !idle || !conn.input.is_empty() || conn.work.is_some() || conn.output.pending() > 0 {
+        return 0;
+    }
+    // An error is met again when the connection is served.
+    let read = read_some(&mut conn.stream, into, &mut conn.readable, &mut conn.eof);
+    let Ok(Some(n)) = read else { return 0 };
+    conn.readable &= n == into.len() || conn.read_closed;
+    add(&env.counters().input_bytes, n as u64);
+    n
+}
+
+/// Consumes what `read_early` received.
+pub fn take_early<S: Store>(env: &mut Env<S>, conn: &mut Conn<S>, data: &[u8]) {
+    conn.progress_ms = env.now_ms;
+    let consumed = consume(env, conn, data);
+    conn.keep_input(&mut env.budget, &data[consumed..]);
+}
+
 /// Reads once and consumes what came.
 fn read<S: Store>(env: &mut Env<S>, conn: &mut Conn<S>) -> io::Result<Advance> {
     if conn.input.is_empty()

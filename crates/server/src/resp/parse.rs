@@ -124,6 +124,29 @@ pub fn command<'a>(data: &'a [u8], args: &mut Vec<&'a [u8]>) -> Parsed {
     }
 }
 
+/// The second argument of the command at the start of `data`, mostly its key, for a look ahead; the command is not judged.
+#[inline]
+pub fn first_key(data: &[u8]) -> Option<&[u8]> {
+    let mut rest = data;
+    for skipped in 0..3 {
+        let Line::Whole(digits, header) = header_line(rest) else {
+            return None;
+        };
+        let kind = *rest.first()?;
+        let len = usize::try_from(integer(digits)?).ok()?;
+        let end = match (skipped, kind) {
+            (0, b'*') => header,
+            (1 | 2, b'$') => header.checked_add(len)?.checked_add(2)?,
+            _ => return None,
+        };
+        if skipped == 2 {
+            return rest.get(header..end - 2);
+        }
+        rest = rest.get(end..)?;
+    }
+    None
+}
+
 #[inline]
 fn multibulk<'a>(data: &'a [u8], args: &mut Vec<&'a [u8]>) -> Parsed {
     let (count, mut at) = match header_line(data) {

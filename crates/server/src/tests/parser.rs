@@ -85,6 +85,7 @@ fn inline_commands_are_split_as_redis_does() {
             b"xy".to_vec()
         ]
     );
+    args.clear();
     assert_eq!(command(b"\r\n", &mut args), Parsed::Command(2));
     assert!(args.is_empty());
     assert_eq!(command(b"*0\r\n", &mut args), Parsed::Command(4));
@@ -192,5 +193,25 @@ proptest! {
                 _ => break,
             }
         }
+    }
+}
+
+#[test]
+fn a_look_ahead_finds_the_key_and_bears_anything() {
+    use crate::resp::parse::first_key;
+    let set = b"*3\r\n$3\r\nSET\r\n$4\r\nname\r\n$1\r\nx\r\n";
+    assert_eq!(first_key(set), Some(&b"name"[..]));
+    for end in 0..set.len() {
+        let found = first_key(&set[..end]);
+        assert!(found.is_none() || found == Some(&b"name"[..]), "{end}");
+    }
+    for odd in [
+        &b"*1\r\n$4\r\nPING\r\n"[..],
+        b"PING\r\n",
+        b"*2\r\n$99999999999999999999\r\nx\r\n",
+        b"*2\r\n$9223372036854775807\r\nx\r\n",
+        b"*2\r\n$-1\r\n$3\r\nabc\r\n",
+    ] {
+        assert_eq!(first_key(odd), None);
     }
 }
