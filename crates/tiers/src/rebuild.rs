@@ -11,6 +11,7 @@ use crate::lane::Lane;
 use crate::ssd::State;
 use crate::survey::{BatchAt, Damage, Survey};
 use crate::walk::Record;
+use std::collections::hash_map::Entry::{Occupied, Vacant};
 use std::collections::{HashMap, HashSet};
 use std::hash::BuildHasherDefault;
 use terrace_log::addr;
@@ -295,27 +296,39 @@ impl<D: Snapshot> Lane<D> {
                     Kind::Tombstone => Loc::NONE,
                     _ => lane.ssd.loc(b.segment, r.offset, r.len),
                 };
-                let table = &mut tables[usize::from(who.space & 1)];
-                let newest = table.entry(who.hash).or_insert((r.version, loc));
-                if r.version > newest.0 {
-                    *newest = (r.version, loc);
+                // The directory follows at once: this thread waits for the readers anyway.
+                match tables[usize::from(who.space & 1)].entry(who.hash) {
+                    Vacant(none) => {
+                        none.insert((r.version, loc));
+                        lane.point(who, Loc::NONE, loc);
+                    }
+                    Occupied(mut newest) if r.version > newest.get().0 => {
+                        let (_, from) = newest.insert((r.version, loc));
+                        lane.point(who, from, loc);
+                    }
+                    Occupied(_) => {}
                 }
             };
             let hurt = self.walk(disks, s, look);
             if part == 0 {
                 s.damage.extend(hurt);
             }
-            for (space, table) in (0..).zip(tables) {
-                for (hash, (_, loc)) in table {
-                    let who = Subject { space, hash };
-                    if !loc.is_none() && self.dir.insert(who, Slot::new(loc, 0)).is_err() {
-                        tracing::error!(
-                            lane = self.cfg.lane,
-                            "the index is full while the log is scanned"
-                        );
-                    }
-                }
-            }
+        }
+    }
+
+    /// Makes the directory name `to` instead of `from`; none is a tombstone or nothing at all.
+    fn point(&mut self, who: Subject, from: Loc, to: Loc) {
+        let full = match (from.is_none(), to.is_none()) {
+            (true, true) => false,
+            (true, false) => self.dir.insert(who, Slot::new(to, 0)).is_err(),
+            (false, true) => !self.dir.remove(who, from),
+            (false, false) => !self.dir.swing(who, from, Slot::new(to, 0)),
+        };
+        if full {
+            tracing::error!(
+                lane = self.cfg.lane,
+                "the index is full while the log is scanned"
+            );
         }
     }
 
