@@ -112,6 +112,12 @@ impl Guard {
         &self.argv
     }
 
+    /// CPU time of all its threads so far, user and system, seconds; the kernel counts it in hundredths.
+    pub fn cpu_s(&self) -> Option<f64> {
+        let stat = std::fs::read_to_string(format!("/proc/{}/stat", self.child.id())).ok()?;
+        cpu_s(&stat)
+    }
+
     /// Fails when the child has ended, with the end of its log.
     pub fn check_running(&mut self) -> Result<()> {
         match self.child.try_wait()? {
@@ -151,10 +157,32 @@ impl Guard {
     }
 }
 
+fn cpu_s(stat: &str) -> Option<f64> {
+    const TICKS_PER_S: f64 = 100.0;
+    // The name may hold anything, also spaces and parentheses.
+    let (_, after_name) = stat.rsplit_once(')')?;
+    let mut ticks = after_name.split_whitespace().skip(11);
+    let user: f64 = ticks.next()?.parse().ok()?;
+    let system: f64 = ticks.next()?.parse().ok()?;
+    Some((user + system) / TICKS_PER_S)
+}
+
 impl Drop for Guard {
     fn drop(&mut self) {
         // Both fail only when it is gone already.
         let _ = self.child.kill();
         let _ = self.child.wait();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn cpu_time_is_user_and_system() {
+        let stat = "7 (a) b) S 1 7 7 0 -1 4194304 100 0 0 0 250 50 9 9 20 0 1 0 5 1 1";
+        assert_eq!(cpu_s(stat), Some(3.0));
+        assert_eq!(cpu_s("7 (a"), None);
     }
 }

@@ -99,6 +99,7 @@ pub fn drive(server: &mut Server, load: &Load, what: &str) -> Result<Outcome> {
 /// The counters around a round.
 pub struct Counters {
     info: HashMap<String, f64>,
+    cpu_s: Option<f64>,
     disk: Option<Disk>,
     pages_swapped: Option<(u64, u64)>,
 }
@@ -107,6 +108,7 @@ impl Counters {
     fn read(server: &Server, setting: &Setting) -> Result<Counters> {
         Ok(Counters {
             info: server.info()?,
+            cpu_s: server.cpu_s(),
             disk: Disk::under(&setting.work_dir),
             pages_swapped: swap::pages_swapped(),
         })
@@ -171,6 +173,13 @@ fn add_counters(
     after: &Counters,
 ) {
     let grown = |name: &str| Some(after.info.get(name)? - before.info.get(name)?);
+    if let (Some(before_s), Some(after_s)) = (before.cpu_s, after.cpu_s) {
+        let cpu_ns = (after_s - before_s) * 1e9;
+        samples.add(
+            "server_cpu_ns_per_op",
+            per(Some(cpu_ns), outcome.ops as f64),
+        );
+    }
     samples.add("device_reads_per_miss", reads_per_miss(&grown));
     // Extstore calls a miss what it does not have, and a read of its disk a get from there.
     let misses = grown("misses").or(grown("get_extstore"));

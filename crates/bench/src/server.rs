@@ -327,6 +327,11 @@ impl Server {
         }
     }
 
+    /// CPU time it has used, seconds.
+    pub fn cpu_s(&self) -> Option<f64> {
+        self.guard.cpu_s()
+    }
+
     /// The number of its keys.
     pub fn dbsize(&self) -> Result<u64> {
         match Client::connect(self.addr, CLIENT_WAIT_MAX_S)?.call(&["DBSIZE"])? {

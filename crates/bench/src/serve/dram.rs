@@ -21,8 +21,9 @@ const COLUMNS: &[&str] = &[
     "ops_per_s",
     "latency_p50_us",
     "latency_p99_us",
-    "load_cpu_share",
+    "server_cpu_ns_per_op",
     "load_cpu_ns_per_op",
+    "load_cpu_share",
     "disk_write_bytes_per_set_byte",
 ];
 

@@ -21,6 +21,7 @@ const COLUMNS: &[&str] = &[
     "ops_per_s",
     "latency_p50_us",
     "latency_p99_us",
+    "server_cpu_ns_per_op",
     "disk_write_bytes_per_op",
     "device_write_bytes_per_updated_byte",
 ];

@@ -47,6 +47,7 @@ const COLUMNS: &[&str] = &[
     "latency_p50_us",
     "latency_p99_us",
     "latency_p999_us",
+    "server_cpu_ns_per_op",
     "misses_per_get",
     "missing_per_get",
     "refused_per_set",
