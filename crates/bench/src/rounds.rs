@@ -356,8 +356,12 @@ impl Lineup {
             let name = server.peer().name();
             progress.step(format!("loading {name}"));
             let rate = fill(server, keys, value_bytes)?.ops_per_s();
+            let items = server.info()?.get("curr_items").copied();
+            let kept = items.map_or(String::new(), |items| {
+                format!(", {:.2} % of them kept", items / keys as f64 * 100.0)
+            });
             part.notes
-                .push(format!("{name}: loaded at {rate:.0} keys/s"));
+                .push(format!("{name}: loaded at {rate:.0} keys/s{kept}"));
         }
         Ok(())
     }
