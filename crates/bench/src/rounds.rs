@@ -193,10 +193,13 @@ fn add_counters(
     samples.add("segments_cleaned", grown("segments_cleaned"));
     samples.add("new_keys", grown("keys"));
     let updated_bytes = grown("updated_bytes").unwrap_or(0.0);
-    samples.add(
-        "device_write_bytes_per_updated_byte",
-        per(grown("device_write_bytes"), updated_bytes),
-    );
+    for (figure, counter) in [
+        ("device_write_bytes_per_updated_byte", "device_write_bytes"),
+        ("image_bytes_per_updated_byte", "written_image_bytes"),
+        ("moved_bytes_per_updated_byte", "moved_bytes"),
+    ] {
+        samples.add(figure, per(grown(counter), updated_bytes));
+    }
     if let (Some(index_bytes), Some(keys)) = (after.info.get("index_bytes"), after.info.get("keys"))
     {
         samples.add("index_bytes_per_key", per(Some(*index_bytes), *keys));

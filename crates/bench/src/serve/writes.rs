@@ -55,6 +55,8 @@ const CASES: &[Case] = &[
 
 const COLUMNS: &[&str] = &[
     "device_write_bytes_per_updated_byte",
+    "moved_bytes_per_updated_byte",
+    "image_bytes_per_updated_byte",
     "disk_write_bytes_per_set_byte",
     "ops_per_s",
     "latency_p99_us",
