@@ -177,8 +177,8 @@ fn judge(reply: &Reply<'_>, op: Op, key: u64, words: &Words, outcome: &mut Outco
         (Op::Get, Reply::Bulk(value)) => outcome.wrong += u64::from(!words.is_value_of(value, key)),
         (Op::Get, Reply::Nil) => outcome.nils += 1,
         (Op::Set, Reply::Status(b"OK")) => {}
-        (Op::Del, Reply::Number(1)) => {}
-        (Op::Del, Reply::Number(0)) => outcome.nils += 1,
+        (Op::Del, Reply::Number(1) | Reply::Status(b"OK")) => {}
+        (Op::Del, Reply::Number(0) | Reply::Nil) => outcome.nils += 1,
         (_, Reply::Error(text)) => {
             outcome.errors += 1;
             if outcome.first_error.is_none() {

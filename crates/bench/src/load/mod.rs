@@ -1,6 +1,6 @@
 //! The load generator: one thread that drives a server over many connections and says how fast and how right it was.
 //!
-//! It speaks RESP2 and memcached's text protocol, and differs in nothing else between them. It promises that every reply is
+//! It speaks RESP2 and memcached's meta commands, and differs in nothing else between them. It promises that every reply is
 //! looked at: a value must have the asked length and belong to the asked key, and what does not is counted, never dropped. It is
 //! a closed loop: a connection sends a batch of `in_flight` requests, waits for all of their replies, then sends the next, as
 //! redis-benchmark does; or an open one, in which requests fall due at a fixed rate and a late one counts from when it was due.
@@ -67,7 +67,7 @@ pub enum Pace {
 pub enum Protocol {
     /// RESP2.
     Resp,
-    /// memcached's text protocol.
+    /// memcached's meta commands.
     Memcached,
 }
 

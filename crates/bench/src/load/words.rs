@@ -16,22 +16,25 @@ const FILLER_SPREAD_BYTES: u64 = 4096;
 /// How many of a value's last bytes are compared.
 const TAIL_BYTES: usize = 8;
 
-/// What stands before the key.
+/// What stands before the key, and after that of a GET.
 struct Heads {
     get: &'static [u8],
     set: &'static [u8],
     del: &'static [u8],
+    get_end: &'static [u8],
 }
 
 const RESP: Heads = Heads {
+    get_end: b"",
     get: b"*2\r\n$3\r\nGET\r\n$16\r\n",
     set: b"*3\r\n$3\r\nSET\r\n$16\r\n",
     del: b"*2\r\n$3\r\nDEL\r\n$16\r\n",
 };
 const MEMCACHED: Heads = Heads {
-    get: b"get ",
-    set: b"set ",
-    del: b"delete ",
+    get: b"mg ",
+    get_end: b" v",
+    set: b"ms ",
+    del: b"md ",
 };
 
 /// Requests and values for one protocol and value length.
@@ -54,7 +57,7 @@ impl Words {
         }
         let (heads, value_head) = match protocol {
             Protocol::Resp => (&RESP, format!("\r\n${value_bytes}\r\n")),
-            Protocol::Memcached => (&MEMCACHED, format!(" 0 0 {value_bytes}\r\n")),
+            Protocol::Memcached => (&MEMCACHED, format!(" {value_bytes}\r\n")),
         };
         Words {
             value_bytes,
@@ -66,14 +69,15 @@ impl Words {
 
     pub fn push(&self, out: &mut Vec<u8>, op: Op, key: u64) {
         let name = key_name(key);
-        out.extend_from_slice(match op {
-            Op::Get => self.heads.get,
-            Op::Set => self.heads.set,
-            Op::Del => self.heads.del,
-        });
+        let (head, end) = match op {
+            Op::Get => (self.heads.get, self.heads.get_end),
+            Op::Set => (self.heads.set, &self.value_head[..]),
+            Op::Del => (self.heads.del, &b""[..]),
+        };
+        out.extend_from_slice(head);
         out.extend_from_slice(&name);
+        out.extend_from_slice(end);
         if op == Op::Set {
-            out.extend_from_slice(&self.value_head);
             out.extend_from_slice(&name);
             out.extend_from_slice(self.rest(key));
         }
@@ -156,14 +160,14 @@ mod tests {
     }
 
     #[test]
-    fn requests_are_memcached_text() {
+    fn requests_are_meta_commands() {
         let words = Words::new(Protocol::Memcached, 20);
         let mut out = Vec::new();
         for op in [Op::Get, Op::Del, Op::Set] {
             words.push(&mut out, op, 7);
         }
         assert!(out.starts_with(
-            b"get key:000000000007\r\ndelete key:000000000007\r\nset key:000000000007 0 0 20\r\nkey:000000000007"
+            b"mg key:000000000007 v\r\nmd key:000000000007\r\nms key:000000000007 20\r\nkey:000000000007"
         ));
     }
 }
