@@ -14,6 +14,7 @@ mod ledger;
 mod lock;
 mod open;
 mod options;
+mod reads;
 mod stats;
 mod superblock;
 mod task;

@@ -86,6 +86,10 @@ impl Fetched {
     pub fn damage(&self) -> Option<&str> {
         self.damage.as_deref()
     }
+    /// Memory that it takes beside the read's own buffer, bytes.
+    pub(crate) fn kept_bytes(&self) -> usize {
+        self.result.as_ref().map_or(0, |bytes| bytes.len())
+    }
     /// Where it was read.
     pub fn loc(&self) -> Loc {
         self.plan.loc
@@ -94,16 +98,30 @@ impl Fetched {
 
 /// Resolution state of one command.
 pub struct Task {
-    pub(crate) id: u64,
     pub(crate) owner: u64,
+    /// Where the worker keeps what it has under way.
+    pub(crate) reads: Option<usize>,
     pub(crate) fetched: Vec<Fetched>,
-    /// Where each location's read is in `fetched`.
-    pub(crate) places: HashMap<(u16, Loc), usize>,
+    /// Where each location's read is in `fetched`, once there are many.
+    places: HashMap<(u16, Loc), usize>,
     pub(crate) under_way: usize,
     pub(crate) durable_at: Option<u64>,
 }
 
+/// Reads of a task that are looked through one by one.
+const FEW_READS: usize = 8;
+
 impl Task {
+    pub(crate) fn new(owner: u64) -> Task {
+        Task {
+            owner,
+            reads: None,
+            fetched: Vec::new(),
+            places: HashMap::new(),
+            under_way: 0,
+            durable_at: None,
+        }
+    }
     /// After the command is done: its reply may go out when this epoch is durable. None: at once.
     pub fn durable_at(&self) -> Option<u64> {
         self.durable_at
@@ -135,14 +153,19 @@ impl Task {
     }
     /// What was read at `loc` in `lane`.
     pub fn fetched(&self, lane: u16, loc: Loc) -> Option<&Fetched> {
+        if self.fetched.len() <= FEW_READS {
+            return (self.fetched.iter()).rfind(|f| f.lane == lane && f.plan.loc == loc);
+        }
         let at = self.places.get(&(lane, loc))?;
         self.fetched.get(*at)
     }
     /// Takes in reads that came back.
     pub(crate) fn take_in(&mut self, reads: &mut Vec<Fetched>) {
-        for f in reads.drain(..) {
-            self.places.insert((f.lane, f.plan.loc), self.fetched.len());
-            self.fetched.push(f);
+        self.fetched.append(reads);
+        if self.fetched.len() > FEW_READS {
+            for (at, f) in self.fetched.iter().enumerate().skip(self.places.len()) {
+                self.places.insert((f.lane, f.plan.loc), at);
+            }
         }
     }
     pub(crate) fn forget(&mut self) -> std::vec::Drain<'_, Fetched> {

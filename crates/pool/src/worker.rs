@@ -9,16 +9,16 @@
 use crate::held::Held;
 use crate::ledger::Part;
 use crate::open::{Pool, QUEUE_DEPTH};
-use crate::task::{Fetched, Task};
+use crate::reads::Reads;
+use crate::task::Task;
 use crate::{Lane, PoolError};
 use parking_lot::MutexGuard;
 use smallvec::SmallVec;
-use std::collections::HashMap;
 use std::os::fd::RawFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use terrace_log::Subject;
-use terrace_media::{Buf, Disk, Done, Op, Wait};
+use terrace_media::{Disk, Done, Op, Wait};
 use terrace_tiers::{Phase, ReadPlan, Rule, policy};
 
 const TOKEN_READ: u64 = 1 << 62;
@@ -26,27 +26,10 @@ const TOKEN_FLUSH: u64 = 1 << 61;
 const TOKEN_LANE_SHIFT: u32 = 44;
 /// Slices of background work in one turn.
 const SLICES_PER_TURN_MAX: usize = 4;
-/// Read buffers of a length kept for reuse.
-const SPARE_BUFS_MAX: usize = 64;
 /// Turns between two looks at the cap; what grows in between is within the ledger's slack.
 const KEEP_CAP_TURNS: u64 = 8;
 /// Longest sleep between two turns, ms.
 const SLEEP_MAX_MS: u64 = 100;
-
-struct Read {
-    task: u64,
-    lane: u16,
-    plan: ReadPlan,
-    keys_only: bool,
-}
-
-#[derive(Default)]
-struct TaskReads {
-    owner: u64,
-    under_way: usize,
-    cancelled: bool,
-    finished: Vec<Fetched>,
-}
 
 /// What a turn tells its thread.
 #[derive(Debug, Clone, Copy)]
@@ -66,13 +49,8 @@ pub struct Worker {
     home: Vec<u16>,
     /// Bytes told to the ledger, by home lane: segments, index, io.
     counted: Vec<[u64; 3]>,
-    reads: Vec<Option<Read>>,
-    free_reads: Vec<usize>,
-    tasks: HashMap<u64, TaskReads>,
-    next_task: u64,
-    ready: Vec<u64>,
+    reads: Reads,
     done: Vec<Done>,
-    spare_bufs: HashMap<usize, Vec<Buf>>,
     room: bool,
     closing: bool,
     turns: u64,
@@ -89,13 +67,8 @@ impl Worker {
             disk,
             counted: vec![[0; 3]; home.len()],
             home,
-            reads: Vec::new(),
-            free_reads: Vec::new(),
-            tasks: HashMap::new(),
-            next_task: 1,
-            ready: Vec::new(),
+            reads: Reads::default(),
             done: Vec::new(),
-            spare_bufs: HashMap::new(),
             room: false,
             closing: false,
             turns: 0,
@@ -200,82 +173,35 @@ impl Worker {
 
     /// State for a command of `owner`.
     pub fn task(&mut self, owner: u64) -> Task {
-        self.next_task += 1;
-        Task {
-            id: self.next_task,
-            owner,
-            fetched: Vec::new(),
-            places: HashMap::new(),
-            under_way: 0,
-            durable_at: None,
-        }
+        Task::new(owner)
     }
 
     /// Reads the entry that `plan` (of `Lane::plan_read`) names, for a task.
     pub fn fetch(&mut self, task: &mut Task, lane: u16, plan: ReadPlan, keys_only: bool) {
-        let reads = self.tasks.entry(task.id).or_default();
-        reads.owner = task.owner;
-        reads.under_way += 1;
-        task.under_way += 1;
-        let read = Some(Read {
-            task: task.id,
-            lane,
-            plan,
-            keys_only,
-        });
-        let at = match self.free_reads.pop() {
-            Some(at) => at,
-            None => {
-                self.reads.push(None);
-                self.reads.len() - 1
-            }
-        };
-        self.reads[at] = read;
-        let spare = self.spare_bufs.get_mut(&plan.len).and_then(Vec::pop);
-        let buf = spare.unwrap_or_else(|| Buf::zeroed(plan.len));
+        let (token, buf) = self.reads.begin(task, lane, plan, keys_only);
         self.pool.ledger.change(Part::Io, 0, plan.len as u64);
         let op = Op::Read {
             offset: plan.offset,
             buf,
         };
-        self.disk.submit(TOKEN_READ | at as u64, op);
+        self.disk.submit(TOKEN_READ | token as u64, op);
     }
 
     /// Moves finished reads into the task. False: some are still under way.
     pub fn collect(&mut self, task: &mut Task) -> bool {
-        if task.under_way == 0 {
-            return true;
-        }
-        let Some(reads) = self.tasks.get_mut(&task.id) else {
-            return true;
-        };
-        task.take_in(&mut reads.finished);
-        task.under_way = reads.under_way;
-        if reads.under_way == 0 {
-            self.tasks.remove(&task.id);
-            return true;
-        }
-        false
+        self.reads.collect(task)
     }
 
     /// Ends a task: its holds go, and what it still reads is dropped when it comes.
     pub fn finish(&mut self, mut task: Task) {
-        if let Some(reads) = self.tasks.get_mut(&task.id) {
-            task.take_in(&mut reads.finished);
-            reads.cancelled = true;
-            if reads.under_way == 0 {
-                self.tasks.remove(&task.id);
-            }
-        }
-        for f in task.forget() {
-            self.pool.lanes[f.lane as usize]
-                .lock()
-                .unpin(f.plan.segment);
-        }
+        self.reads.cancel(&mut task);
+        self.reset(&mut task);
     }
     /// Forgets what a task has read, for its next step. Nothing may be under way.
     pub fn reset(&mut self, task: &mut Task) {
         for f in task.forget() {
+            let kept = f.kept_bytes() as u64;
+            self.pool.ledger.change(Part::Io, kept, 0);
             self.pool.lanes[f.lane as usize]
                 .lock()
                 .unpin(f.plan.segment);
@@ -284,7 +210,7 @@ impl Worker {
 
     /// Owners of tasks whose reads are finished.
     pub fn take_ready(&mut self, out: &mut Vec<u64>) {
-        out.append(&mut self.ready);
+        out.append(&mut self.reads.ready);
     }
     /// Something waits for room: an epoch should end soon, and cleaning go on.
     pub fn want_room(&self) {
@@ -450,39 +376,18 @@ impl Worker {
         }
     }
 
-    fn read_done(&mut self, at: usize, d: Done) {
-        let Some(read) = self.reads[at].take() else {
+    fn read_done(&mut self, token: usize, d: Done) {
+        let Some(ended) = self.reads.ended(token, d) else {
             return;
         };
-        self.free_reads.push(at);
-        self.pool.ledger.change(Part::Io, read.plan.len as u64, 0);
-        let buf = d.buf.expect("a read gives its buffer back");
-        let fetched = Fetched::new(read.lane, read.plan, d.result, &buf, read.keys_only);
-        let spare = self.spare_bufs.entry(read.plan.len).or_default();
-        if spare.len() < SPARE_BUFS_MAX && read.plan.len <= 4 * terrace_media::BLOCK_BYTES {
-            spare.push(buf);
-        }
-        if fetched.result.is_err() || fetched.damage().is_some() {
-            self.pool.lanes[read.lane as usize]
-                .lock()
-                .count(|s| s.damaged_reads += 1);
-        }
-        let Some(reads) = self.tasks.get_mut(&read.task) else {
-            return;
-        };
-        reads.under_way -= 1;
-        if reads.cancelled {
-            self.pool.lanes[read.lane as usize]
-                .lock()
-                .unpin(read.plan.segment);
-            if reads.under_way == 0 {
-                self.tasks.remove(&read.task);
+        let (len, kept) = (ended.len_bytes as u64, ended.kept_bytes as u64);
+        self.pool.ledger.change(Part::Io, len, kept);
+        if ended.damaged || ended.unpin.is_some() {
+            let mut lane = self.pool.lanes[ended.lane as usize].lock();
+            lane.count(|s| s.damaged_reads += u64::from(ended.damaged));
+            if let Some(segment) = ended.unpin {
+                lane.unpin(segment);
             }
-            return;
-        }
-        reads.finished.push(fetched);
-        if reads.under_way == 0 {
-            self.ready.push(reads.owner);
         }
     }
 

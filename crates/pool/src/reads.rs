@@ -1,0 +1,145 @@
+//! Reads of the device that a worker's commands wait for.
+//!
+//! Promises: each read begun ends in one `Fetched` of its task, or, if the task is gone by
+//! then, in the hold on its segment being handed back to be let go. Never: submits, locks a
+//! lane, or keeps more than `SPARE_BUFS_MAX` buffers of a length.
+
+use crate::task::{Fetched, Task};
+use slab::Slab;
+use terrace_media::{BLOCK_BYTES, Buf, Done};
+use terrace_tiers::ReadPlan;
+
+/// Read buffers of a length kept for reuse.
+const SPARE_BUFS_MAX: usize = 64;
+/// Longest read whose buffer is kept, blocks.
+const SPARE_BLOCKS_MAX: usize = 4;
+
+struct Read {
+    task: usize,
+    lane: u16,
+    plan: ReadPlan,
+    keys_only: bool,
+}
+
+struct TaskReads {
+    owner: u64,
+    under_way: usize,
+    cancelled: bool,
+    finished: Vec<Fetched>,
+}
+
+/// All of a worker's.
+#[derive(Default)]
+pub(crate) struct Reads {
+    reads: Slab<Read>,
+    /// By `Task::reads`.
+    tasks: Slab<TaskReads>,
+    spare_bufs: [Vec<Buf>; SPARE_BLOCKS_MAX],
+    /// Owners of tasks whose reads are finished.
+    pub(crate) ready: Vec<u64>,
+}
+
+/// What came of a read.
+pub(crate) struct Ended {
+    pub lane: u16,
+    /// Bytes that its buffer took, and bytes that are kept for the task.
+    pub len_bytes: usize,
+    pub kept_bytes: usize,
+    pub damaged: bool,
+    /// Its task is gone: this segment's hold must be let go.
+    pub unpin: Option<u32>,
+}
+
+fn spare_at(len: usize) -> Option<usize> {
+    let blocks = len / BLOCK_BYTES;
+    (1..=SPARE_BLOCKS_MAX).contains(&blocks).then(|| blocks - 1)
+}
+
+impl Reads {
+    /// Notes a read of `task`; answers its token and a buffer for it.
+    pub(crate) fn begin(
+        &mut self,
+        task: &mut Task,
+        lane: u16,
+        plan: ReadPlan,
+        keys_only: bool,
+    ) -> (usize, Buf) {
+        let at = *task.reads.get_or_insert_with(|| {
+            self.tasks.insert(TaskReads {
+                owner: task.owner,
+                under_way: 0,
+                cancelled: false,
+                finished: Vec::new(),
+            })
+        });
+        self.tasks[at].under_way += 1;
+        task.under_way += 1;
+        let token = self.reads.insert(Read {
+            task: at,
+            lane,
+            plan,
+            keys_only,
+        });
+        let spare = spare_at(plan.len).and_then(|at| self.spare_bufs[at].pop());
+        (token, spare.unwrap_or_else(|| Buf::zeroed(plan.len)))
+    }
+
+    /// Moves finished reads into the task. False: some are still under way.
+    pub(crate) fn collect(&mut self, task: &mut Task) -> bool {
+        let Some(at) = task.reads else { return true };
+        let reads = &mut self.tasks[at];
+        task.take_in(&mut reads.finished);
+        task.under_way = reads.under_way;
+        if reads.under_way == 0 {
+            self.tasks.remove(at);
+            task.reads = None;
+        }
+        task.under_way == 0
+    }
+
+    /// What `task` still reads is dropped when it comes.
+    pub(crate) fn cancel(&mut self, task: &mut Task) {
+        if !self.collect(task)
+            && let Some(at) = task.reads.take()
+        {
+            self.tasks[at].cancelled = true;
+        }
+    }
+
+    /// The read of `token` ended. None: there is no such read.
+    pub(crate) fn ended(&mut self, token: usize, d: Done) -> Option<Ended> {
+        let read = self.reads.try_remove(token)?;
+        let buf = d.buf.expect("a read gives its buffer back");
+        let fetched = Fetched::new(read.lane, read.plan, d.result, &buf, read.keys_only);
+        if let Some(at) = spare_at(read.plan.len)
+            && self.spare_bufs[at].len() < SPARE_BUFS_MAX
+        {
+            self.spare_bufs[at].push(buf);
+        }
+        let reads = &mut self.tasks[read.task];
+        reads.under_way -= 1;
+        let mut ended = Ended {
+            lane: read.lane,
+            len_bytes: read.plan.len,
+            kept_bytes: fetched.kept_bytes(),
+            damaged: fetched.result.is_err() || fetched.damage().is_some(),
+            unpin: None,
+        };
+        match reads.cancelled {
+            true => {
+                ended.unpin = Some(read.plan.segment);
+                ended.kept_bytes = 0;
+                if reads.under_way == 0 {
+                    self.tasks.remove(read.task);
+                }
+            }
+            false => {
+                reads.finished.push(fetched);
+                if reads.under_way == 0 {
+                    self.ready.push(reads.owner);
+                }
+            }
+        }
+        Some(ended)
+    }
+}
