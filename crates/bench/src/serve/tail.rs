@@ -47,7 +47,6 @@ const COLUMNS: &[&str] = &[
     "checkpoints",
     "new_keys",
     "disk_queue_depth",
-    "thrown_away",
 ];
 
 /// One of the two pools.
