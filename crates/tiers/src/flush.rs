@@ -212,8 +212,7 @@ impl<D: Snapshot> Lane<D> {
                     if w.batch_open() {
                         self.end_batch(head, 0, 0);
                     }
-                    self.ssd.seal_head(head);
-                    self.let_go_written();
+                    self.seal(head);
                 }
                 Some(w) if !w.batch_open() => {
                     let seq = self.next_seq;
@@ -230,6 +229,13 @@ impl<D: Snapshot> Lane<D> {
             Some(w) if w.batch_open() && len <= w.room_bytes() => Ok(head),
             _ => Err(Stalled),
         }
+    }
+
+    /// Closes a head's segment. Its buffer is let go with its last write, or at once if that has ended:
+    /// no completion would come for it any more, and it would count among the writers for ever.
+    fn seal(&mut self, head: usize) {
+        self.ssd.seal_head(head);
+        self.let_go_written();
     }
 
     fn let_go_written(&mut self) {
@@ -294,7 +300,7 @@ impl<D: Snapshot> Lane<D> {
         for head in [HOT, COLD] {
             let full = |w: &terrace_log::writer::SegmentWriter| w.room_bytes() < 4 * UNIT_BYTES;
             if self.ssd.heads[head].as_ref().is_some_and(full) {
-                self.ssd.seal_head(head);
+                self.seal(head);
             }
         }
         self.phase = Phase::Writing(epoch);
@@ -369,7 +375,7 @@ impl<D: Snapshot> Lane<D> {
             at = next;
         }
         self.end_batch(RETRY, header.flags, header.attempt + 1);
-        self.ssd.seal_head(RETRY);
+        self.seal(RETRY);
     }
 
     fn start_retry(&mut self, seq: u64) -> bool {

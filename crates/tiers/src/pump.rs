@@ -22,7 +22,8 @@ impl<D: Snapshot> Lane<D> {
         self.start_cleaning();
         more |= self.checkpoint_step(clean_stop);
         more |= self.warm_step(self.slice_entries);
-        if self.memory_low() {
+        // At a clean stop memory stays as it is: the warm image has a list of its segments.
+        if !clean_stop && self.memory_low() {
             self.clean_memory(SLICE_CLEAN_BYTES);
             more |= self.memory_low();
         }
@@ -133,6 +134,8 @@ impl<D: Snapshot> std::fmt::Debug for Lane<D> {
             .field("checkpoint", &self.checkpoint.is_some())
             .field("checkpoint_asked", &self.checkpoint_asked)
             .field("io_busy", &self.io.busy())
+            .field("writers", &self.ssd.writers())
+            .field("checkpoint_segments", &self.checkpoint_segments())
             .field("clean_target", &self.clean_target())
             .field("reserve", &self.reserve_segments())
             .field("failed", &self.failed)
