@@ -341,11 +341,11 @@ fn fill_twice(rule: Option<Rule>) {
     let shape = Shape {
         segments_per_lane: 64,
         memory_segments: 16,
+        without_rule: rule,
         ..Shape::default()
     };
     let device = shape.device(5);
     let mut rig = Rig::open(&device, shape, clock());
-    rig.pool.with_lane(0, |l| l.without_rule = rule);
     let mut rng = Rng::new(5);
     for round in 0..2 {
         let mut refused = false;

@@ -19,7 +19,7 @@ use terrace_index::KeyMap;
 use terrace_log::Hasher;
 use terrace_media::{Arena, Device, Disk, FileDevice, MediaError};
 use terrace_tiers::Config;
-use terrace_tiers::{Damage, Survey};
+use terrace_tiers::{Damage, Rule, Survey};
 
 /// Operations a queue has at the device at once.
 pub(crate) const QUEUE_DEPTH: u32 = 256;
@@ -439,7 +439,10 @@ pub(crate) fn new_lane(
     let segment = superblock.segment_bytes as usize;
     let cfg = Config {
         lane,
-        pool: superblock.pool,
+        pool: match options.without_rule {
+            Some(Rule::BoundToPool) => 0,
+            _ => superblock.pool,
+        },
         segment_bytes: segment,
         ssd_base: superblock.lane_base(lane),
         ssd_segments: superblock.segments_per_lane,
@@ -448,6 +451,7 @@ pub(crate) fn new_lane(
         middle_segments: options.middle_bytes as usize / segment / superblock.lanes as usize,
         dirty_max_bytes: u64::MAX,
         hasher,
+        without_rule: options.without_rule,
     };
     let map = KeyMap::new(superblock.user_shards, superblock.unit_bits());
     Lane::new(cfg, map, arena)

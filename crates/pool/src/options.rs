@@ -3,6 +3,7 @@
 use serde::Serialize;
 use std::path::PathBuf;
 use std::time::Duration;
+use terrace_tiers::Rule;
 
 /// When an update is acknowledged.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Default)]
@@ -38,6 +39,8 @@ pub struct Options {
     pub middle_bytes: u64,
     /// A block device to use instead of a file in `dir`; used when the pool is made.
     pub device: Option<PathBuf>,
+    /// A rule that a test takes out, to see that its tests notice. None in every pool.
+    pub without_rule: Option<Rule>,
 }
 
 impl Default for Options {
@@ -53,6 +56,7 @@ impl Default for Options {
             segment_bytes: 512 << 10,
             middle_bytes: 0,
             device: None,
+            without_rule: None,
         }
     }
 }

@@ -290,7 +290,6 @@ impl Worker {
             let phase = lane.phase();
             let arrived = lane.tell_arrival();
             let failed = lane.failure().map(str::to_string);
-            let no_flush = lane.without_rule == Some(Rule::FlushBeforeAcknowledge);
             drop(lane);
             self.room |= before != phase || busy;
             for (token, op) in io {
@@ -301,7 +300,7 @@ impl Worker {
                 pool.fail(&why);
             }
             if arrived && pool.commit.arrive() {
-                match no_flush {
+                match pool.options.without_rule == Some(Rule::FlushBeforeAcknowledge) {
                     true => self.durable(),
                     false => self.disk.submit(TOKEN_FLUSH, Op::Flush),
                 }

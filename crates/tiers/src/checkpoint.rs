@@ -20,7 +20,7 @@
 use crate::flush::Stalled;
 use crate::image::ImageWriter;
 use crate::io::Purpose;
-use crate::lane::{Lane, Phase};
+use crate::lane::{Lane, Phase, Rule};
 use crate::policy;
 use crate::ssd::State;
 use terrace_log::frame::{self, Use};
@@ -165,7 +165,7 @@ impl<D: Snapshot> Lane<D> {
         let lane_bytes = (self.ssd.count() * self.cfg.segment_bytes) as u64;
         let short = self.ssd.free().len() < self.clean_target();
         let worth = self.releasable.len() >= self.checkpoint_segments() * 2 + 2
-            || ((self.writers_wait || !self.epoch_room()) && !self.releasable.is_empty());
+            || ((self.writers_wait || self.segments_low()) && !self.releasable.is_empty());
         self.checkpoint_asked
             || (short && worth)
             || policy::checkpoint_due(appended, lane_bytes, 0, 0)
@@ -329,9 +329,8 @@ impl<D: Snapshot> Lane<D> {
             }
             Step::Flush if !job.waiting => {
                 job.step = Step::Root;
-                let slot = job.root.number % 2;
                 let buf = job.root.write(self.cfg.pool, self.cfg.lane);
-                let offset = self.cfg.root_base + slot * BLOCK_BYTES as u64;
+                let offset = self.root_offset(job.root.number);
                 self.send_step(job, Op::WriteBuf { offset, buf });
                 Ok((false, false))
             }
@@ -343,6 +342,15 @@ impl<D: Snapshot> Lane<D> {
             Step::RootFlush if !job.waiting => Ok((true, false)),
             _ => Ok((false, false)),
         }
+    }
+
+    /// Where the root block of checkpoint `number` lies: two alternate.
+    pub(crate) fn root_offset(&self, number: u64) -> u64 {
+        let block = match self.rule(Rule::TwoRoots) {
+            true => number % 2,
+            false => 0,
+        };
+        self.cfg.root_base + block * BLOCK_BYTES as u64
     }
 
     fn send_step(&mut self, job: &mut CheckpointJob, op: Op) {

@@ -205,7 +205,7 @@ impl<D: Snapshot> Lane<D> {
         let enough = pressed
             && self.moved_in_epoch >= MOVE_PER_EPOCH_BYTES
             && self.free_soon() >= self.reserve_segments();
-        let full = !self.move_room() || self.moved_in_epoch >= 16 * MOVE_PER_EPOCH_BYTES;
+        let full = self.moved_in_epoch >= 16 * MOVE_PER_EPOCH_BYTES;
         if enough || full || self.cleaning_ssd.is_empty() {
             return self.finish_epoch(epoch);
         }

@@ -29,6 +29,14 @@ pub struct Config {
     pub dirty_max_bytes: u64,
     /// Hashes keys.
     pub hasher: Hasher,
+    /// How a test takes a rule out, to see that its tests notice. None in every pool.
+    pub without_rule: Option<Rule>,
+}
+
+impl Config {
+    pub(crate) fn rule(&self, rule: Rule) -> bool {
+        self.without_rule != Some(rule)
+    }
 }
 
 /// Where a look-up ended.
@@ -101,8 +109,16 @@ pub enum Rule {
     AppendNamesReplaced,
     /// Rule 5: an epoch counts only whole, up to the batch that ends it.
     EpochNeedsEnd,
+    /// Rule 5: what is read is of this pool.
+    BoundToPool,
+    /// Rule 5: what is read is of this life of its segment.
+    BoundToGeneration,
     /// Rule 7: a move is a compare-and-set.
     MoveIsCompareAndSet,
+    /// Rule 7: a segment is not reused while a read of it is under way.
+    ReadersHold,
+    /// Rule 8: two checkpoints alternate.
+    TwoRoots,
     /// Superseded entries of a closed epoch are still written with it.
     KeepSuperseded,
     /// Bytes are acknowledged only after the device's flush.

@@ -203,8 +203,9 @@ impl<D: Snapshot> Lane<D> {
         for _ in 0..3 {
             match &self.ssd.heads[head] {
                 None => {
-                    if self.ssd.writers() >= WRITERS_MAX || !self.ssd.open_head(head, self.next_seq)
-                    {
+                    let allowed = head != COLD || self.move_room();
+                    let may = allowed && self.ssd.writers() < WRITERS_MAX;
+                    if !may || !self.ssd.open_head(head, self.next_seq) {
                         return Err(Stalled);
                     }
                 }

@@ -96,8 +96,6 @@ pub struct Lane<D> {
     pub(crate) stats: LaneStats,
     /// Entries staged or moved in one slice, so that a lock is held some 100 µs at most.
     pub slice_entries: usize,
-    /// How a test takes a rule out, to see that its test notices. None in every pool.
-    pub without_rule: Option<Rule>,
 }
 
 impl<D: Snapshot> Lane<D> {
@@ -117,13 +115,7 @@ impl<D: Snapshot> Lane<D> {
                 cfg.middle_segments,
             )
         });
-        let ssd = Ssd::new(
-            cfg.segment_bytes,
-            cfg.ssd_base,
-            cfg.ssd_segments,
-            cfg.pool,
-            cfg.lane,
-        );
+        let ssd = Ssd::new(&cfg);
         let start = mem.dirty_end();
         let mut lane = Lane {
             dir,
@@ -169,7 +161,6 @@ impl<D: Snapshot> Lane<D> {
             now_ms: 0,
             stats: LaneStats::default(),
             slice_entries: SLICE_ENTRIES,
-            without_rule: None,
             cfg,
         };
         lane.set_memory_segments(lane.cfg.memory_segments);
@@ -178,7 +169,7 @@ impl<D: Snapshot> Lane<D> {
     }
 
     pub(crate) fn rule(&self, rule: Rule) -> bool {
-        self.without_rule != Some(rule)
+        self.cfg.rule(rule)
     }
 
     /// Tells the time of the pool's clock, ms since 1970.

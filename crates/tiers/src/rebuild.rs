@@ -16,7 +16,7 @@ use std::collections::{HashMap, HashSet};
 use std::hash::BuildHasherDefault;
 use terrace_log::addr;
 use terrace_log::frame;
-use terrace_log::{KeyHash, Kind, Loc, Order, Slot, Snapshot, Subject};
+use terrace_log::{KeyHash, Kind, Loc, Order, Slot, Snapshot, Subject, Terrace};
 use terrace_media::{BLOCK_BYTES, Buf, Disk, MediaError, flush_blocking, write_blocking};
 
 /// Bytes of DRAM a key takes in the table of a full scan, about.
@@ -28,6 +28,11 @@ const SCAN_MIN_BYTES: u64 = 1 << 20;
 
 /// Newest version of each key of one space, by its hash.
 type Table = HashMap<KeyHash, (u64, Loc), BuildHasherDefault<Keyed>>;
+
+/// Marks the place of a tombstone with a terrace that no place on the medium has.
+fn tombstone(at: Loc) -> Loc {
+    Loc::new(Terrace::Dram, at.class(), at.unit())
+}
 
 /// The key is a keyed hash already: its bits serve as they are.
 #[derive(Default)]
@@ -133,8 +138,8 @@ impl<D: Snapshot> Lane<D> {
         root.number += 1;
         root.generation = self.ssd.generation;
         let block = root.write(self.cfg.pool, self.cfg.lane);
-        let offset = self.cfg.root_base + root.number % 2 * BLOCK_BYTES as u64;
-        write_blocking(disk, offset, block)?;
+        let number = root.number;
+        write_blocking(disk, self.root_offset(number), block)?;
         flush_blocking(disk)
     }
 
@@ -205,12 +210,11 @@ impl<D: Snapshot> Lane<D> {
         self.ssd.set_free(free);
     }
 
-    /// Counts an entry among those its segment has.
+    /// Counts an entry among those its segment has; tombstones are the caller's.
     fn count_in(&mut self, segment: u32, r: &Record) {
-        let seg = self.ssd.segment_mut(segment);
-        match r.kind {
-            Kind::Tombstone => seg.tomb_bytes += r.len as u32,
-            _ => seg.total_class_bytes += addr::class_bytes(addr::class_of(r.len)) as u32,
+        if r.kind != Kind::Tombstone {
+            let bytes = addr::class_bytes(addr::class_of(r.len)) as u32;
+            self.ssd.segment_mut(segment).total_class_bytes += bytes;
         }
     }
 
@@ -232,6 +236,9 @@ impl<D: Snapshot> Lane<D> {
         let mut floor = root.floor;
         let apply = |lane: &mut Self, b: &BatchAt, r: &Record| {
             lane.count_in(b.segment, r);
+            if r.kind == Kind::Tombstone {
+                lane.ssd.segment_mut(b.segment).tomb_bytes += r.len as u32;
+            }
             if b.header.floor > floor {
                 floor = b.header.floor;
                 lane.dir.clear();
@@ -274,6 +281,10 @@ impl<D: Snapshot> Lane<D> {
 
     /// Builds the directory from every segment: the newest version of each key
     /// wins. The table of versions is made in parts that fit into `scan_bytes`.
+    ///
+    /// Of tombstones only those that win are counted. Segments that were free are in
+    /// use again after a scan; with every tombstone in them counted, none could be
+    /// freed without being read and moved, for which there may be no free segment.
     fn scan_all(&mut self, disks: &mut [Box<dyn Disk>], s: &mut Survey, scan_bytes: u64) {
         let count =
             |b: &BatchAt| u64::from(b.header.count.min(b.header.len_bytes / ENTRY_MIN_BYTES));
@@ -292,9 +303,10 @@ impl<D: Snapshot> Lane<D> {
                 if b.header.seq < lane.floor || who.hash.place.rotate_left(17) % parts != part {
                     return;
                 }
+                let at = lane.ssd.loc(b.segment, r.offset, r.len);
                 let loc = match r.kind {
-                    Kind::Tombstone => Loc::NONE,
-                    _ => lane.ssd.loc(b.segment, r.offset, r.len),
+                    Kind::Tombstone => tombstone(at),
+                    _ => at,
                 };
                 // The directory follows at once: this thread waits for the readers anyway.
                 match tables[usize::from(who.space & 1)].entry(who.hash) {
@@ -302,7 +314,8 @@ impl<D: Snapshot> Lane<D> {
                         none.insert((r.version, loc));
                         lane.point(who, Loc::NONE, loc);
                     }
-                    Occupied(mut newest) if r.version > newest.get().0 => {
+                    // A tombstone that was moved has the version of its older copies.
+                    Occupied(mut newest) if r.version >= newest.get().0 => {
                         let (_, from) = newest.insert((r.version, loc));
                         lane.point(who, from, loc);
                     }
@@ -316,9 +329,12 @@ impl<D: Snapshot> Lane<D> {
         }
     }
 
-    /// Makes the directory name `to` instead of `from`; none is a tombstone or nothing at all.
+    /// Makes the directory name `to` instead of `from`; one that is not on the medium is the
+    /// mark of a tombstone, which is counted, or nothing at all.
     fn point(&mut self, who: Subject, from: Loc, to: Loc) {
-        let full = match (from.is_none(), to.is_none()) {
+        self.count_tombstone(from, |all, one| all - one);
+        self.count_tombstone(to, |all, one| all + one);
+        let full = match (from.in_memory(), to.in_memory()) {
             (true, true) => false,
             (true, false) => self.dir.insert(who, Slot::new(to, 0)).is_err(),
             (false, true) => !self.dir.remove(who, from),
@@ -329,6 +345,14 @@ impl<D: Snapshot> Lane<D> {
                 lane = self.cfg.lane,
                 "the index is full while the log is scanned"
             );
+        }
+    }
+
+    fn count_tombstone(&mut self, loc: Loc, change: impl Fn(u32, u32) -> u32) {
+        if !loc.is_none() && loc.in_memory() {
+            let (segment, _) = self.ssd.split(loc);
+            let seg = self.ssd.segment_mut(segment);
+            seg.tomb_bytes = change(seg.tomb_bytes, addr::class_bytes(loc.class()) as u32);
         }
     }
 

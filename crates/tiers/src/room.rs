@@ -12,12 +12,12 @@ use terrace_log::Snapshot;
 
 /// Free memory segments that only the cleaner may use.
 pub(crate) const SPARE_SEGMENTS: usize = 1;
-/// Free SSD segments beside a checkpoint's that must be there: to end an epoch that
-/// is under way; to begin one; to take updates. Each step leaves the next one
-/// enough, so that the cleaner can always empty one more segment.
+/// Free SSD segments beside a checkpoint's that must be there: to begin an epoch and
+/// to go on moving in it; for calm; to take updates.
 const END_SEGMENTS: usize = 2;
-const EPOCH_SEGMENTS: usize = 6;
+const CALM_SEGMENTS: usize = 6;
 pub(crate) const CLEANER_SEGMENTS: usize = 10;
+
 impl<D: Snapshot> Lane<D> {
     /// Makes sure that updates of `bytes` in all can be appended without anything
     /// being moved, so that slots looked up after this stay valid until then.
@@ -46,12 +46,16 @@ impl<D: Snapshot> Lane<D> {
             }
         }
         // Last, since cleaning may leave tombstones of expired entries.
-        let dirty = self.dirty_bytes() + bytes as u64;
-        if dirty > self.dirty_max || dirty > self.steppable_bytes() {
+        if !self.dirty_fits(bytes) {
             self.writers_wait = true;
             return Err(Refused::Room);
         }
         Ok(())
+    }
+    /// Whether so many more dirty bytes are within both bounds.
+    pub(crate) fn dirty_fits(&self, bytes: usize) -> bool {
+        let dirty = self.dirty_bytes() + bytes as u64;
+        dirty <= self.dirty_max && dirty <= self.steppable_bytes()
     }
 
     /// Bytes of live entries and tombstones the SSD terrace accepts.
@@ -74,14 +78,35 @@ impl<D: Snapshot> Lane<D> {
         let segments = free.saturating_sub(self.checkpoint_segments() + CLEANER_SEGMENTS);
         (segments * self.cfg.segment_bytes) as u64 / 5 * 4
     }
+    /// Segments that the open epoch's entries need below, ends of segments included.
+    fn dirty_segments(&self) -> usize {
+        match self.dirty_appended - self.dirty_at_start {
+            0 => 0,
+            dirty => (dirty + dirty / 4).div_ceil(self.cfg.segment_bytes as u64) as usize + 1,
+        }
+    }
+    /// Free segments beside those of a checkpoint and of the open epoch's entries.
+    fn spare_segments(&self) -> usize {
+        let promised = self.checkpoint_segments() + self.dirty_segments();
+        self.ssd.free().len().saturating_sub(promised)
+    }
     /// Whether an epoch can surely be ended, with at least one victim emptied in it
     /// if any is ready, and a checkpoint after it.
     pub(crate) fn epoch_room(&self) -> bool {
-        self.ssd.free().len() >= self.checkpoint_segments() + EPOCH_SEGMENTS
+        self.spare_segments() >= END_SEGMENTS
     }
-    /// Whether the cleaner may go on: what is left ends the epoch and holds a checkpoint.
+    /// Whether the cleaner may take one more segment to move entries to: what is left
+    /// ends the epoch, holds a checkpoint and what was accepted meanwhile. The first
+    /// victim of an epoch may have all but the checkpoint's: that it is emptied is
+    /// the way up from the lowest step, where a start may find the lane.
     pub(crate) fn move_room(&self) -> bool {
-        self.ssd.free().len() > self.checkpoint_segments() + END_SEGMENTS
+        let spare = self.spare_segments();
+        let first = self.emptied.is_empty() && self.dirty_segments() == 0;
+        spare > END_SEGMENTS || (first && spare > 0)
+    }
+    /// Whether segments that wait for a checkpoint should not wait longer.
+    pub(crate) fn segments_low(&self) -> bool {
+        self.ssd.free().len() < self.checkpoint_segments() + CALM_SEGMENTS
     }
     /// Segments that one checkpoint takes, about.
     pub(crate) fn checkpoint_segments(&self) -> usize {

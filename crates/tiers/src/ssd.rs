@@ -16,6 +16,7 @@
 //! Promises: a segment is overwritten only from Free, and only when no reader
 //! holds a location in it. Never: decides which segment; `policy` does.
 
+use crate::config::{Config, Rule};
 use std::collections::{HashMap, VecDeque};
 use terrace_log::entry::Entry;
 use terrace_log::frame::Life;
@@ -119,6 +120,9 @@ pub struct Ssd {
     base: u64,
     pool: u64,
     lane: u16,
+    /// Two rules; see [`Rule`].
+    readers_hold: bool,
+    bound_to_generation: bool,
     segments: Vec<Segment>,
     free: VecDeque<u32>,
     /// Hot head, cold head, and the one for a batch whose write failed elsewhere.
@@ -136,15 +140,17 @@ pub struct Ssd {
 const SPARE_BUFS_MAX: usize = 2;
 
 impl Ssd {
-    /// `count` segments from device offset `base` on, all free.
-    pub fn new(segment_bytes: usize, base: u64, count: u32, pool: u64, lane: u16) -> Ssd {
+    /// The segments of a lane, all free.
+    pub fn new(cfg: &Config) -> Ssd {
         Ssd {
-            segment_bytes,
-            base,
-            pool,
-            lane,
-            segments: vec![FRESH; count as usize],
-            free: (0..count).collect(),
+            segment_bytes: cfg.segment_bytes,
+            base: cfg.ssd_base,
+            pool: cfg.pool,
+            lane: cfg.lane,
+            readers_hold: cfg.rule(Rule::ReadersHold),
+            bound_to_generation: cfg.rule(Rule::BoundToGeneration),
+            segments: vec![FRESH; cfg.ssd_segments as usize],
+            free: (0..cfg.ssd_segments).collect(),
             heads: [None, None, None],
             closing: HashMap::new(),
             spare_bufs: Vec::new(),
@@ -210,7 +216,10 @@ impl Ssd {
             pool: self.pool,
             lane: self.lane,
             segment: id,
-            generation: self.segments[id as usize].generation,
+            generation: match self.bound_to_generation {
+                true => self.segments[id as usize].generation,
+                false => 0,
+            },
         }
     }
     /// Segment and offset in it of a location.
@@ -235,7 +244,7 @@ impl Ssd {
         let at = self
             .free
             .iter()
-            .position(|&id| self.segments[id as usize].readers == 0)?;
+            .position(|&id| self.segments[id as usize].readers == 0 || !self.readers_hold)?;
         let id = self.free.remove(at)?;
         self.generation += 1;
         let s = &mut self.segments[id as usize];

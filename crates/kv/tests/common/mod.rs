@@ -7,7 +7,7 @@ use std::time::Duration;
 use terrace_kv::{Expiry, Maintainer, Outcome, Step, Task, Worker};
 use terrace_media::sim::{Rng, SimDevice};
 use terrace_media::{Arena, Device};
-use terrace_pool::{Durability, ManualClock, Options, Pool, Superblock};
+use terrace_pool::{Durability, ManualClock, Options, Pool, Rule, Superblock};
 
 pub const SEGMENT: usize = 16 << 10;
 
@@ -20,6 +20,7 @@ pub struct Shape {
     pub middle_segments: u64,
     pub durability: Durability,
     pub recovery_threads: usize,
+    pub without_rule: Option<Rule>,
 }
 
 impl Default for Shape {
@@ -31,6 +32,7 @@ impl Default for Shape {
             middle_segments: 0,
             durability: Durability::Sync,
             recovery_threads: 1,
+            without_rule: None,
         }
     }
 }
@@ -48,6 +50,7 @@ impl Shape {
             // One reads after the other, so that a seed's faults hit the same reads each time.
             recovery_threads: self.recovery_threads,
             segment_bytes: SEGMENT,
+            without_rule: self.without_rule,
             ..Options::default()
         }
     }

@@ -11,8 +11,8 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 use terrace_kv::{ExpireCond, Expiry};
 use terrace_media::sim::{Rng, SimDevice};
-use terrace_media::{BLOCK_BYTES, Buf, Device, write_blocking};
-use terrace_pool::{Durability, ManualClock, Rule};
+use terrace_media::{BLOCK_BYTES, Buf, Device, flush_blocking, write_blocking};
+use terrace_pool::{Durability, ManualClock};
 
 /// What a command did, for the oracle. Values are made from the command's number.
 #[derive(Debug, Clone)]
@@ -111,7 +111,8 @@ pub struct Plan {
     pub scan_every: u64,
     /// Crashes inside recoveries: how deep.
     pub depth: u32,
-    pub without_rule: Option<Rule>,
+    /// Every start, in the life and after a crash, is by full scan.
+    pub only_scans: bool,
 }
 
 /// Lives one life and judges every crash in it. Returns the crash states judged.
@@ -121,12 +122,13 @@ pub fn live(plan: &Plan) -> Result<u64, String> {
     clock.set(1_000_000);
     let progress = Arc::new(Mutex::new(Progress::default()));
     let crashes = Arc::new(Mutex::new(Vec::new()));
-    watch(&device, plan, &progress, &crashes);
+    let watch = |device: &SimDevice| watch(device, plan, &progress, &crashes);
+    watch(&device);
     let mut rig = open(&device, plan, clock.clone(), &progress)?;
     let mut rng = Rng::new(plan.seed ^ 0x5eed);
     let mut judged = 0;
     for n in 0..plan.commands {
-        rig = command(rig, &device, plan, &mut rng, n, &progress)?;
+        rig = command(rig, &device, plan, &mut rng, n, &progress, &watch)?;
         let taken = std::mem::take(&mut *crashes.lock().unwrap());
         for crash in taken {
             judged += judge(plan, &crash, &progress.lock().unwrap().effects, plan.depth)?;
@@ -143,11 +145,9 @@ fn open(
 ) -> Result<Rig, String> {
     let mut rig = Rig::try_open(device, plan.shape, clock).map_err(|e| format!("open: {e}"))?;
     for lane in 0..plan.shape.lanes as u16 {
-        rig.pool.with_lane(lane, |l| {
-            l.without_rule = plan.without_rule;
-            // Fine steps: commands fall between a close, the staging and the moves of an epoch.
-            l.slice_entries = 1 + (plan.seed % 3) as usize;
-        });
+        // Fine steps: commands fall between a close, the staging and the moves of an epoch.
+        let entries = 1 + (plan.seed % 3) as usize;
+        rig.pool.with_lane(lane, |l| l.slice_entries = entries);
     }
     let told = progress.clone();
     rig.on_turn = Some(Box::new(move |durable| {
@@ -188,6 +188,7 @@ fn command(
     rng: &mut Rng,
     n: usize,
     progress: &Arc<Mutex<Progress>>,
+    watch: &dyn Fn(&SimDevice),
 ) -> Result<Rig, String> {
     let now = rig.worker.now_ms();
     let pick =
@@ -222,6 +223,11 @@ fn command(
             let all = progress.lock().unwrap().effects.len();
             progress.lock().unwrap().ack(all);
             progress.lock().unwrap().waiting.clear();
+            if plan.only_scans {
+                device.set_hook(None);
+                drop_roots(device, plan.shape.lanes);
+                watch(device);
+            }
             rig = open(device, plan, clock, progress)?;
             Effect::Remove(vec![])
         }
@@ -299,6 +305,9 @@ fn judge(plan: &Plan, crash: &Crash, effects: &[(Effect, u64)], depth: u32) -> R
     };
     let mut judged = 1;
     let device = SimDevice::with_image(crash.image.clone(), plan.seed ^ crash.event);
+    if plan.only_scans {
+        drop_roots(&device, plan.shape.lanes);
+    }
     let inner = Arc::new(Mutex::new(Vec::new()));
     if depth > 0 && crash.event.is_multiple_of(7) {
         let same = Arc::new(Mutex::new(Progress {
@@ -315,7 +324,7 @@ fn judge(plan: &Plan, crash: &Crash, effects: &[(Effect, u64)], depth: u32) -> R
     for crash in inner.lock().unwrap().drain(..).take(20) {
         judged += judge(plan, &crash, effects, depth - 1)?;
     }
-    if crash.event.is_multiple_of(plan.scan_every) {
+    if !plan.only_scans && crash.event.is_multiple_of(plan.scan_every) {
         let scanned = SimDevice::with_image(crash.image.clone(), plan.seed);
         drop_roots(&scanned, plan.shape.lanes);
         let other =
@@ -329,10 +338,11 @@ fn judge(plan: &Plan, crash: &Crash, effects: &[(Effect, u64)], depth: u32) -> R
     Ok(judged)
 }
 
-fn drop_roots(device: &SimDevice, lanes: usize) {
+pub fn drop_roots(device: &SimDevice, lanes: usize) {
     let mut disk = device.queue(1).unwrap();
     let roots = Buf::zeroed(2 * lanes * BLOCK_BYTES);
     write_blocking(&mut *disk, 2 * BLOCK_BYTES as u64, roots).unwrap();
+    flush_blocking(&mut *disk).unwrap();
 }
 
 /// Recovers and finds the number of commands whose state the pool is in.

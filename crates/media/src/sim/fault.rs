@@ -147,6 +147,13 @@ impl<'a> Faults<'a> {
         self
     }
 
+    /// Reads of at most `bytes` bytes stay in flight until this is set to 0: a slow device. What
+    /// they bring is what is there when they end.
+    pub fn hold_reads(&self, bytes: usize) -> &Self {
+        self.device.state().held_read_bytes = bytes;
+        self
+    }
+
     /// Takes away all rules. Flipped bits stay.
     pub fn clear(&self) -> &Self {
         self.device.state().rules = Rules::default();

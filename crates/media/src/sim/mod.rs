@@ -279,15 +279,21 @@ impl Disk for SimDisk {
 impl SimDisk {
     fn choose(&mut self) -> Vec<Flight> {
         let mut state = self.device.state();
-        if !state.reorder || self.in_flight.is_empty() {
-            return std::mem::take(&mut self.in_flight);
+        let longest = state.held_read_bytes;
+        let held = |f: &Flight| matches!(&f.op, Op::Read { buf, .. } if buf.len() <= longest);
+        let in_flight = std::mem::take(&mut self.in_flight);
+        let (held, mut rest): (Vec<_>, Vec<_>) = in_flight.into_iter().partition(held);
+        self.in_flight = held;
+        if !state.reorder || rest.is_empty() {
+            return rest;
         }
-        let count = 1 + state.rng.below(self.in_flight.len());
+        let count = 1 + state.rng.below(rest.len());
         let mut chosen = Vec::with_capacity(count);
         for _ in 0..count {
-            let index = state.rng.below(self.in_flight.len());
-            chosen.push(self.in_flight.remove(index));
+            let index = state.rng.below(rest.len());
+            chosen.push(rest.remove(index));
         }
+        self.in_flight.append(&mut rest);
         chosen
     }
 

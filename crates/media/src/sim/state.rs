@@ -37,6 +37,8 @@ pub(super) struct State {
     pub(super) events: u64,
     pub(super) crash_at: Option<u64>,
     pub(super) reorder: bool,
+    /// Reads of at most so many bytes do not end.
+    pub(super) held_read_bytes: usize,
     pub(super) rules: Rules,
     pub(super) rng: Rng,
 }
@@ -111,6 +113,7 @@ impl State {
             events: 0,
             crash_at: None,
             reorder: true,
+            held_read_bytes: 0,
             rules: Rules::default(),
             rng: Rng::new(seed),
         }
