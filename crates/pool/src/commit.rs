@@ -10,7 +10,7 @@
 //! after the close, and a command over several lanes holds them all. So what is
 //! recovered is a state that the whole pool was in.
 
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use crate::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
 /// Shared by all workers of a pool.
 pub(crate) struct Commit {

@@ -5,8 +5,8 @@
 //! part needs more, the lanes' quotas fall and the cleaner releases segments.
 //! Not counted: code, stacks and small allocations, some 10 MiB a process.
 
+use crate::sync::atomic::{AtomicU64, Ordering};
 use serde::Serialize;
-use std::sync::atomic::{AtomicU64, Ordering};
 
 /// What memory is held for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
@@ -89,24 +89,5 @@ impl Ledger {
         let others = self.held(Part::Index) + self.held(Part::Io) + self.held(Part::Connections);
         let wanted = self.wanted.swap(0, Ordering::Relaxed);
         self.cap_bytes.saturating_sub(others + slack + wanted)
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn nothing_is_granted_above_the_cap_or_the_share() {
-        let ledger = Ledger::new(64 << 20);
-        assert!(ledger.grant(8 << 20));
-        assert!(!ledger.grant(1), "an eighth is the connections' share");
-        ledger.ungrant(8 << 20);
-        ledger.change(Part::Segments, 0, 60 << 20);
-        ledger.change(Part::Index, 0, 3 << 20);
-        assert!(ledger.grant(1 << 20));
-        assert!(!ledger.grant(1), "the cap is the cap");
-        let before = ledger.for_segments();
-        assert!(before < 60 << 20, "segments give way to what is wanted");
     }
 }

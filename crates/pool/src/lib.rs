@@ -17,6 +17,7 @@ mod options;
 mod reads;
 mod stats;
 mod superblock;
+mod sync;
 mod task;
 mod worker;
 
