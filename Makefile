@@ -8,7 +8,7 @@
 
 SHELL := /bin/sh
 .DEFAULT_GOAL := help
-.PHONY: help setup build run test lint bench soak clean
+.PHONY: help setup build run test lint bench memcheck soak clean
 .NOTPARALLEL:
 MAKEFLAGS += --no-print-directory
 
@@ -30,7 +30,7 @@ SOAK_SECONDS ?= 3600
 export POOL DRAM SSD RESP SOAK_SECONDS
 
 help: ## list these targets
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-7s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' Makefile
 
 setup: ## install what is missing for all of the below
 	@scripts/setup.sh all
@@ -58,7 +58,13 @@ bench: ## the benchmarks of the server, beside its peers
 	@cargo build --release --locked
 	@code=0; for name in first serve; do "$$TERRACE_BIN" bench $$name || code=$$?; done; exit $$code
 
-soak: ## the long tests, SOAK_SECONDS (3600) each
+memcheck: ## the tests of the unsafe crates under valgrind
+	@scripts/setup.sh memcheck
+	@scripts/memcheck.sh
+
+soak: ## memcheck, then the long tests, SOAK_SECONDS (3600) each
+	@scripts/setup.sh memcheck
+	@scripts/memcheck.sh
 	@scripts/setup.sh test
 	@scripts/test.sh soak
 

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Brings a Debian 12 machine with git, make and rustup's cargo to where the given make target can run.
 #
-#   scripts/setup.sh build|run|test|lint|bench|all
+#   scripts/setup.sh build|run|test|lint|bench|memcheck|all
 #
 # Promises: does nothing when nothing is missing (well under a second); installs only what is missing; never starts,
 # stops or restarts a service, and a server it installed is not started at boot either; asks nothing but sudo's
@@ -40,6 +40,7 @@ missing_packages() {
         have taskset || echo util-linux
         ;;
     esac
+    case "$1" in memcheck | all) have valgrind || echo valgrind ;; esac
     case "$1" in bench | all)
         have memcached || echo memcached
         have fio || echo fio
@@ -176,8 +177,8 @@ ensure_lint_tools() {
 main() {
     local target="${1:-all}"
     case "$target" in
-    build | run | test | lint | bench | all) ;;
-    *) fail "unknown target '$target'; one of: build run test lint bench all" ;;
+    build | run | test | lint | bench | memcheck | all) ;;
+    *) fail "unknown target '$target'; one of: build run test lint bench memcheck all" ;;
     esac
     ensure_cargo
     ensure_packages "$target"
