@@ -26,7 +26,7 @@ const ENTRY_MIN_BYTES: u32 = 32;
 /// Least DRAM for that table, bytes.
 const SCAN_MIN_BYTES: u64 = 1 << 20;
 
-/// Newest version of each key of one space, by its hash.
+/// Newest version of each key of one space, by its hash; a place is a tombstone's if marked so.
 type Table = HashMap<KeyHash, (u64, Loc), BuildHasherDefault<Keyed>>;
 
 /// Marks the place of a tombstone with a terrace that no place on the medium has.
