@@ -206,7 +206,6 @@ fn no_asking_is_lost() {
 fn grants_never_exceed_their_share() {
     model(|| {
         let ledger = Arc::new(Ledger::new(8000));
-        ledger.change(Part::Segments, 0, 7000);
         let granted = Arc::new(AtomicU64::new(0));
         let threads: Vec<_> = (0..2)
             .map(|_| {
