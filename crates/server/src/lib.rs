@@ -17,6 +17,7 @@ mod shared;
 pub mod store;
 mod table;
 mod thread;
+mod together;
 
 #[cfg(test)]
 mod tests;

@@ -63,9 +63,3 @@ pub const START_GRANT_MS: u64 = 5_000;
 pub const LISTEN_BACKLOG: i32 = 1_024;
 /// File descriptors kept for everything that is not a client.
 pub const RESERVED_FDS: u64 = 64;
-
-/// Connections that are received before the first of them is served.
-pub const EARLY_MAX: usize = 16;
-
-/// What is received of each of them; one that sent more has its turn alone.
-pub const EARLY_BYTES: usize = 2 << 10;

@@ -112,10 +112,14 @@ fn advance<S: Store>(env: &mut Env<S>, conn: &mut Conn<S>) -> io::Result<Advance
     read(env, conn)
 }
 
+/// Whether a connection can execute something before anything is sent to it.
+pub fn may_execute<S: Store>(conn: &Conn<S>) -> bool {
+    conn.block == Block::None && !conn.closing && conn.output.pending() == 0
+}
+
 /// Receives what came for a connection that waits for nothing else, before it is served; answers how much.
 pub fn read_early<S: Store>(env: &Env<S>, conn: &mut Conn<S>, into: &mut [u8]) -> usize {
-    let idle = conn.readable && conn.need_more && conn.block == Block::None && !conn.closing;
-    if !idle || !conn.input.is_empty() || conn.work.is_some() || conn.output.pending() > 0 {
+    if !conn.readable || !conn.need_more || !conn.input.is_empty() || conn.work.is_some() {
         return 0;
     }
     // An error is met again when the connection is served.
@@ -131,6 +135,14 @@ pub fn take_early<S: Store>(env: &mut Env<S>, conn: &mut Conn<S>, data: &[u8]) {
     conn.progress_ms = env.now_ms;
     let consumed = consume(env, conn, data);
     conn.keep_input(&mut env.budget, &data[consumed..]);
+}
+
+/// Goes on with what was received before, if there is something.
+pub fn go_on<S: Store>(env: &mut Env<S>, conn: &mut Conn<S>) {
+    let sends = conn.work.as_ref().is_some_and(|w| w.sending.is_some());
+    if !conn.need_more && !sends && matches!(advance(env, conn), Ok(Advance::Moved)) {
+        conn.progress_ms = env.now_ms;
+    }
 }
 
 /// Reads once and consumes what came.

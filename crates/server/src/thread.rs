@@ -16,15 +16,14 @@ use crate::budget::Budget;
 use crate::commands::Session;
 use crate::conn::{Block, Conn};
 use crate::limits::{
-    ACCEPT_MAX, EARLY_BYTES, EARLY_MAX, EVENTS_MAX, GRANT_WAIT_MAX_MS, OUTPUT_LIMIT_BYTES,
-    ROOM_RETRY_MS, SCRATCH_BYTES, SLEEP_MAX_MS, STANDING_BYTES, START_GRANT_MS, STARVE_CHECK_MS,
-    STOP_DRAIN_MS, STUCK_AFTER_MS,
+    ACCEPT_MAX, EVENTS_MAX, GRANT_WAIT_MAX_MS, OUTPUT_LIMIT_BYTES, ROOM_RETRY_MS, SCRATCH_BYTES,
+    SLEEP_MAX_MS, STANDING_BYTES, START_GRANT_MS, STARVE_CHECK_MS, STOP_DRAIN_MS, STUCK_AFTER_MS,
 };
 use crate::resp::encode;
-use crate::resp::parse;
-use crate::service::{Status, read_early, service, take_early};
+use crate::service::{Status, service};
 use crate::shared::{Client, Counters, Message, Shared, add, lock};
 use crate::store::Store;
+use crate::together::{TOGETHER_BYTES, TOGETHER_MAX, Together};
 
 /// The token of the thread's waker.
 pub const WAKER: Token = Token(usize::MAX - 1);
@@ -34,7 +33,7 @@ const STORE: Token = Token(usize::MAX - 3);
 /// Reply memory beyond this is not kept between commands.
 const OUT_KEPT_BYTES: usize = 4 * OUTPUT_LIMIT_BYTES;
 /// What a thread's own buffers take.
-const OWN_BYTES: usize = SCRATCH_BYTES + OUT_KEPT_BYTES + EARLY_MAX * EARLY_BYTES;
+const OWN_BYTES: usize = SCRATCH_BYTES + OUT_KEPT_BYTES + TOGETHER_BYTES;
 /// Connections cut off in one go.
 const CUT_OFF_MAX: usize = 16;
 
@@ -95,10 +94,9 @@ pub struct Thread<S: Store> {
     starve_checked_ms: u64,
     durable_seen: u64,
     ready: Vec<u64>,
-    /// Slots that the last poll moved; empty in between.
+    /// Slots that moved; empty in between.
     moved: Vec<usize>,
-    /// Where several connections are received at once.
-    early: Vec<u8>,
+    together: Together,
 }
 
 impl<S: Store> Thread<S> {
@@ -150,7 +148,7 @@ impl<S: Store> Thread<S> {
             durable_seen: 0,
             ready: Vec::new(),
             moved: Vec::new(),
-            early: vec![0; EARLY_MAX * EARLY_BYTES],
+            together: Together::default(),
         })
     }
 
@@ -201,7 +199,7 @@ impl<S: Store> Thread<S> {
                 }
             }
         }
-        for slots in moved.chunks(EARLY_MAX) {
+        for slots in moved.chunks(TOGETHER_MAX) {
             self.serve_together(slots);
         }
         moved.clear();
@@ -209,30 +207,16 @@ impl<S: Store> Thread<S> {
         Ok(())
     }
 
-    /// Serves connections that moved at the same time. What they sent is received first for all of them, so that what
-    /// their keys need comes from memory at once, and not for one after the other.
+    /// Serves connections that moved at the same time: first what they sent is executed for all, then all is sent.
     fn serve_together(&mut self, slots: &[usize]) {
-        let mut early = std::mem::take(&mut self.early);
-        let mut lens = [0; EARLY_MAX];
-        if slots.len() > 1 && self.env.budget.ready(&mut self.env.store) {
-            let rooms = early.chunks_mut(EARLY_BYTES);
-            for ((slot, len), room) in slots.iter().zip(&mut lens).zip(rooms) {
-                if let Some(conn) = self.conns.get_mut(*slot) {
-                    *len = read_early(&self.env, conn, room);
-                }
-            }
-            let bytes = early.chunks(EARLY_BYTES).zip(lens);
-            let keys = bytes.filter_map(|(bytes, len)| parse::first_key(&bytes[..len]));
-            self.env.store.prefetch(keys);
-        }
+        let mut together = std::mem::take(&mut self.together);
+        together.execute(&mut self.env, &mut self.conns, slots);
         for (at, slot) in slots.iter().enumerate() {
-            let bytes = &early[at * EARLY_BYTES..][..lens[at]];
-            if let (false, Some(conn)) = (bytes.is_empty(), self.conns.get_mut(*slot)) {
-                take_early(&mut self.env, conn, bytes);
-            }
+            together.lend(&mut self.env, at);
             self.serve(*slot);
+            together.restore(&mut self.env, at);
         }
-        self.early = early;
+        self.together = together;
     }
 
     /// Lets the store work and serves what that made possible; answers how long to sleep.
@@ -242,14 +226,20 @@ impl<S: Store> Thread<S> {
         self.env.store.take_ready(&mut ready);
         // What is served below may have begun reads or filled an epoch.
         let served = !ready.is_empty() || !self.again.is_empty() || turn.room;
+        let mut moved = std::mem::take(&mut self.moved);
         for key in ready.drain(..) {
             if let Some(slot) = self.slot_of(key)
                 && self.conns[slot].block == Block::Io
             {
                 self.conns[slot].block = Block::None;
-                self.serve(slot);
+                moved.push(slot);
             }
         }
+        for slots in moved.chunks(TOGETHER_MAX) {
+            self.serve_together(slots);
+        }
+        moved.clear();
+        self.moved = moved;
         self.ready = ready;
         self.retry(turn.room);
         self.release_held();
