@@ -488,3 +488,28 @@ fn a_full_ssd_is_told_for_the_pool_and_for_the_lane() {
         "{refused}"
     );
 }
+
+#[test]
+fn a_checkpoint_that_was_unreadable_for_a_moment_is_outranked() {
+    let shape = Shape::default();
+    let (device, mut rig, model) = filled(shape, 7, 60);
+    rig.settle();
+    rig.close();
+    Rig::open(&device, shape, clock()).close();
+    let number = |rig: &Rig| rig.pool.with_lane(0, |l| l.checkpoint_number());
+    let rig = Rig::open(&device, shape, clock());
+    let before = number(&rig);
+    rig.close();
+    // Both images fail once, each at its first read.
+    let segments = shape.device_bytes() - shape.segments_per_lane * SEGMENT as u64;
+    for _ in 0..2 {
+        let fault = Fault::eio().in_range(segments..shape.device_bytes());
+        device.faults().fail_read(fault);
+    }
+    let mut rig = Rig::open(&device, shape, clock());
+    device.faults().clear();
+    for (k, v) in &model {
+        assert_eq!(rig.get(k).unwrap().as_ref(), Some(v));
+    }
+    assert!(number(&rig) > before, "{} after {before}", number(&rig));
+}

@@ -104,7 +104,7 @@ impl<D: Snapshot> Lane<D> {
         }
         self.live_estimate = self.ssd.live_bytes();
         self.measure_checkpoint();
-        self.checkpoint_number = s.root.map_or(0, |r| r.number);
+        self.checkpoint_number = s.root.map_or(s.newest_number, |r| r.number);
         self.checkpoint_asked = s.root.is_none();
         self.warm_or_release(&s);
         s.damage

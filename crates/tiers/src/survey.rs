@@ -66,6 +66,9 @@ pub struct Damage {
 #[derive(Default)]
 pub struct Survey {
     pub(crate) root: Option<Root>,
+    /// Highest number of a root, also of one whose image cannot be read: what this life
+    /// writes must outrank it, since it may be readable again the next time.
+    pub(crate) newest_number: u64,
     /// Pieces of the directory: where each starts, the log's version, the image.
     pub(crate) pieces: Vec<(Order, u64, Vec<u8>)>,
     pub(crate) free: VecDeque<u32>,
@@ -105,6 +108,7 @@ impl<D: Snapshot> Lane<D> {
         let mut s = Survey::default();
         let mut replay = None;
         for root in self.read_roots(disk)? {
+            s.newest_number = s.newest_number.max(root.number);
             match self.read_checkpoint(disk, &root, &mut s) {
                 Ok(heads) => {
                     s.durable_epoch = root.durable_epoch;
