@@ -11,6 +11,7 @@ mod first;
 mod index;
 pub mod load;
 mod machine;
+mod policy;
 mod process;
 mod progress;
 mod report;
@@ -97,6 +98,12 @@ const BENCHES: &[Bench] = &[
         about: "the key map alone: bytes of DRAM a key and the longest operation, 1 k to 20 M keys",
         parts: &[],
         run: index::run,
+    },
+    Bench {
+        name: "policy",
+        about: "counts, not timings: hit ratio beside LRU and Belady, live share of DRAM, bytes written a byte updated",
+        parts: policy::PARTS,
+        run: policy::run,
     },
 ];
 

@@ -14,6 +14,7 @@ mod words;
 
 pub use keys::KeyChoice;
 pub(crate) use keys::mix;
+pub(crate) use keys::{KeySource, Rng};
 pub use reply::{Parsed, Reply, parse};
 pub use words::{KEY_BYTES, VALUE_BYTES_MIN};
 
@@ -21,7 +22,6 @@ use crate::stop;
 use anyhow::{Context, Result, bail};
 use conn::Conn;
 use hdrhistogram::Histogram;
-use keys::{KeySource, Rng};
 use mio::{Events, Interest, Poll, Token};
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
