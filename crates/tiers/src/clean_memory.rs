@@ -7,7 +7,7 @@
 //! |---|---|
 //! | dead | is dropped |
 //! | expired | leaves a tombstone in the dirty log |
-//! | hot | is appended at the clean head |
+//! | hot, or in a segment that is only compacted | is appended at the main head |
 //! | cold | enters the middle terrace if there is one and it is admitted; else the slot names the copy below |
 //!
 //! Promises: a bounded amount of work a call. Never: drops an entry that has no
@@ -15,7 +15,7 @@
 
 use crate::lane::{Lane, Rule, SPARE_SEGMENTS};
 use crate::mem::{Head, MemTerrace};
-use crate::policy::{self, Fate};
+use crate::policy::{self, Fate, Victim};
 use terrace_log::entry::FLAG_DEAD;
 use terrace_log::{Kind, Loc, Slot, Snapshot, Terrace};
 
@@ -43,8 +43,8 @@ impl<D: Snapshot> Lane<D> {
     /// Cleans one whole segment of DRAM. False if there is none to clean.
     pub(crate) fn clean_memory_segment(&mut self) -> bool {
         let free = self.mem.free_segments();
-        // A hot entry can come round as often as it has heat.
-        for _ in 0..=4 * self.mem.quota() {
+        // A hot entry can come round as often as it has heat, and be compacted before.
+        for _ in 0..=8 * self.mem.quota() {
             if !self.clean_slice(Terrace::Dram, self.cfg.segment_bytes) {
                 return false;
             }
@@ -59,14 +59,14 @@ impl<D: Snapshot> Lane<D> {
     fn clean_slice(&mut self, terrace: Terrace, bytes: usize) -> bool {
         let mut left = bytes as isize;
         while left > 0 {
-            let Some((id, offset)) = self.victim(terrace) else {
+            let Some((id, offset, why)) = self.victim(terrace) else {
                 return false;
             };
             match self.of(terrace).victim_entry(id, offset) {
                 Some((loc, next)) => {
-                    self.cleaning_memory[which(terrace)] = Some((id, next));
+                    self.cleaning_memory[which(terrace)] = Some((id, next, why));
                     left -= (next - offset).max(ENTRY_COST_BYTES) as isize;
-                    self.clean_entry(loc);
+                    self.clean_entry(loc, why);
                 }
                 None => {
                     self.cleaning_memory[which(terrace)] = None;
@@ -78,11 +78,11 @@ impl<D: Snapshot> Lane<D> {
         true
     }
 
-    fn victim(&mut self, terrace: Terrace) -> Option<(u32, usize)> {
+    fn victim(&mut self, terrace: Terrace) -> Option<(u32, usize, Victim)> {
         let at = which(terrace);
         if self.cleaning_memory[at].is_none() {
-            let id = self.of_mut(terrace).take_victim()?;
-            self.cleaning_memory[at] = Some((id, 0));
+            let (id, why) = self.of_mut(terrace).take_victim()?;
+            self.cleaning_memory[at] = Some((id, 0, why));
         }
         self.cleaning_memory[at]
     }
@@ -94,7 +94,7 @@ impl<D: Snapshot> Lane<D> {
         self.terrace_mut(Loc::new(terrace, 0, 0))
     }
 
-    fn clean_entry(&mut self, loc: Loc) {
+    fn clean_entry(&mut self, loc: Loc, why: Victim) {
         let e = self.terrace(loc).entry(loc);
         if e.flags() & FLAG_DEAD != 0 {
             return;
@@ -112,18 +112,21 @@ impl<D: Snapshot> Lane<D> {
             return;
         }
         debug_assert!(!link.is_none(), "a clean entry has a copy below");
-        let up = match policy::fate_in_memory(slot.heat()) {
+        let up = match policy::fate_in_memory(slot.heat(), why) {
             Fate::Keep(heat) => self.copy_within(loc).map(|up| Slot::new(up, heat)),
             Fate::StepDown => self.copy_to_middle(loc, slot).map(|at| Slot::new(at, 0)),
         };
+        if up.is_none() && why == Victim::Probation {
+            self.ghost.remember(who);
+        }
         let to = up.unwrap_or(Slot::new(link, 0));
         self.dir.swing(who, loc, to);
         self.terrace_mut(loc).kill(loc, len);
     }
 
-    /// Appends a copy at the clean head of the same terrace; the cleaner's spare segment is for this.
+    /// Appends a copy at the main head of the same terrace; the cleaner's spare segment is for this.
     fn copy_within(&mut self, loc: Loc) -> Option<Loc> {
-        self.terrace_mut(loc).copy_to_clean_head(loc)
+        self.terrace_mut(loc).copy_to_main(loc)
     }
 
     fn copy_to_middle(&mut self, loc: Loc, slot: Slot) -> Option<Loc> {
@@ -138,7 +141,7 @@ impl<D: Snapshot> Lane<D> {
         }
         let new = self.mem.entry(loc).to_new();
         let middle = self.middle.as_mut()?;
-        middle.append(Head::Clean, &new, SPARE_SEGMENTS)
+        middle.append(Head::Probation, &new, SPARE_SEGMENTS)
     }
 
     /// An entry that was read since it was written lies in a segment of copies.

@@ -33,6 +33,13 @@ const READ_TRIES_MAX: u8 = 3;
 /// Tombstones above this part of all bytes make the cleaner take what pins them: 1 / 20.
 const TOMBSTONES_ONE_IN: u64 = 20;
 
+/// Dead segments given up in one slice.
+const DEAD_PER_SLICE_MAX: usize = 64;
+/// Segments of one live share that are looked at for a victim: the oldest ones, some of which are still being written.
+const VICTIMS_LOOKED_AT: usize = 8;
+/// Segments looked at in one slice for the oldest batch.
+const OLDEST_PER_SLICE: usize = 256;
+
 /// One victim.
 pub(crate) struct CleanJob {
     segment: u32,
@@ -58,6 +65,7 @@ impl<D: Snapshot> Lane<D> {
 
     /// Starts reads of victims when segments run low. For background slices.
     pub fn start_cleaning(&mut self) {
+        self.ssd.look_for_oldest(OLDEST_PER_SLICE);
         if self.flushing_all.is_some() || self.failed.is_some() {
             return;
         }
@@ -93,14 +101,10 @@ impl<D: Snapshot> Lane<D> {
     /// Segments without a live entry or tombstone need not be read. What replaced
     /// their entries is durable, or will be with the epoch under way.
     fn empty_the_dead(&mut self) {
-        let before = self.settled_epoch();
-        for id in 0..self.ssd.count() as u32 {
+        let dead: Vec<u32> = self.ssd.almost_dead().take(DEAD_PER_SLICE_MAX).collect();
+        for id in dead {
             let s = self.ssd.segment(id);
-            let dead = s.state == State::Sealed
-                && s.live_class_bytes == 0
-                && s.tomb_bytes == 0
-                && s.last_epoch < before;
-            if !dead || self.ssd.writer(id).is_some() {
+            if s.live_class_bytes > 0 || s.tomb_bytes > 0 || !self.may_clean(id) {
                 continue;
             }
             self.stats.segments_cleaned += 1;
@@ -117,28 +121,24 @@ impl<D: Snapshot> Lane<D> {
         }
     }
 
+    /// Whether a sealed segment is wholly written, and in epochs before the youngest.
+    fn may_clean(&self, id: u32) -> bool {
+        self.ssd.segment(id).last_epoch < self.settled_epoch() && self.ssd.writer(id).is_none()
+    }
+
     fn choose_victim(&self) -> Option<u32> {
         let size = self.cfg.segment_bytes as u64;
-        let before = self.settled_epoch();
-        let sealed = self.ssd.segments().iter().enumerate().filter(|(id, s)| {
-            s.state == State::Sealed
-                && s.last_epoch < before
-                && self.ssd.writer(*id as u32).is_none()
-        });
-        let tombs: u64 = self
+        let sealed = self
             .ssd
-            .segments()
-            .iter()
-            .map(|s| u64::from(s.tomb_bytes))
-            .sum();
-        if tombs * TOMBSTONES_ONE_IN > self.live_estimate.max(size) {
+            .victims(VICTIMS_LOOKED_AT)
+            .filter(|&id| self.may_clean(id));
+        let known = sealed.map(|id| (id, self.ssd.segment(id)));
+        if self.ssd.tomb_bytes() * TOMBSTONES_ONE_IN > self.live_estimate.max(size) {
             // The oldest segment pins every tombstone that is younger than it.
-            return sealed
-                .min_by_key(|(_, s)| s.first_seq)
-                .map(|(id, _)| id as u32);
+            return known.min_by_key(|(_, s)| s.first_seq).map(|(id, _)| id);
         }
-        sealed
-            .map(|(id, s)| (id as u32, live_share(s), s.first_seq))
+        known
+            .map(|(id, s)| (id, live_share(s), s.first_seq))
             .filter(|&(_, keep, _)| policy::worth_cleaning(keep, size))
             .max_by_key(|&(_, keep, seq)| {
                 policy::clean_score(keep, size, self.next_seq.saturating_sub(seq))

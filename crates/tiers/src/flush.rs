@@ -188,12 +188,13 @@ impl<D: Snapshot> Lane<D> {
     fn appended(&mut self, segment: u32, offset: usize, new: &Appended) -> Loc {
         let loc = self.ssd.loc(segment, offset, new.len);
         let class_bytes = terrace_log::addr::class_bytes(loc.class()) as u32;
-        let s = self.ssd.segment_mut(segment);
+        let mut s = self.ssd.segment_mut(segment);
         if new.tombstone {
             s.tomb_bytes += new.len as u32;
         } else {
             s.total_class_bytes += class_bytes;
         }
+        drop(s);
         self.appended_total += new.len as u64;
         loc
     }

@@ -16,6 +16,7 @@
 
 use crate::checkpoint::CheckpointJob;
 use crate::clean_ssd::CleanJob;
+use crate::ghost::Ghost;
 use crate::io::Io;
 use crate::mem::{Head, MemTerrace, Pos};
 use crate::policy;
@@ -74,7 +75,10 @@ pub struct Lane<D> {
     pub(crate) emptied: Vec<u32>,
     pub(crate) releasable: Vec<u32>,
 
-    pub(crate) cleaning_memory: [Option<(u32, usize)>; 2],
+    /// Victims half walked, in DRAM and the middle terrace: where, and why they were taken.
+    pub(crate) cleaning_memory: [Option<(u32, usize, policy::Victim)>; 2],
+    /// Keys that left DRAM unused.
+    pub(crate) ghost: Ghost,
     pub(crate) cleaning_ssd: VecDeque<CleanJob>,
     pub(crate) checkpoint: Option<CheckpointJob>,
     pub(crate) checkpoint_asked: bool,
@@ -117,6 +121,7 @@ impl<D: Snapshot> Lane<D> {
         });
         let ssd = Ssd::new(&cfg);
         let start = mem.dirty_end();
+        let memory_bytes = (cfg.memory_segments * cfg.segment_bytes) as u64;
         let mut lane = Lane {
             dir,
             mem,
@@ -145,6 +150,7 @@ impl<D: Snapshot> Lane<D> {
             emptied: Vec::new(),
             releasable: Vec::new(),
             cleaning_memory: [None, None],
+            ghost: Ghost::new(policy::ghost_keys(memory_bytes)),
             cleaning_ssd: VecDeque::new(),
             checkpoint: None,
             checkpoint_asked: false,
@@ -464,7 +470,11 @@ impl<D: Snapshot> Lane<D> {
             version: None,
             ..fetched.to_new()
         };
-        if let Some(up) = self.mem.append(Head::Clean, &new, SPARE_SEGMENTS) {
+        let head = match self.ghost.recall(who) {
+            true => Head::Main,
+            false => Head::Probation,
+        };
+        if let Some(up) = self.mem.append(head, &new, SPARE_SEGMENTS) {
             self.dir
                 .swing(who, loc, Slot::new(up, slot.heat().saturating_sub(1)));
             self.stats.promoted_bytes += new.len_bytes() as u64;
@@ -480,7 +490,7 @@ impl<D: Snapshot> Lane<D> {
         let Some(middle) = &self.middle else { return };
         let old = middle.entry(loc);
         let len = old.len_bytes();
-        if let Some(up) = self.mem.append(Head::Clean, &old.to_new(), SPARE_SEGMENTS) {
+        if let Some(up) = self.mem.append(Head::Main, &old.to_new(), SPARE_SEGMENTS) {
             self.dir.swing(who, loc, Slot::new(up, 0));
             self.terrace_mut(loc).kill(loc, len);
         }

@@ -1,18 +1,21 @@
-//! A terrace of byte-addressable memory: segments, two heads, live bytes.
+//! A terrace of byte-addressable memory: segments, three heads, live bytes.
 //!
-//! The dirty head takes updates in their order; the clean head takes entries
-//! that a terrace below has too. A segment's life:
+//! The dirty head takes updates in their order; the clean heads take entries
+//! that a terrace below has too, new ones apart from proven ones. A segment's life:
 //!
 //! | state | entered by | left by |
 //! |---|---|---|
 //! | free | `release` | an append opens it as a head |
-//! | dirty | an append of an update | all of it is durable below: it is clean, uncopied |
-//! | clean | conversion, or the clean head was full | the cleaner emptied it |
+//! | dirty | an append of an update | all of it is durable below: it is on probation, uncopied |
+//! | probation | conversion, or an entry read for the first time | the cleaner emptied it |
+//! | main | an entry that was used again | the cleaner emptied it |
 //!
 //! Promises: never takes more than `quota` segments; memory of a released
 //! segment above the quota goes back to the kernel. Never: looks at the directory.
 
-use std::collections::VecDeque;
+use crate::policy;
+use crate::ranks::{self, Ranks};
+use std::collections::{BTreeSet, VecDeque};
 use std::sync::Arc;
 use terrace_log::entry::{self, Entry, FLAG_DEAD};
 use terrace_log::frame::SEGMENT_HEADER_BYTES;
@@ -43,8 +46,29 @@ impl Pos {
 pub enum Head {
     /// Updates: not on a durable terrace yet.
     Dirty,
-    /// Copies: promoted, kept or stepped down from above.
-    Clean,
+    /// Copies that were not used again yet.
+    Probation,
+    /// Copies that were.
+    Main,
+}
+
+impl Head {
+    fn queue(self) -> usize {
+        usize::from(self == Head::Main)
+    }
+}
+
+/// Clean segments of one kind: one that is filled, and full ones by the order they were opened in.
+#[derive(Default)]
+struct Queue {
+    head: Option<u32>,
+    full: BTreeSet<(u64, u32)>,
+}
+
+impl Queue {
+    fn len(&self) -> usize {
+        self.full.len() + usize::from(self.head.is_some())
+    }
 }
 
 struct Segment {
@@ -71,8 +95,10 @@ pub struct MemTerrace {
     spare_pieces: Vec<Piece>,
     quota: usize,
     dirty: VecDeque<u32>,
-    clean: VecDeque<u32>,
-    clean_head: Option<u32>,
+    /// Probation and main.
+    clean: [Queue; 2],
+    /// Full segments of main by live share.
+    ranks: Ranks,
     next_order: u64,
     live_bytes: usize,
     /// Where `dirty_next` was last.
@@ -91,8 +117,8 @@ impl MemTerrace {
             spare_pieces: Vec::new(),
             quota,
             dirty: VecDeque::new(),
-            clean: VecDeque::new(),
-            clean_head: None,
+            clean: Default::default(),
+            ranks: Ranks::new(),
             next_order: 1,
             live_bytes: 0,
             walked: 0,
@@ -190,10 +216,10 @@ impl MemTerrace {
         Some(self.appended(id, len))
     }
 
-    /// Copies an entry to the clean head, byte for byte.
-    pub fn copy_to_clean_head(&mut self, loc: Loc) -> Option<Loc> {
+    /// Copies an entry to the main head, byte for byte.
+    pub fn copy_to_main(&mut self, loc: Loc) -> Option<Loc> {
         let len = self.entry(loc).len_bytes();
-        let id = self.head_with_room(Head::Clean, len, 0)?;
+        let id = self.head_with_room(Head::Main, len, 0)?;
         let (from, offset) = self.split(loc.unit());
         let pair = self.segments.get_disjoint_mut([from, id as usize]).ok()?;
         let [Some(source), Some(target)] = pair else {
@@ -209,7 +235,7 @@ impl MemTerrace {
         debug_assert!(len <= capacity);
         let current = match head {
             Head::Dirty => self.dirty.back().copied(),
-            Head::Clean => self.clean_head,
+            clean => self.clean[clean.queue()].head,
         };
         match current {
             Some(id) if self.segment(id).used + len <= capacity => Some(id),
@@ -253,9 +279,9 @@ impl MemTerrace {
         self.segments[id as usize] = Some(segment);
         match head {
             Head::Dirty => self.dirty.push_back(id),
-            Head::Clean => {
-                if let Some(full) = self.clean_head.replace(id) {
-                    self.clean.push_back(full);
+            clean => {
+                if let Some(full) = self.clean[clean.queue()].head.replace(id) {
+                    self.queue(full);
                 }
             }
         }
@@ -266,10 +292,40 @@ impl MemTerrace {
     /// says so itself, so that nobody who walks the log asks the directory.
     pub fn kill(&mut self, loc: Loc, len: usize) {
         let (id, offset) = self.split(loc.unit());
-        let s = self.segment_mut(id as u32);
+        let id = id as u32;
+        let before = self.rank(id);
+        let s = self.segment_mut(id);
         s.live -= len;
         entry::add_flags(&mut s.piece[offset..], FLAG_DEAD);
         self.live_bytes -= len;
+        let after = self.rank(id);
+        if before != after && self.ranks.remove(before.0, before.1, id) {
+            self.ranks.add(after.0, after.1, id);
+        }
+    }
+    fn rank(&self, id: u32) -> (u8, u64) {
+        let s = self.segment(id);
+        let live = ranks::bucket(s.live as u64, self.segment_bytes as u64);
+        (live, s.order)
+    }
+    /// Puts a full clean segment where its age says.
+    fn queue(&mut self, id: u32) {
+        let s = self.segment(id);
+        let (order, head) = (s.order, s.head);
+        self.clean[head.queue()].full.insert((order, id));
+        if head == Head::Main {
+            let (live, order) = self.rank(id);
+            self.ranks.add(live, order, id);
+        }
+    }
+    fn unqueue(&mut self, id: u32) {
+        let s = self.segment(id);
+        let (order, head) = (s.order, s.head);
+        self.clean[head.queue()].full.remove(&(order, id));
+        if head == Head::Main {
+            let (live, order) = self.rank(id);
+            self.ranks.remove(live, order, id);
+        }
     }
 
     /// Next position of the dirty log.
@@ -331,8 +387,8 @@ impl MemTerrace {
             if self.segment(id).live == 0 {
                 self.release(id);
             } else {
-                self.segment_mut(id).head = Head::Clean;
-                self.clean.push_back(id);
+                self.segment_mut(id).head = Head::Probation;
+                self.queue(id);
             }
         }
     }
@@ -340,33 +396,43 @@ impl MemTerrace {
     /// Seals the dirty head, so that nothing stays half dirty and half clean. For a clean stop.
     pub fn seal_dirty_head(&mut self) {
         while let Some(id) = self.dirty.pop_front() {
-            self.segment_mut(id).head = Head::Clean;
-            self.clean.push_back(id);
+            self.segment_mut(id).head = Head::Probation;
+            self.queue(id);
         }
     }
 
-    /// Takes the oldest clean segment for cleaning; the clean head only when it is the last one.
-    pub fn take_victim(&mut self) -> Option<u32> {
-        self.clean.pop_front().or_else(|| {
-            let head = self.clean_head?;
-            (self.segment(head).used > 0).then(|| {
-                self.clean_head = None;
-                head
-            })
+    /// Takes a clean segment for cleaning, and says why; a head only when there is nothing else.
+    pub fn take_victim(&mut self) -> Option<(u32, policy::Victim)> {
+        let [probation, main] = &self.clean;
+        let which = policy::victim_queue(probation.len(), main.len(), self.quota);
+        let emptiest = (0..policy::COMPACT_BELOW).find_map(|live| self.ranks.of(live).next());
+        if let Some(id) = emptiest.filter(|_| which == policy::Victim::Main) {
+            self.unqueue(id);
+            return Some((id, policy::Victim::Fragmented));
+        }
+        let at = usize::from(which == policy::Victim::Main);
+        if let Some(&(_, id)) = self.clean[at].full.first() {
+            self.unqueue(id);
+            return Some((id, which));
+        }
+        let head = self.clean[at].head?;
+        (self.segment(head).used > 0).then(|| {
+            self.clean[at].head = None;
+            (head, which)
         })
     }
-    /// A victim is not cleaned after all: it is the oldest clean segment again.
+    /// A victim is not cleaned after all.
     pub fn give_victim_back(&mut self, id: u32) {
-        self.clean.push_front(id);
+        self.queue(id);
     }
     /// Whether `take_victim` would find one.
     pub fn has_victim(&self) -> bool {
-        !self.clean.is_empty() || self.clean_head.is_some_and(|h| self.segment(h).used > 0)
+        self.clean.iter().any(|q| q.len() > 0)
     }
-    /// Whether the entry came in at the clean head (it was read, or kept before).
+    /// Whether the entry came in at a clean head (it was read, or kept before).
     pub fn born_clean(&self, loc: Loc) -> bool {
         let (id, _) = self.split(loc.unit());
-        self.segment(id as u32).born == Head::Clean
+        self.segment(id as u32).born != Head::Dirty
     }
     /// Live and used bytes of a segment.
     pub fn fill(&self, id: u32) -> (usize, usize) {
@@ -398,14 +464,15 @@ impl MemTerrace {
             }
         }
         self.dirty.clear();
-        self.clean.clear();
-        self.clean_head = None;
+        self.clean = Default::default();
+        self.ranks.clear();
     }
 
-    /// Clean segments, oldest first.
+    /// Clean segments: those on probation, then the main ones, each oldest first.
     pub fn clean_ids(&self) -> Vec<u32> {
-        let ids = self.clean.iter().chain(self.clean_head.iter());
-        ids.copied().collect()
+        let queues = self.clean.iter();
+        let ids = queues.flat_map(|q| q.full.iter().map(|&(_, id)| id).chain(q.head));
+        ids.collect()
     }
 }
 
@@ -416,7 +483,8 @@ impl std::fmt::Debug for MemTerrace {
             .field("taken", &self.taken())
             .field("quota", &self.quota)
             .field("dirty", &self.dirty.len())
-            .field("clean", &self.clean.len())
+            .field("probation", &self.clean[0].len())
+            .field("main", &self.clean[1].len())
             .finish_non_exhaustive()
     }
 }

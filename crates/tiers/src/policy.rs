@@ -12,12 +12,42 @@ pub enum Fate {
     StepDown,
 }
 
-/// Hot entries get another round per unit of heat (a clock with a 2-bit counter in FIFO order).
-pub fn fate_in_memory(heat: u8) -> Fate {
-    match heat {
-        0 => Fate::StepDown,
-        heat => Fate::Keep(heat - 1),
+/// Why a memory segment is cleaned.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Victim {
+    /// The oldest of those with entries that were not used again yet.
+    Probation,
+    /// The oldest of the others.
+    Main,
+    /// Too little of it is live: what is, stays.
+    Fragmented,
+}
+
+/// Probation gets a tenth of the memory (S3-FIFO; Yang et al. 2023): what is used once, as in a scan, passes through it
+/// and leaves the rest alone.
+pub fn victim_queue(probation: usize, main: usize, quota: usize) -> Victim {
+    match main == 0 || probation * PROBATION_ONE_IN > quota {
+        true => Victim::Probation,
+        false => Victim::Main,
     }
+}
+const PROBATION_ONE_IN: usize = 10;
+
+/// Main segments with fewer than this many 64ths live are compacted before any is emptied.
+pub const COMPACT_BELOW: u8 = 58;
+
+/// Hot entries get another round per unit of heat (a clock with a 2-bit counter in FIFO order).
+pub fn fate_in_memory(heat: u8, victim: Victim) -> Fate {
+    match (heat, victim) {
+        (heat, Victim::Fragmented) => Fate::Keep(heat),
+        (0, _) => Fate::StepDown,
+        (heat, _) => Fate::Keep(heat - 1),
+    }
+}
+
+/// Keys that are remembered after they left DRAM unused: as many as entries of 512 bytes would fit.
+pub fn ghost_keys(memory_bytes: u64) -> usize {
+    (memory_bytes / 512) as usize
 }
 
 /// Heat after one more use.
@@ -132,11 +162,20 @@ mod tests {
     fn heat_runs_out() {
         let mut heat = 3;
         let mut rounds = 0;
-        while let Fate::Keep(next) = fate_in_memory(heat) {
+        while let Fate::Keep(next) = fate_in_memory(heat, Victim::Main) {
             heat = next;
             rounds += 1;
         }
         assert_eq!(rounds, 3);
+        assert_eq!(fate_in_memory(0, Victim::Probation), Fate::StepDown);
+        assert_eq!(fate_in_memory(0, Victim::Fragmented), Fate::Keep(0));
+    }
+
+    #[test]
+    fn probation_is_emptied_first_when_it_is_large_or_alone() {
+        assert_eq!(victim_queue(11, 80, 100), Victim::Probation);
+        assert_eq!(victim_queue(10, 80, 100), Victim::Main);
+        assert_eq!(victim_queue(3, 0, 100), Victim::Probation);
     }
 
     #[test]

@@ -66,7 +66,7 @@ impl<D: Snapshot> Lane<D> {
         if self.phase == Phase::Idle && self.dirty_bytes() == 0 {
             self.mem.seal_dirty_head();
             // A victim half cleaned is a segment like the others again.
-            if let Some((id, _)) = self.cleaning_memory[0].take() {
+            if let Some((id, ..)) = self.cleaning_memory[0].take() {
                 self.mem.give_victim_back(id);
             }
             self.epoch_start = self.mem.dirty_end();
@@ -89,7 +89,7 @@ impl<D: Snapshot> Lane<D> {
                 .as_ref()
                 .map_or(0, |m| m.held() as u64 * segment),
             index_bytes: self.dir.bytes() as u64,
-            buffer_bytes: self.ssd.buffer_bytes() as u64 + self.cleaning_ssd.len() as u64 * segment,
+            buffer_bytes: self.buffer_bytes() as u64,
             ssd_live_bytes: self.live_estimate,
             ssd_usable_bytes: self.usable_bytes(),
             ssd_free_segments: self.ssd.free().len() as u64,
@@ -105,7 +105,9 @@ impl<D: Snapshot> Lane<D> {
 
     /// Memory the lane holds beside its DRAM segments and directory, bytes.
     pub fn buffer_bytes(&self) -> usize {
-        self.ssd.buffer_bytes() + self.cleaning_ssd.len() * self.cfg.segment_bytes
+        self.ssd.buffer_bytes()
+            + self.cleaning_ssd.len() * self.cfg.segment_bytes
+            + self.ghost.bytes()
     }
     /// DRAM of the directory, bytes.
     pub fn index_bytes(&self) -> usize {

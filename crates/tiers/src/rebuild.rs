@@ -180,7 +180,7 @@ impl<D: Snapshot> Lane<D> {
         let scanned = s.root.is_none();
         for id in 0..self.ssd.count() as u32 {
             let touched = first.get(&id).copied();
-            let seg = self.ssd.segment_mut(id);
+            let mut seg = self.ssd.segment_mut(id);
             if seg.state != State::Bad {
                 seg.state = State::Sealed;
             }
@@ -351,7 +351,7 @@ impl<D: Snapshot> Lane<D> {
     fn count_tombstone(&mut self, loc: Loc, change: impl Fn(u32, u32) -> u32) {
         if !loc.is_none() && loc.in_memory() {
             let (segment, _) = self.ssd.split(loc);
-            let seg = self.ssd.segment_mut(segment);
+            let mut seg = self.ssd.segment_mut(segment);
             seg.tomb_bytes = change(seg.tomb_bytes, addr::class_bytes(loc.class()) as u32);
         }
     }

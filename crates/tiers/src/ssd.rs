@@ -17,7 +17,9 @@
 //! holds a location in it. Never: decides which segment; `policy` does.
 
 use crate::config::{Config, Rule};
+use crate::ranks::{self, BUCKETS, Ranks};
 use std::collections::{HashMap, VecDeque};
+use std::ops::{Deref, DerefMut};
 use terrace_log::entry::Entry;
 use terrace_log::frame::Life;
 use terrace_log::writer::SegmentWriter;
@@ -134,6 +136,64 @@ pub struct Ssd {
     /// The last generation given out; one count for all segments, so that a
     /// segment whose header is lost cannot meet an old generation of its own.
     pub generation: u32,
+    /// Sums over all segments, and the sealed ones by live share: kept by `SegmentMut`.
+    live_bytes: u64,
+    tomb_bytes: u64,
+    ranks: Ranks,
+    oldest: Oldest,
+}
+
+/// The two segments with the lowest batch seqs, by a walk over all of them, a few at a time. What it found stays a lower bound, since
+/// seqs only grow.
+#[derive(Debug, Clone, Copy)]
+struct Oldest {
+    at: usize,
+    lowest: [(u64, u32); 2],
+    found: [(u64, u32); 2],
+}
+
+/// A segment that may be changed; what is kept of all segments together follows when this is dropped.
+pub struct SegmentMut<'a> {
+    ssd: &'a mut Ssd,
+    id: u32,
+    before: Account,
+}
+
+/// What a segment adds to what is kept of all.
+#[derive(PartialEq)]
+struct Account {
+    live_bytes: u64,
+    tomb_bytes: u64,
+    rank: Option<(u8, u64)>,
+}
+
+impl Deref for SegmentMut<'_> {
+    type Target = Segment;
+    fn deref(&self) -> &Segment {
+        &self.ssd.segments[self.id as usize]
+    }
+}
+impl DerefMut for SegmentMut<'_> {
+    fn deref_mut(&mut self) -> &mut Segment {
+        &mut self.ssd.segments[self.id as usize]
+    }
+}
+impl Drop for SegmentMut<'_> {
+    fn drop(&mut self) {
+        let after = self.ssd.account(self.id);
+        let (ssd, before) = (&mut *self.ssd, &self.before);
+        ssd.live_bytes = ssd.live_bytes - before.live_bytes + after.live_bytes;
+        ssd.tomb_bytes = ssd.tomb_bytes - before.tomb_bytes + after.tomb_bytes;
+        if before.rank == after.rank {
+            return;
+        }
+        if let Some((live, age)) = before.rank {
+            ssd.ranks.remove(live, age, self.id);
+        }
+        if let Some((live, age)) = after.rank {
+            ssd.ranks.add(live, age, self.id);
+        }
+    }
 }
 
 /// Buffers of segments under way that are kept for reuse.
@@ -156,6 +216,15 @@ impl Ssd {
             spare_bufs: Vec::new(),
             bad: 0,
             generation: 0,
+            live_bytes: 0,
+            tomb_bytes: 0,
+            ranks: Ranks::new(),
+            oldest: Oldest {
+                at: 0,
+                lowest: [(u64::MAX, u32::MAX); 2],
+                // Nothing is known before the first walk.
+                found: [(0, u32::MAX); 2],
+            },
         }
     }
 
@@ -168,8 +237,34 @@ impl Ssd {
         &self.segments[id as usize]
     }
     /// For recovery and accounting.
-    pub fn segment_mut(&mut self, id: u32) -> &mut Segment {
-        &mut self.segments[id as usize]
+    pub fn segment_mut(&mut self, id: u32) -> SegmentMut<'_> {
+        SegmentMut {
+            before: self.account(id),
+            ssd: self,
+            id,
+        }
+    }
+    fn account(&self, id: u32) -> Account {
+        let s = &self.segments[id as usize];
+        let live_bytes = live_share(s);
+        let live = ranks::bucket(live_bytes, self.segment_bytes as u64);
+        Account {
+            live_bytes,
+            tomb_bytes: u64::from(s.tomb_bytes),
+            rank: (s.state == State::Sealed).then_some((live, s.first_seq)),
+        }
+    }
+    /// Sealed segments that the cleaner may take, some of each live share, the oldest ones of it, emptiest first.
+    pub fn victims(&self, each_max: usize) -> impl Iterator<Item = u32> + '_ {
+        (0..BUCKETS as u8).flat_map(move |live| self.ranks.of(live).take(each_max))
+    }
+    /// Sealed segments of which almost nothing is live, oldest first.
+    pub fn almost_dead(&self) -> impl Iterator<Item = u32> + '_ {
+        self.ranks.of(0)
+    }
+    /// Bytes of tombstones in all segments.
+    pub fn tomb_bytes(&self) -> u64 {
+        self.tomb_bytes
     }
     /// All segments.
     pub fn segments(&self) -> &[Segment] {
@@ -182,7 +277,7 @@ impl Ssd {
     /// Replaces the free list (recovery).
     pub fn set_free(&mut self, free: VecDeque<u32>) {
         for &id in &free {
-            let s = &mut self.segments[id as usize];
+            let mut s = self.segment_mut(id);
             *s = s.next_life(State::Free, s.generation);
         }
         self.free = free;
@@ -194,7 +289,7 @@ impl Ssd {
     /// Bytes that live entries and tombstones really take, headers included: each
     /// segment's used bytes in the proportion of its live class bytes.
     pub fn live_bytes(&self) -> u64 {
-        self.segments.iter().map(live_share).sum()
+        self.live_bytes
     }
     /// Memory held for segments under way, bytes.
     pub fn buffer_bytes(&self) -> usize {
@@ -247,14 +342,17 @@ impl Ssd {
             .position(|&id| self.segments[id as usize].readers == 0 || !self.readers_hold)?;
         let id = self.free.remove(at)?;
         self.generation += 1;
-        let s = &mut self.segments[id as usize];
-        *s = s.next_life(state, self.generation);
+        let generation = self.generation;
+        let mut s = self.segment_mut(id);
+        *s = s.next_life(state, generation);
+        drop(s);
         Some(id)
     }
     /// Puts a segment back to the end of the free list.
     pub fn release(&mut self, id: u32) {
-        let s = &mut self.segments[id as usize];
+        let mut s = self.segment_mut(id);
         *s = s.next_life(State::Free, s.generation);
+        drop(s);
         self.free.push_back(id);
     }
 
@@ -278,7 +376,7 @@ impl Ssd {
         let Some(id) = self.take(State::Open) else {
             return false;
         };
-        self.segments[id as usize].first_seq = seq;
+        self.segment_mut(id).first_seq = seq;
         let buf = self.take_buf();
         self.heads[head] = Some(SegmentWriter::new(buf, self.life(id)));
         true
@@ -287,18 +385,19 @@ impl Ssd {
     pub fn seal_head(&mut self, head: usize) {
         if let Some(w) = self.heads[head].take() {
             let id = w.life().segment;
-            let s = &mut self.segments[id as usize];
+            let mut s = self.segment_mut(id);
             s.used_bytes = w.used_bytes() as u32;
             if s.state == State::Open {
                 s.state = State::Sealed;
             }
+            drop(s);
             self.closing.insert(id, w);
         }
     }
     /// All writes of a closing segment are finished: its buffer is let go.
     pub fn written(&mut self, id: u32) {
         if let Some(w) = self.closing.remove(&id) {
-            self.segments[id as usize].stale_seq = u64::MAX;
+            self.segment_mut(id).stale_seq = u64::MAX;
             self.keep_buf(w);
         }
     }
@@ -321,7 +420,7 @@ impl Ssd {
     /// The segment cannot be read whole: it is neither cleaned nor overwritten.
     pub fn set_aside(&mut self, id: u32) {
         if self.segments[id as usize].state != State::Bad {
-            self.segments[id as usize].state = State::Bad;
+            self.segment_mut(id).state = State::Bad;
             self.bad += 1;
         }
     }
@@ -340,24 +439,25 @@ impl Ssd {
     pub fn add_live(&mut self, loc: Loc) {
         let (id, _) = self.split(loc);
         let bytes = addr::class_bytes(loc.class()) as u32;
-        self.segments[id as usize].live_class_bytes += bytes;
+        self.segment_mut(id).live_class_bytes += bytes;
     }
     /// The entry at `loc` is dead (its successor is appended).
     pub fn kill(&mut self, loc: Loc) {
         let (id, _) = self.split(loc);
         let bytes = addr::class_bytes(loc.class()) as u32;
-        let s = &mut self.segments[id as usize];
+        let mut s = self.segment_mut(id);
         debug_assert!(
             s.live_class_bytes >= bytes,
-            "segment {id}: {s:?} loses {bytes}"
+            "segment {id}: {:?} loses {bytes}",
+            *s
         );
         let bytes = bytes.min(s.live_class_bytes);
         s.live_class_bytes -= bytes;
     }
     /// Sets every live count to zero (recovery counts anew).
     pub fn reset_live(&mut self) {
-        for s in &mut self.segments {
-            s.live_class_bytes = 0;
+        for id in 0..self.segments.len() as u32 {
+            self.segment_mut(id).live_class_bytes = 0;
         }
     }
 
@@ -384,14 +484,35 @@ impl Ssd {
         s.readers -= 1;
     }
 
-    /// Lowest batch seq that any bytes on the medium may still have, free segments included.
+    /// A lower bound of the batch seqs that any bytes on the medium outside of one segment may still have, free
+    /// segments included.
     pub fn oldest_seq(&self, except: u32) -> u64 {
-        let others = self.segments.iter().enumerate();
-        others
-            .filter(|(id, _)| *id as u32 != except)
-            .map(|(_, s)| s.first_seq.min(s.stale_seq))
-            .min()
-            .unwrap_or(u64::MAX)
+        let [lowest, next] = self.oldest.found;
+        match lowest.1 == except {
+            true => next.0,
+            false => lowest.0,
+        }
+    }
+    /// Walks on by some segments for `oldest_seq`.
+    pub fn look_for_oldest(&mut self, segments: usize) {
+        let walk = &mut self.oldest;
+        let end = (walk.at + segments).min(self.segments.len());
+        for id in walk.at..end {
+            let s = &self.segments[id];
+            let this = (s.first_seq.min(s.stale_seq), id as u32);
+            let [lowest, next] = &mut walk.lowest;
+            if this < *lowest {
+                *next = std::mem::replace(lowest, this);
+            } else if this < *next {
+                *next = this;
+            }
+        }
+        walk.at = end;
+        if end == self.segments.len() {
+            walk.found = walk.lowest;
+            walk.lowest = [(u64::MAX, u32::MAX); 2];
+            walk.at = 0;
+        }
     }
 }
 

@@ -211,7 +211,7 @@ impl<D: Snapshot> Lane<D> {
         let heads = r.segment_numbers(heads, count)?;
         debug_assert_eq!(SEGMENT_RECORD_BYTES, 44);
         for id in 0..count as u32 {
-            let seg = self.ssd.segment_mut(id);
+            let mut seg = self.ssd.segment_mut(id);
             seg.generation = r.u32()?;
             let bad = r.u32()? != 0;
             seg.state = State::Sealed;
@@ -221,6 +221,7 @@ impl<D: Snapshot> Lane<D> {
             seg.first_seq = r.u64()?;
             seg.stale_seq = r.u64()?;
             seg.last_epoch = r.u64()?;
+            drop(seg);
             if bad {
                 self.ssd.set_aside(id);
             }

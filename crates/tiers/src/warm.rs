@@ -150,7 +150,7 @@ impl<D: Snapshot> Lane<D> {
             flags: 0,
             ..e.to_new()
         };
-        if let Some(up) = self.mem.append(Head::Clean, &new, SPARE_SEGMENTS) {
+        if let Some(up) = self.mem.append(Head::Main, &new, SPARE_SEGMENTS) {
             self.dir.swing(who, below, Slot::new(up, slot.heat()));
             self.stats.warmed += 1;
         }
