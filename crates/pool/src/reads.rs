@@ -84,6 +84,11 @@ impl Reads {
         (token, spare.unwrap_or_else(|| Buf::zeroed(plan.len)))
     }
 
+    /// Whether any read is under way.
+    pub(crate) fn under_way(&self) -> bool {
+        !self.reads.is_empty()
+    }
+
     /// Moves finished reads into the task. False: some are still under way.
     pub(crate) fn collect(&mut self, task: &mut Task) -> bool {
         let Some(at) = task.reads else { return true };

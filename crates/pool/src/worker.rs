@@ -223,6 +223,10 @@ impl Worker {
     pub fn tick(&mut self) {
         self.turn_ms = self.pool.clock.now_ms();
     }
+    /// Whether commands of this thread wait for the device.
+    pub fn is_reading(&self) -> bool {
+        self.reads.under_way()
+    }
     /// Hands reads begun since the last turn to the device.
     pub fn kick(&mut self) {
         self.disk.kick();

@@ -120,6 +120,11 @@ impl Store for KvStore {
     }
 
     #[inline]
+    fn is_reading(&self) -> bool {
+        self.worker.is_reading()
+    }
+
+    #[inline]
     fn kick(&mut self) {
         self.worker.kick();
     }

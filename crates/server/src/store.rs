@@ -77,6 +77,10 @@ pub trait Store: Sized {
     fn prefetch<'k>(&mut self, _keys: impl Iterator<Item = &'k [u8]>) {}
     /// Looks at the clock after a sleep.
     fn tick(&mut self) {}
+    /// Whether the device works for this thread.
+    fn is_reading(&self) -> bool {
+        false
+    }
     /// Hands reads that were begun since the last turn to the device.
     fn kick(&mut self) {}
     /// The owners of tasks whose reads are finished, appended to `out`.

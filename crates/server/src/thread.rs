@@ -23,7 +23,7 @@ use crate::resp::encode;
 use crate::service::{Status, service};
 use crate::shared::{Client, Counters, Message, Shared, add, lock};
 use crate::store::Store;
-use crate::together::{TOGETHER_BYTES, TOGETHER_MAX, Together};
+use crate::together::{TOGETHER_BYTES, TOGETHER_MAX, TOGETHER_WHILE_READING, Together};
 
 /// The token of the thread's waker.
 pub const WAKER: Token = Token(usize::MAX - 1);
@@ -199,7 +199,7 @@ impl<S: Store> Thread<S> {
                 }
             }
         }
-        for slots in moved.chunks(TOGETHER_MAX) {
+        for slots in moved.chunks(self.together_max()) {
             self.serve_together(slots);
         }
         moved.clear();
@@ -207,10 +207,21 @@ impl<S: Store> Thread<S> {
         Ok(())
     }
 
+    /// How many connections are served together: few while the device works, which gets its reads between them. Given
+    /// all at once, it answers them all at once, and device and processor take turns instead of working together.
+    fn together_max(&self) -> usize {
+        match self.env.store.is_reading() {
+            true => TOGETHER_WHILE_READING,
+            false => TOGETHER_MAX,
+        }
+    }
+
     /// Serves connections that moved at the same time: first what they sent is executed for all, then all is sent.
     fn serve_together(&mut self, slots: &[usize]) {
         let mut together = std::mem::take(&mut self.together);
         together.execute(&mut self.env, &mut self.conns, slots);
+        // The device reads while replies are sent.
+        self.env.store.kick();
         for (at, slot) in slots.iter().enumerate() {
             together.lend(&mut self.env, at);
             self.serve(*slot);
@@ -235,7 +246,7 @@ impl<S: Store> Thread<S> {
                 moved.push(slot);
             }
         }
-        for slots in moved.chunks(TOGETHER_MAX) {
+        for slots in moved.chunks(self.together_max()) {
             self.serve_together(slots);
         }
         moved.clear();

@@ -15,6 +15,8 @@ use crate::thread::Env;
 
 /// Connections that are served together.
 pub const TOGETHER_MAX: usize = 32;
+/// The same while the device reads for them (docs/adr/0013).
+pub const TOGETHER_WHILE_READING: usize = 4;
 /// What is received of each; one that sent more goes on alone.
 const EARLY_BYTES: usize = 4 << 10;
 /// Longest reply buffer that is kept.
