@@ -164,11 +164,11 @@ impl<D: Snapshot> Lane<D> {
         let appended = self.appended_total - self.appended_at_checkpoint;
         let lane_bytes = (self.ssd.count() * self.cfg.segment_bytes) as u64;
         let short = self.ssd.free().len() < self.clean_target();
-        let worth = self.releasable.len() >= self.checkpoint_segments() * 2 + 2
+        let worth = self.releasable.len() >= policy::checkpoint_worth(self.checkpoint_segments())
             || ((self.writers_wait || self.segments_low()) && !self.releasable.is_empty());
         self.checkpoint_asked
             || (short && worth)
-            || policy::checkpoint_due(appended, lane_bytes, 0, 0)
+            || policy::checkpoint_due(appended, lane_bytes, self.dir.bytes() as u64)
     }
 
     /// One step towards a checkpoint, if one is due. True if it could go on at once.

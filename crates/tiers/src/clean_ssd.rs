@@ -17,6 +17,7 @@ use crate::flush::{COLD, HOT, Stalled};
 use crate::io::Purpose;
 use crate::lane::{Lane, Phase, Rule};
 use crate::policy;
+use crate::room::CLEANER_SEGMENTS;
 use crate::ssd::{State, live_share};
 use terrace_log::entry::Entry;
 use terrace_log::frame::{self, BatchHeader, VERSION_UNIT_BITS};
@@ -60,7 +61,11 @@ impl<D: Snapshot> Lane<D> {
     }
     /// Segments the cleaner wants to have free or about to be.
     pub(crate) fn clean_target(&self) -> usize {
-        self.reserve_segments() + policy::clean_slack(self.ssd.count())
+        let segment = self.cfg.segment_bytes as u64;
+        let checkpoint = self.checkpoint_segments();
+        let stepping = policy::dirty_segments(self.dirty_max / 4, segment) + CLEANER_SEGMENTS;
+        let waiting = policy::checkpoint_worth(checkpoint);
+        (checkpoint + stepping + waiting).max(policy::kept_free(self.ssd.count()))
     }
 
     /// Starts reads of victims when segments run low. For background slices.
@@ -204,14 +209,14 @@ impl<D: Snapshot> Lane<D> {
         let pressed = self.writers_wait || self.dirty_bytes() > self.dirty_max / 4;
         let enough = pressed
             && self.moved_in_epoch >= MOVE_PER_EPOCH_BYTES
-            && self.free_soon() >= self.reserve_segments();
+            && self.free_soon() >= self.clean_target();
         let full = self.moved_in_epoch >= 16 * MOVE_PER_EPOCH_BYTES;
         if enough || full || self.cleaning_ssd.is_empty() {
             return self.finish_epoch(epoch);
         }
         if !self.cleaning_ready() {
             // Worth waiting for the read only when segments are short.
-            return match self.free_soon() < self.reserve_segments() && self.moved_in_epoch > 0 {
+            return match self.free_soon() < self.clean_target() && self.moved_in_epoch > 0 {
                 true => Err(Stalled),
                 false => self.finish_epoch(epoch),
             };

@@ -123,26 +123,42 @@ pub fn reserve_segments(
     segment_bytes: u64,
     count: usize,
 ) -> usize {
-    // A segment's end is wasted when the next entry does not fit: count dirty bytes generously.
-    let dirty = (dirty_max_bytes + dirty_max_bytes / 4).div_ceil(segment_bytes) as usize + 2;
+    let dirty = dirty_segments(dirty_max_bytes, segment_bytes);
     let checkpoints = 2 * (checkpoint_bytes.div_ceil(segment_bytes) as usize + 1);
     dirty + checkpoints + clean_slack(count)
 }
 
-/// Free segments beside the reserve that the cleaner keeps ahead of need.
-pub fn clean_slack(count: usize) -> usize {
-    (count / 32).clamp(10, 256)
+/// Segments that dirty bytes step down into. A segment's end is wasted when the next entry does not fit: generously.
+pub fn dirty_segments(dirty_bytes: u64, segment_bytes: u64) -> usize {
+    (dirty_bytes + dirty_bytes / 4).div_ceil(segment_bytes) as usize + 2
 }
 
-/// The bound on dirty bytes: half of the memory, an eighth of the SSD.
+/// Segments beside the rest of the reserve, so that the cleaner finds some garbage.
+pub fn clean_slack(count: usize) -> usize {
+    (count / 64).clamp(10, 64)
+}
+
+/// Segments that the cleaner keeps free or about to be, at least: where there are few, a
+/// checkpoint more or less matters little, and room much.
+pub fn kept_free(count: usize) -> usize {
+    (count * 5 / 8).min(36)
+}
+
+/// The bound on dirty bytes: half of the memory, and little of the SSD, since as much of it stays empty.
 pub fn dirty_max_bytes(memory_bytes: u64, ssd_bytes: u64) -> u64 {
-    (memory_bytes / 2).min(ssd_bytes / 8)
+    let small = (ssd_bytes / 8).min(4 << 20);
+    (memory_bytes / 2).min((ssd_bytes / 64).max(small))
 }
 
 /// Whether enough was appended since the last checkpoint that replay would grow too long.
-pub fn checkpoint_due(appended_bytes: u64, lane_bytes: u64, waiting: usize, free: usize) -> bool {
-    let replay_bound = (lane_bytes / 8).clamp(8 << 20, 256 << 20);
-    appended_bytes >= replay_bound || (waiting > 0 && free < 2 * waiting)
+pub fn checkpoint_due(appended_bytes: u64, lane_bytes: u64, directory_bytes: u64) -> bool {
+    let replay_bound = (lane_bytes / 4).clamp(8 << 20, 256 << 20);
+    appended_bytes >= replay_bound.max(8 * directory_bytes)
+}
+
+/// Segments that must wait for a checkpoint of so many segments, so that it is made for them.
+pub fn checkpoint_worth(checkpoint_segments: usize) -> usize {
+    5 * checkpoint_segments
 }
 
 #[cfg(test)]
