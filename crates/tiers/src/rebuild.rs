@@ -17,7 +17,9 @@ use std::hash::BuildHasherDefault;
 use terrace_log::addr;
 use terrace_log::frame;
 use terrace_log::{KeyHash, Kind, Loc, Order, Slot, Snapshot, Subject, Terrace};
-use terrace_media::{BLOCK_BYTES, Buf, Disk, MediaError, flush_blocking, write_blocking};
+use terrace_media::{
+    BLOCK_BYTES, Buf, Disk, MediaError, flush_blocking, read_blocking, write_blocking,
+};
 
 /// Bytes of DRAM a key takes in the table of a full scan, about.
 const SCAN_ENTRY_BYTES: u64 = 70;
@@ -65,6 +67,7 @@ impl<D: Snapshot> Lane<D> {
     ) -> Result<Vec<Damage>, MediaError> {
         let disk = &mut *disks[0];
         self.wipe(disk, &mut s, valid)?;
+        self.tidy(disk, &s, valid)?;
         self.new_root(disk, &mut s)?;
         Ok(self.rebuild_without_writing(disks, s, valid, scan_bytes))
     }
@@ -128,6 +131,33 @@ impl<D: Snapshot> Lane<D> {
         flush_blocking(disk)
     }
 
+    /// A write that was cut off may have left out zeros between a batch and the next block,
+    /// which no checksum covers. Only the youngest epoch can be so: without its flush there is no next one.
+    fn tidy(&self, disk: &mut dyn Disk, s: &Survey, valid: u64) -> Result<(), MediaError> {
+        let mut torn = false;
+        for b in s.batches.iter().filter(|b| b.header.epoch == valid) {
+            let end = b.start + b.header.len_bytes as usize;
+            let within = end % BLOCK_BYTES;
+            if within == 0 {
+                continue;
+            }
+            let offset = self.ssd.device_offset(b.segment) + (end - within) as u64;
+            // One that cannot be read is the damage of whoever reads it.
+            let Ok(mut block) = read_blocking(disk, offset, BLOCK_BYTES) else {
+                continue;
+            };
+            if block[within..].iter().any(|byte| *byte != 0) {
+                block[within..].fill(0);
+                write_blocking(disk, offset, block)?;
+                torn = true;
+            }
+        }
+        match torn {
+            true => flush_blocking(disk),
+            false => Ok(()),
+        }
+    }
+
     /// Writes the root again, in the other block, with the generation that this
     /// start begins at: the next start begins above it even if every header that
     /// this one writes is lost.
@@ -170,14 +200,17 @@ impl<D: Snapshot> Lane<D> {
 
     /// Gives every segment its state, before entries are counted in.
     fn settle_segments(&mut self, s: &Survey) {
-        let mut first: HashMap<u32, (u64, u64)> = HashMap::new();
+        // Of each segment's valid batches: the first seq, the last epoch, the end.
+        let mut first: HashMap<u32, (u64, u64, u32)> = HashMap::new();
         for b in &s.batches {
             let e = first
                 .entry(b.segment)
-                .or_insert((b.header.seq, b.header.epoch));
+                .or_insert((b.header.seq, b.header.epoch, 0));
             e.1 = e.1.max(b.header.epoch);
+            e.2 = e.2.max(b.range().1 as u32);
         }
         let scanned = s.root.is_none();
+        let taken: HashSet<u32> = s.taken.iter().copied().collect();
         for id in 0..self.ssd.count() as u32 {
             let touched = first.get(&id).copied();
             let mut seg = self.ssd.segment_mut(id);
@@ -190,7 +223,10 @@ impl<D: Snapshot> Lane<D> {
                 seg.first_seq = touched.map_or(u64::MAX, |t| t.0);
                 seg.last_epoch = touched.map_or(0, |t| t.1);
             }
-            if let Some(&end) = s.ends.get(&id) {
+            if scanned || taken.contains(&id) {
+                seg.used_bytes = 0;
+            }
+            if let Some((_, _, end)) = touched {
                 seg.used_bytes = seg.used_bytes.max(end);
             }
         }
@@ -202,6 +238,12 @@ impl<D: Snapshot> Lane<D> {
         } else {
             // The image's own segments were taken from this list after it was saved.
             free.retain(|id| !first.contains_key(id) && !s.image_segments.contains(id));
+            // Taken for an epoch that does not count, which was wiped: they are the next to be taken again.
+            for &id in s.taken.iter().rev() {
+                if !first.contains_key(&id) && !s.image_segments.contains(&id) {
+                    free.push_front(id);
+                }
+            }
             self.image_segments = s.image_segments.clone();
             for &id in &s.image_segments {
                 self.ssd.segment_mut(id).state = State::Image;

@@ -77,8 +77,8 @@ pub struct Survey {
     pub(crate) batches: Vec<BatchAt>,
     /// Lower attempts.
     pub(crate) losers: Vec<BatchAt>,
-    /// End of the last batch of each segment that was read, bytes.
-    pub(crate) ends: HashMap<u32, u32>,
+    /// Segments taken from the checkpoint's free list since.
+    pub(crate) taken: Vec<u32>,
     /// Gaps before a batch of this epoch: a torn write, if that epoch is not valid.
     pub(crate) gaps: Vec<(u64, Damage)>,
     /// Highest epoch seen.
@@ -271,7 +271,10 @@ impl<D: Snapshot> Lane<D> {
                         self.ssd.generation = self.ssd.generation.max(header.life.generation);
                         self.ssd.segment_mut(id).generation = header.life.generation;
                         match header.used_for {
-                            Use::Log => replay.push(id),
+                            Use::Log => {
+                                replay.push(id);
+                                s.taken.push(id);
+                            }
                             _ => s.free.push_back(id),
                         }
                     }
@@ -312,7 +315,7 @@ impl<D: Snapshot> Lane<D> {
     fn find_batches(&mut self, disk: &mut dyn Disk, s: &mut Survey, segments: &[u32]) {
         let size = self.cfg.segment_bytes;
         let mut all: Vec<BatchAt> = Vec::new();
-        let whole = self.follow_headers(disk, s, segments, &mut all);
+        let whole = self.follow_headers(disk, segments, &mut all);
         let list: Vec<(u64, usize)> = whole
             .iter()
             .map(|&id| (self.ssd.device_offset(id), size))
@@ -338,7 +341,6 @@ impl<D: Snapshot> Lane<D> {
     fn follow_headers(
         &self,
         disk: &mut dyn Disk,
-        s: &mut Survey,
         segments: &[u32],
         all: &mut Vec<BatchAt>,
     ) -> Vec<u32> {
@@ -386,11 +388,7 @@ impl<D: Snapshot> Lane<D> {
         for id in &whole {
             found.remove(id);
         }
-        for (id, batches) in found {
-            let end = batches.last().map_or(0, |b| b.range().1);
-            s.ends.insert(id, end as u32);
-            all.extend(batches);
-        }
+        all.extend(found.into_values().flatten());
         whole
     }
 
@@ -412,7 +410,6 @@ impl<D: Snapshot> Lane<D> {
                         start,
                         header,
                     };
-                    s.ends.insert(id, b.range().1 as u32);
                     all.push(b);
                 }
             }

@@ -383,6 +383,13 @@ fn found(
     if crash.event.is_multiple_of(4) {
         leaks(&mut rig, plan, &got)?;
     }
+    if crash.event.is_multiple_of(5) {
+        rig.close();
+        let damage = terrace_pool::check_on_device(device).map_err(|e| format!("check: {e}"))?;
+        if !damage.damage.is_empty() {
+            return Err(format!("after a clean stop: {:?}", damage.damage));
+        }
+    }
     Ok(matched)
 }
 
