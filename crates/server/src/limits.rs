@@ -32,7 +32,7 @@ pub const STANDING_BYTES: isize = 256 << 10;
 /// Kernel buffers of one socket, each way.
 pub const SOCKET_BUFFER_BYTES: usize = 128 << 10;
 /// A connection that holds buffers this long without progress is cut off when others starve.
-pub const STUCK_AFTER_MS: u64 = 700;
+pub const STUCK_AFTER_MS: u64 = 500;
 /// A connection that waits for a buffer is patient this long, if buffers come back to others meanwhile.
 pub const GRANT_WAIT_MAX_MS: u64 = 120_000;
 /// What one read takes while buffers are short, so that a waiting connection holds little.
@@ -40,7 +40,7 @@ pub const READ_TIGHT_BYTES: usize = 4 << 10;
 /// How often a command that waits for room is tried again without being told.
 pub const ROOM_RETRY_MS: u64 = 2;
 /// How often a starving thread looks for connections to cut off.
-pub const STARVE_CHECK_MS: u64 = 100;
+pub const STARVE_CHECK_MS: u64 = 25;
 /// How many keys of one MGET are looked up at the same time.
 pub const MGET_WINDOW_KEYS: usize = 16;
 /// How many keys one step of a SCAN asks the store for.
