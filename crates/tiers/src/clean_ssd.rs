@@ -63,7 +63,7 @@ impl<D: Snapshot> Lane<D> {
     pub(crate) fn clean_target(&self) -> usize {
         let segment = self.cfg.segment_bytes as u64;
         let checkpoint = self.checkpoint_segments();
-        let stepping = policy::dirty_segments(self.dirty_max / 4, segment) + CLEANER_SEGMENTS;
+        let stepping = policy::dirty_segments(self.dirty_max, segment) + CLEANER_SEGMENTS;
         let waiting = policy::checkpoint_worth(checkpoint);
         (checkpoint + stepping + waiting).max(policy::kept_free(self.ssd.count()))
     }
