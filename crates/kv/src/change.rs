@@ -307,18 +307,15 @@ pub(crate) fn commit(
     let changed = Some(lane.open_epoch());
     let wait = match (new, &prev) {
         (Some((kind, value, expiry_ms)), _) => {
-            let entry = NewEntry {
+            put(
+                w,
+                lane,
+                c,
+                prev.as_ref().map(|p| p.slot),
                 kind,
-                space: 0,
-                flags: 0,
-                link: Loc::NONE,
-                expiry_ms,
-                version: None,
-                key: c.key,
                 value,
-            };
-            let put = lane.put(c.at.who, prev.as_ref().map(|p| p.slot), &entry);
-            put.map_err(|why| refused(w, lane, why, c.bytes))?;
+                expiry_ms,
+            )?;
             changed
         }
         (None, Some(p)) if p.present || p.binder.is_some() => {
@@ -336,6 +333,31 @@ pub(crate) fn commit(
         shared.0.lock().doom(Doomed { record, binder });
     }
     Ok(Committed { present, wait })
+}
+
+/// Appends a key's new entry, in the place of what `prev` names.
+pub(crate) fn put(
+    w: &Worker,
+    lane: &mut Lane,
+    c: &Change<'_>,
+    prev: Option<Slot>,
+    kind: Kind,
+    value: &[u8],
+    expiry_ms: Option<u64>,
+) -> Result<(), KvError> {
+    let entry = NewEntry {
+        kind,
+        space: 0,
+        flags: 0,
+        link: Loc::NONE,
+        expiry_ms,
+        version: None,
+        key: c.key,
+        value,
+    };
+    let put = lane.put(c.at.who, prev, &entry);
+    put.map(|_| ())
+        .map_err(|why| refused(w, lane, why, c.bytes))
 }
 
 /// The upload's pieces have a binder now: its record goes, in the same epoch.

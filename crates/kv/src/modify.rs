@@ -5,13 +5,13 @@
 //! Never: waits after it has shown the entry.
 
 use crate::change::{
-    Change, Missing, change, commit, found_now, missing, prepare, seen_with, wait_durable,
+    Missing, change, commit, found_now, missing, prepare, put, seen_with, wait_durable,
 };
-use crate::find::{Found, entry_of, fetch, find, may_write, refused, reserve, unharmed};
+use crate::find::{Found, entry_of, fetch, find, may_write, reserve, unharmed};
 use crate::{KvError, Outcome, Step, Wait, large};
+use terrace_log::Kind;
 use terrace_log::entry::Entry;
-use terrace_log::{Kind, Loc, NewEntry, Slot};
-use terrace_pool::{Lane, Task, Worker};
+use terrace_pool::{Task, Worker};
 
 /// A new state: kind, value, expiry in ms since 1970. None: as it is.
 pub(crate) type Changed = Option<(Kind, Vec<u8>, Option<u64>)>;
@@ -110,7 +110,7 @@ pub(crate) fn modify<R>(
         // A binder's pieces stay bound: only its entry is written anew.
         let rebinds = kind == Kind::Binder;
         match rebinds {
-            true => rewrite(w, lane, &c, slot, kind, &value, expiry_ms)?,
+            true => put(w, lane, &c, slot, kind, &value, expiry_ms)?,
             false => {
                 commit(
                     w,
@@ -126,28 +126,4 @@ pub(crate) fn modify<R>(
     drop(held);
     wait_durable(w, t, wait);
     Ok(Step::Done(result))
-}
-
-fn rewrite(
-    w: &Worker,
-    lane: &mut Lane,
-    c: &Change<'_>,
-    slot: Option<Slot>,
-    kind: Kind,
-    value: &[u8],
-    expiry_ms: Option<u64>,
-) -> Result<(), KvError> {
-    let entry = NewEntry {
-        kind,
-        space: 0,
-        flags: 0,
-        link: Loc::NONE,
-        expiry_ms,
-        version: None,
-        key: c.key,
-        value,
-    };
-    let put = lane.put(c.at.who, slot, &entry);
-    put.map(|_| ())
-        .map_err(|why| refused(w, lane, why, c.bytes))
 }

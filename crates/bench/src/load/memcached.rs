@@ -4,7 +4,7 @@
 //! and gives the reply that RESP has for the same. The meta commands are memcached's fastest: of sixteen `get` it sends the
 //! values in several segments, of sixteen `mg` in one.
 
-use super::reply::{BULK_BYTES_MAX, LINE_BYTES_MAX, Parsed, Reply, find_line_end, parse_number};
+use super::reply::{LINE_BYTES_MAX, Parsed, Reply, find_line_end, parse_counted};
 
 /// Parses the first reply of `bytes`.
 pub fn parse(bytes: &[u8]) -> Parsed<'_> {
@@ -21,7 +21,7 @@ pub fn parse(bytes: &[u8]) -> Parsed<'_> {
         // "Header": done, whether it was a `ms` or a `md`.
         b"HD" => Parsed::Whole(Reply::Status(b"OK"), next),
         b"EN" | b"NF" => Parsed::Whole(Reply::Nil, next),
-        [b'V', b'A', b' ', length @ ..] => parse_value(bytes, length, next),
+        [b'V', b'A', b' ', length @ ..] => parse_counted(bytes, length, next),
         line if is_error(line) => Parsed::Whole(Reply::Error(line), next),
         _ => Parsed::Malformed,
     }
@@ -31,22 +31,6 @@ fn is_error(line: &[u8]) -> bool {
     [&b"ERROR"[..], b"CLIENT_ERROR", b"SERVER_ERROR", b"NS"]
         .iter()
         .any(|word| line.starts_with(word))
-}
-
-/// `VA <bytes>`, the value.
-fn parse_value<'a>(bytes: &'a [u8], length: &[u8], start: usize) -> Parsed<'a> {
-    let length = match parse_number(length).map(u64::try_from) {
-        Some(Ok(length)) if length <= BULK_BYTES_MAX => length as usize,
-        _ => return Parsed::Malformed,
-    };
-    let end = start + length;
-    if bytes.len() < end + 2 {
-        return Parsed::Part;
-    }
-    if &bytes[end..end + 2] != b"\r\n" {
-        return Parsed::Malformed;
-    }
-    Parsed::Whole(Reply::Bulk(&bytes[start..end]), end + 2)
 }
 
 #[cfg(test)]

@@ -65,10 +65,15 @@ pub fn parse(bytes: &[u8]) -> Parsed<'_> {
 }
 
 fn parse_bulk<'a>(bytes: &'a [u8], line: &[u8], start: usize) -> Parsed<'a> {
-    if line == b"-1" {
-        return Parsed::Whole(Reply::Nil, start);
+    match line {
+        b"-1" => Parsed::Whole(Reply::Nil, start),
+        length => parse_counted(bytes, length, start),
     }
-    let length = match parse_number(line).map(u64::try_from) {
+}
+
+/// A value of `length` bytes from `start` on, and the end of its line.
+pub fn parse_counted<'a>(bytes: &'a [u8], length: &[u8], start: usize) -> Parsed<'a> {
+    let length = match parse_number(length).map(u64::try_from) {
         Some(Ok(length)) if length <= BULK_BYTES_MAX => length as usize,
         _ => return Parsed::Malformed,
     };
