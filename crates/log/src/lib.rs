@@ -18,7 +18,7 @@ pub mod writer;
 pub use addr::{Loc, Slot, Terrace, UNIT_BYTES};
 pub use directory::{Directory, Full, Order, Snapshot, Subject};
 pub use entry::{Entry, EntryError, Kind, NewEntry};
-pub use hash::{HashKey, Hasher, KeyHash};
+pub use hash::{HashKey, Hasher, KeyHash, OBJECT_ID_BITS, ObjectId};
 
 /// Longest key in bytes: the header gives its length two bytes.
 pub const KEY_MAX_BYTES: usize = 65_535;

@@ -168,6 +168,11 @@ impl FileDevice {
         self.is_direct
     }
 
+    /// Whether it is a block device, and not a file.
+    pub fn is_block_device(&self) -> bool {
+        self.is_block_device
+    }
+
     /// Whether io_uring serves it, or the synchronous fallback.
     pub fn has_ring(&self) -> bool {
         matches!(self.engine, Engine::Ring(_))

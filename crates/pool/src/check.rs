@@ -5,7 +5,9 @@
 //! an entry that checks and hashes to it. It writes nothing.
 
 use crate::lock::PoolLock;
-use crate::open::{QUEUE_DEPTH, data_path, new_lane, valid_epoch};
+use crate::open::{QUEUE_DEPTH, data_path, new_lane};
+use crate::recover::valid_epoch;
+use crate::options::Contents;
 use crate::superblock::Superblock;
 use crate::{Lane, Options, PoolError};
 use serde::Serialize;
@@ -51,8 +53,15 @@ fn open(dir: &Path) -> Result<(PoolLock, Arc<FileDevice>, Superblock, bool), Poo
     let device = Arc::new(FileDevice::open(&path)?);
     let mut disk = device.queue(QUEUE_DEPTH)?;
     let found = Superblock::read(&mut *disk)?;
-    let (superblock, both) = found.ok_or(PoolError::NotAPool { path })?;
-    Ok((lock, device, superblock, both))
+    let (superblock, both) = found.ok_or(PoolError::NotAPool { path: path.clone() })?;
+    match superblock.contents {
+        Contents::Keys => Ok((lock, device, superblock, both)),
+        other => Err(PoolError::Contents {
+            path,
+            is: other.name(),
+            asked: Contents::Keys.name(),
+        }),
+    }
 }
 
 /// Verifies the whole pool; `progress` is told bytes read of bytes in all.

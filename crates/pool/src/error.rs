@@ -28,6 +28,16 @@ pub enum PoolError {
         /// The data file.
         path: PathBuf,
     },
+    /// It holds something else than it is opened for.
+    #[error("{path} holds {is}, and was to be opened for {asked}; choose another directory, or remove it with: terrace pool destroy")]
+    Contents {
+        /// The data file.
+        path: PathBuf,
+        /// What it holds.
+        is: &'static str,
+        /// What was asked for.
+        asked: &'static str,
+    },
     /// A setting is out of its range.
     #[error("{what} is {asked}; {allowed}")]
     Setting {

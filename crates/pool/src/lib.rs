@@ -15,6 +15,7 @@ mod lock;
 mod open;
 mod options;
 mod reads;
+mod recover;
 mod stats;
 mod superblock;
 mod sync;
@@ -27,12 +28,12 @@ pub use error::PoolError;
 pub use held::Held;
 pub use ledger::{Ledger, Part};
 pub use open::Pool;
-pub use options::{Durability, Options};
+pub use options::{Contents, Durability, Options};
 pub use stats::Stats;
 pub use superblock::Superblock;
 pub use task::{Fetched, Task};
 pub use terrace_tiers::Rule;
 pub use worker::{Turn, Worker};
 
-/// The lane type of every pool: a stack of terraces under the key map.
-pub type Lane = terrace_tiers::Lane<terrace_index::KeyMap>;
+/// A lane: a stack of terraces under a directory, by default the key map.
+pub type Lane<D = terrace_index::KeyMap> = terrace_tiers::Lane<D>;

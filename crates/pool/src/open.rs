@@ -4,7 +4,8 @@ use crate::clock::{Clamped, Clock, SystemClock};
 use crate::commit::Commit;
 use crate::ledger::Ledger;
 use crate::lock::PoolLock;
-use crate::options::{DRAM_PER_LANE_MIN_BYTES, Durability, Options};
+use crate::options::{Contents, DRAM_PER_LANE_MIN_BYTES, Durability, Options};
+use crate::recover::{Recovered, recover};
 use crate::stats::Stats;
 use crate::superblock::Superblock;
 use crate::worker::Worker;
@@ -16,23 +17,19 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 use terrace_index::KeyMap;
-use terrace_log::Hasher;
-use terrace_media::{Arena, Device, Disk, FileDevice, MediaError};
+use terrace_log::{Hasher, Snapshot};
+use terrace_media::{Arena, Device, FileDevice};
 use terrace_tiers::Config;
-use terrace_tiers::{Damage, Rule, Survey};
+use terrace_tiers::{Damage, Rule};
 
 /// Operations a queue has at the device at once.
 pub(crate) const QUEUE_DEPTH: u32 = 256;
 /// Longest time a clean stop may take to write what is dirty, s.
 const CLOSE_MAX_S: u64 = 120;
-/// Most threads that read for one lane at a start; beyond, the one that applies what they read is the limit.
-const READERS_PER_LANE_MAX: usize = 8;
-/// Part of the cap that a full scan's table may take, in quarters: no segment is in DRAM yet.
-const SCAN_QUARTERS: u64 = 3;
 
 /// An open pool, shared by its workers.
-pub struct Pool {
-    pub(crate) lanes: Vec<Mutex<Lane>>,
+pub struct Pool<D = KeyMap> {
+    pub(crate) lanes: Vec<Mutex<Lane<D>>>,
     pub(crate) commit: Commit,
     pub(crate) clock: Clamped,
     pub(crate) ledger: Ledger,
@@ -50,6 +47,13 @@ pub struct Pool {
     recovery_ms: u64,
     clean: bool,
     _lock: Option<PoolLock>,
+}
+
+/// Makes the empty directory of a lane.
+type MakeDirectory<'a, D> = &'a dyn Fn(u16, &Superblock) -> D;
+
+fn key_map(_lane: u16, superblock: &Superblock) -> KeyMap {
+    KeyMap::new(superblock.user_shards, superblock.unit_bits())
 }
 
 impl Pool {
@@ -82,11 +86,7 @@ impl Pool {
             0 => options.dram_bytes * 4,
             bytes => bytes,
         };
-        let mut secret = [0u64; 3];
-        for word in &mut secret {
-            *word = getrandom::u64()
-                .map_err(|e| PoolError::io(dir, std::io::Error::other(e.to_string())))?;
-        }
+        let secret = new_secret(dir)?;
         make_dir(dir)?;
         let _lock = PoolLock::take(dir)?;
         let device = match &options.device {
@@ -122,7 +122,8 @@ impl Pool {
         }
         let lock = PoolLock::take(&options.dir)?;
         let device = Arc::new(FileDevice::open(&path)?);
-        Pool::with_device(device, options, Box::new(SystemClock), Some(lock), None)
+        let clock = Box::new(SystemClock);
+        Pool::with_device(device, options, clock, Some(lock), None, &key_map)
     }
 
     /// Opens a pool on any device, with any clock: what tests use. `arena`: memory
@@ -133,7 +134,40 @@ impl Pool {
         clock: Box<dyn Clock>,
         arena: Option<Arc<Arena>>,
     ) -> Result<Arc<Pool>, PoolError> {
-        Pool::with_device(device, options, clock, None, arena)
+        Pool::with_device(device, options, clock, None, arena, &key_map)
+    }
+}
+
+impl<D: Snapshot + Send> Pool<D> {
+    /// Opens a pool whose directory is not the key map, or makes it; `options.contents` says
+    /// which. One of scratch contents starts empty, and is made anew if its size differs.
+    pub fn open_objects(
+        options: Options,
+        make: MakeDirectory<'_, D>,
+        progress: &mut dyn FnMut(&str, u64, u64),
+    ) -> Result<Arc<Pool<D>>, PoolError> {
+        let path = data_path(&options.dir);
+        if !path.exists() {
+            Pool::create(&options, progress)?;
+        }
+        let lock = PoolLock::take(&options.dir)?;
+        let device = match options.contents {
+            Contents::Scratch => format(&options, &path, progress)?,
+            _ => FileDevice::open(&path)?,
+        };
+        let clock = Box::new(SystemClock);
+        Pool::with_device(Arc::new(device), options, clock, Some(lock), None, make)
+    }
+
+    /// The same on any device and with any clock: what tests use. The pool must have been made.
+    pub fn objects_on_device(
+        device: Arc<dyn Device>,
+        options: Options,
+        clock: Box<dyn Clock>,
+        arena: Option<Arc<Arena>>,
+        make: MakeDirectory<'_, D>,
+    ) -> Result<Arc<Pool<D>>, PoolError> {
+        Pool::with_device(device, options, clock, None, arena, make)
     }
 
     fn with_device(
@@ -142,13 +176,15 @@ impl Pool {
         clock: Box<dyn Clock>,
         lock: Option<PoolLock>,
         arena: Option<Arc<Arena>>,
-    ) -> Result<Arc<Pool>, PoolError> {
+        make: MakeDirectory<'_, D>,
+    ) -> Result<Arc<Pool<D>>, PoolError> {
         let started = Instant::now();
         let mut disk = device.queue(QUEUE_DEPTH)?;
         let (superblock, both) =
             Superblock::read(&mut *disk)?.ok_or_else(|| PoolError::NotAPool {
                 path: data_path(&options.dir),
             })?;
+        check_contents(&options, &superblock)?;
         check_sizes(&options, &superblock, device.len_bytes(), arena.is_some())?;
         if !both {
             tracing::warn!("one copy of the superblock is damaged; writing both again");
@@ -163,13 +199,22 @@ impl Pool {
         if !arena.is_locked() {
             tracing::debug!("DRAM segments are not locked in memory; see: terrace doctor");
         }
-        let hasher = Hasher::new(superblock.hash_key);
+        let hasher = match superblock.contents {
+            Contents::Keys => Hasher::new(superblock.hash_key),
+            Contents::Objects | Contents::Scratch => Hasher::of_objects(),
+        };
         let quota = pieces_for(&options, &superblock);
-        let mut lanes: Vec<Lane> = (0..superblock.lanes)
-            .map(|lane| new_lane(lane, &superblock, &options, hasher, quota, &arena))
+        let mut lanes: Vec<Lane<D>> = (0..superblock.lanes)
+            .map(|lane| {
+                let cfg = lane_config(lane, &superblock, &options, hasher, quota);
+                Lane::new(cfg, make(lane, &superblock), &arena)
+            })
             .collect();
         drop(disk);
-        let (found, valid) = recover(&device, &mut lanes, &options)?;
+        let (found, valid) = match superblock.contents {
+            Contents::Scratch => (Recovered::default(), 0),
+            _ => recover(&device, &mut lanes, &options)?,
+        };
         let clean = found.clean;
         let clamped = Clamped::new(clock);
         for lane in &lanes {
@@ -211,10 +256,10 @@ impl Pool {
     /// The worker of thread `i` of `options.threads`. `wake` is called from other
     /// threads when it should run a turn.
     pub fn worker(
-        self: &Arc<Pool>,
+        self: &Arc<Pool<D>>,
         i: usize,
         wake: Arc<dyn Fn() + Send + Sync>,
-    ) -> Result<Worker, PoolError> {
+    ) -> Result<Worker<D>, PoolError> {
         let threads = self.options.threads.max(1);
         let home: Vec<u16> = (0..self.superblock.lanes)
             .filter(|lane| usize::from(*lane) % threads == i)
@@ -225,7 +270,7 @@ impl Pool {
 
     /// A clean stop, after every worker was closed: everything durable, a
     /// checkpoint, and the warm image.
-    pub fn close(self: &Arc<Pool>) -> Result<(), PoolError> {
+    pub fn close(self: &Arc<Pool<D>>) -> Result<(), PoolError> {
         let mut worker = Worker::new(self.clone(), (0..self.superblock.lanes).collect())?;
         let until = Instant::now() + Duration::from_secs(CLOSE_MAX_S);
         worker.close_pool(until)
@@ -235,6 +280,7 @@ impl Pool {
     pub fn failure(&self) -> Option<String> {
         self.failed.get().cloned()
     }
+    /// Why the pool takes no more updates, from now on.
     pub(crate) fn fail(&self, why: &str) {
         if self.failed.set(why.to_string()).is_ok() {
             tracing::error!(why, "the pool is read-only from now on");
@@ -320,7 +366,7 @@ impl Pool {
     /// Live bytes of the SSD terrace and how many it accepts, over all lanes. `held` is
     /// a lane that the caller has locked: lanes that are busy count as much as it does,
     /// since waiting for them with one held might never end.
-    pub fn ssd_use(&self, held: &Lane) -> (u64, u64) {
+    pub fn ssd_use(&self, held: &Lane<D>) -> (u64, u64) {
         let own = held.stats();
         let sums = self.lanes.iter().map(|lane| {
             let other = lane.try_lock().map(|lane| lane.stats());
@@ -336,96 +382,9 @@ impl Pool {
     }
 
     /// A lane, for tests and tools.
-    pub fn with_lane<R>(&self, lane: u16, f: impl FnOnce(&mut Lane) -> R) -> R {
+    pub fn with_lane<R>(&self, lane: u16, f: impl FnOnce(&mut Lane<D>) -> R) -> R {
         f(&mut self.lanes[lane as usize].lock())
     }
-}
-
-/// What recovery found.
-pub(crate) struct Recovered {
-    pub damage: Vec<Damage>,
-    pub clean: bool,
-}
-
-/// Recovers all lanes, each on a thread of its own that has others read for it. Returns the last valid epoch too.
-pub(crate) fn recover(
-    device: &Arc<dyn Device>,
-    lanes: &mut [Lane],
-    options: &Options,
-) -> Result<(Recovered, u64), PoolError> {
-    let readers = readers_per_lane(options.recovery_threads, lanes.len());
-    let survey = |disks: &mut [Box<dyn Disk>], lane: &mut Lane, ()| lane.survey(&mut *disks[0]);
-    let surveys = for_each_lane(device, lanes, 1, survey, vec![(); lanes.len()])?;
-    let valid = valid_epoch(&surveys);
-    let clean = surveys
-        .iter()
-        .all(|s| s.clean && s.max_epoch <= s.durable_epoch);
-    let youngest = surveys.iter().map(|s| s.max_epoch).max().unwrap_or(0);
-    if valid < youngest {
-        tracing::warn!(
-            epoch = youngest,
-            "the last commit was under way at the crash and is dropped"
-        );
-    }
-    let scan_bytes = options.dram_bytes / 4 * SCAN_QUARTERS / lanes.len() as u64;
-    let rebuild = |disks: &mut [Box<dyn Disk>], lane: &mut Lane, survey: Survey| {
-        lane.rebuild(disks, survey, valid, scan_bytes)
-    };
-    let damage = for_each_lane(device, lanes, readers, rebuild, surveys)?;
-    let damage = damage.into_iter().flatten().collect();
-    Ok((Recovered { damage, clean }, valid))
-}
-
-/// Threads that read for each lane: as many as there are CPUs, over all lanes.
-fn readers_per_lane(asked: usize, lanes: usize) -> usize {
-    let cpus = || std::thread::available_parallelism().map_or(1, |n| n.get());
-    let all = match asked {
-        0 => cpus(),
-        asked => asked,
-    };
-    all.div_ceil(lanes).clamp(1, READERS_PER_LANE_MAX)
-}
-
-/// The youngest epoch counts only if every lane has all of it.
-pub(crate) fn valid_epoch(surveys: &[Survey]) -> u64 {
-    let youngest = surveys.iter().map(|s| s.max_epoch).max().unwrap_or(0);
-    let durable = surveys.iter().map(|s| s.durable_epoch).max().unwrap_or(0);
-    let whole = surveys
-        .iter()
-        .all(|s| s.max_epoch == youngest && s.complete);
-    match youngest <= durable || whole {
-        true => youngest,
-        false => youngest - 1,
-    }
-}
-
-/// Calls `f` for each lane with `queues` queues, on threads of their own if there are several lanes.
-fn for_each_lane<A: Send, B: Send>(
-    device: &Arc<dyn Device>,
-    lanes: &mut [Lane],
-    queues: usize,
-    f: impl Fn(&mut [Box<dyn Disk>], &mut Lane, A) -> Result<B, MediaError> + Sync,
-    with: Vec<A>,
-) -> Result<Vec<B>, PoolError> {
-    let run = |lane: &mut Lane, a: A| -> Result<B, MediaError> {
-        let disks: Result<Vec<_>, _> = (0..queues).map(|_| device.queue(QUEUE_DEPTH)).collect();
-        f(&mut disks?, lane, a)
-    };
-    let each = lanes.iter_mut().zip(with);
-    if each.len() == 1 {
-        return each.map(|(lane, a)| Ok(run(lane, a)?)).collect();
-    }
-    std::thread::scope(|scope| {
-        let run = &run;
-        let threads: Vec<_> = each
-            .map(|(lane, a)| scope.spawn(move || run(lane, a)))
-            .collect();
-        let results = threads.into_iter().map(|t| match t.join() {
-            Ok(result) => Ok(result?),
-            Err(panic) => std::panic::resume_unwind(panic),
-        });
-        results.collect()
-    })
 }
 
 pub(crate) fn new_lane(
@@ -436,8 +395,19 @@ pub(crate) fn new_lane(
     quota: usize,
     arena: &Arc<Arena>,
 ) -> Lane {
+    let cfg = lane_config(lane, superblock, options, hasher, quota);
+    Lane::new(cfg, key_map(lane, superblock), arena)
+}
+
+fn lane_config(
+    lane: u16,
+    superblock: &Superblock,
+    options: &Options,
+    hasher: Hasher,
+    quota: usize,
+) -> Config {
     let segment = superblock.segment_bytes as usize;
-    let cfg = Config {
+    Config {
         lane,
         pool: match options.without_rule {
             Some(Rule::BoundToPool) => 0,
@@ -450,11 +420,10 @@ pub(crate) fn new_lane(
         memory_segments: quota,
         middle_segments: options.middle_bytes as usize / segment / superblock.lanes as usize,
         dirty_max_bytes: u64::MAX,
+        scratch: superblock.contents == Contents::Scratch,
         hasher,
         without_rule: options.without_rule,
-    };
-    let map = KeyMap::new(superblock.user_shards, superblock.unit_bits());
-    Lane::new(cfg, map, arena)
+    }
 }
 
 /// DRAM segments of a lane when nothing else is held yet.
@@ -462,6 +431,55 @@ pub(crate) fn pieces_for(options: &Options, superblock: &Superblock) -> usize {
     let segment = u64::from(superblock.segment_bytes);
     let bytes = options.dram_bytes - options.dram_bytes / 8;
     (bytes / segment / u64::from(superblock.lanes)) as usize
+}
+
+/// A pool is opened for what it holds.
+fn check_contents(options: &Options, superblock: &Superblock) -> Result<(), PoolError> {
+    match options.contents == superblock.contents {
+        true => Ok(()),
+        false => Err(PoolError::Contents {
+            path: data_path(&options.dir),
+            is: superblock.contents.name(),
+            asked: options.contents.name(),
+        }),
+    }
+}
+
+/// Gives a scratch pool new numbers, so that nothing of its last life checks any more, and the
+/// size asked for. What holds anything else is left alone.
+fn format(
+    options: &Options,
+    path: &Path,
+    progress: &mut dyn FnMut(&str, u64, u64),
+) -> Result<FileDevice, PoolError> {
+    let device = FileDevice::open(path)?;
+    let found = Superblock::read(&mut *device.queue(8)?)?;
+    let (found, _) = found.ok_or(PoolError::NotAPool { path: path.into() })?;
+    check_contents(options, &found)?;
+    let is_file = !device.is_block_device();
+    let device = match options.ssd_bytes {
+        asked if is_file && asked != 0 && asked != device.len_bytes() => {
+            drop(device);
+            std::fs::remove_file(path).map_err(|e| PoolError::io(path, e))?;
+            let mut told = |done: u64| progress("making the pool", done, asked);
+            FileDevice::create(path, asked, &mut told)?
+        }
+        _ => device,
+    };
+    let secret = new_secret(&options.dir)?;
+    let superblock = Superblock::plan(options, device.len_bytes(), secret)?;
+    superblock.write(&mut *device.queue(8)?)?;
+    Ok(device)
+}
+
+/// Three numbers that nobody can guess.
+fn new_secret(dir: &Path) -> Result<[u64; 3], PoolError> {
+    let mut secret = [0u64; 3];
+    for word in &mut secret {
+        *word = getrandom::u64()
+            .map_err(|e| PoolError::io(dir, std::io::Error::other(e.to_string())))?;
+    }
+    Ok(secret)
 }
 
 fn check_sizes(

@@ -16,6 +16,30 @@ pub enum Durability {
     Async,
 }
 
+/// What a pool holds.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Default)]
+#[serde(rename_all = "lowercase")]
+pub enum Contents {
+    /// Keys and values.
+    #[default]
+    Keys,
+    /// Objects and pages by number that outlive the process.
+    Objects,
+    /// Objects and pages by number that do not: each opening starts empty.
+    Scratch,
+}
+
+impl Contents {
+    /// What people call it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Contents::Keys => "keys",
+            Contents::Objects => "durable objects",
+            Contents::Scratch => "objects that do not outlive a program",
+        }
+    }
+}
+
 /// Settings of a pool.
 #[derive(Debug, Clone)]
 pub struct Options {
@@ -39,6 +63,8 @@ pub struct Options {
     pub middle_bytes: u64,
     /// A block device to use instead of a file in `dir`; used when the pool is made.
     pub device: Option<PathBuf>,
+    /// What the pool holds; used when the pool is made, and an opening must say the same.
+    pub contents: Contents,
     /// A rule that a test takes out, to see that its tests notice. None in every pool.
     pub without_rule: Option<Rule>,
 }
@@ -56,6 +82,7 @@ impl Default for Options {
             segment_bytes: 512 << 10,
             middle_bytes: 0,
             device: None,
+            contents: Contents::Keys,
             without_rule: None,
         }
     }

@@ -4,7 +4,7 @@
 //! from a multiple of the segment size on, the lanes' segments.
 
 use crate::PoolError;
-use crate::options::{LANES_MAX, Options, SEGMENTS_PER_LANE_MIN};
+use crate::options::{Contents, LANES_MAX, Options, SEGMENTS_PER_LANE_MIN};
 use terrace_log::HashKey;
 use terrace_media::{BLOCK_BYTES, Buf, Disk, flush_blocking, read_blocking, write_blocking};
 
@@ -31,6 +31,8 @@ pub struct Superblock {
     pub segment_bytes: u32,
     /// Segments of a lane.
     pub segments_per_lane: u32,
+    /// What the pool holds.
+    pub contents: Contents,
 }
 
 impl Superblock {
@@ -77,6 +79,7 @@ impl Superblock {
             user_shards: shards.clamp(16, 4096) as u32,
             segment_bytes: segment as u32,
             segments_per_lane: per_lane.min(u64::from(u32::MAX) - 1) as u32,
+            contents: options.contents,
         })
     }
 
@@ -108,6 +111,7 @@ impl Superblock {
         b[24..32].copy_from_slice(&self.hash_key.0.to_le_bytes());
         b[32..40].copy_from_slice(&self.hash_key.1.to_le_bytes());
         b[40..42].copy_from_slice(&self.lanes.to_le_bytes());
+        b[42] = self.contents as u8;
         b[44..48].copy_from_slice(&self.user_shards.to_le_bytes());
         b[48..52].copy_from_slice(&self.segment_bytes.to_le_bytes());
         b[52..56].copy_from_slice(&self.segments_per_lane.to_le_bytes());
@@ -125,7 +129,14 @@ impl Superblock {
             && u64_at(0) == MAGIC
             && u32_at(12) == FORMAT_VERSION
             && u32_at(8) == checksum(b);
+        let contents = match b.get(42) {
+            Some(0) => Contents::Keys,
+            Some(1) => Contents::Objects,
+            Some(2) => Contents::Scratch,
+            _ => return None,
+        };
         right.then(|| Superblock {
+            contents,
             pool: u64_at(16),
             hash_key: HashKey(u64_at(24), u64_at(32)),
             lanes: u16_at(40),

@@ -9,6 +9,7 @@
 use crate::held::Held;
 use crate::ledger::Part;
 use crate::open::{Pool, QUEUE_DEPTH};
+use crate::options::Contents;
 use crate::reads::Reads;
 use crate::task::Task;
 use crate::{Lane, PoolError};
@@ -17,7 +18,8 @@ use smallvec::SmallVec;
 use std::os::fd::RawFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-use terrace_log::Subject;
+use terrace_index::KeyMap;
+use terrace_log::{Snapshot, Subject};
 use terrace_media::{Disk, Done, Op, Wait};
 use terrace_tiers::{Phase, ReadPlan, Rule, policy};
 
@@ -43,8 +45,8 @@ pub struct Turn {
 }
 
 /// A thread's part of a pool.
-pub struct Worker {
-    pool: Arc<Pool>,
+pub struct Worker<D = KeyMap> {
+    pool: Arc<Pool<D>>,
     disk: Box<dyn Disk>,
     home: Vec<u16>,
     /// Bytes told to the ledger, by home lane: segments, index, io.
@@ -60,8 +62,8 @@ pub struct Worker {
     near: Vec<(u16, Subject)>,
 }
 
-impl Worker {
-    pub(crate) fn new(pool: Arc<Pool>, home: Vec<u16>) -> Result<Worker, PoolError> {
+impl<D: Snapshot> Worker<D> {
+    pub(crate) fn new(pool: Arc<Pool<D>>, home: Vec<u16>) -> Result<Worker<D>, PoolError> {
         let disk = pool.device.queue(QUEUE_DEPTH)?;
         let mut worker = Worker {
             disk,
@@ -81,7 +83,7 @@ impl Worker {
     }
 
     /// The pool.
-    pub fn pool(&self) -> &Arc<Pool> {
+    pub fn pool(&self) -> &Arc<Pool<D>> {
         &self.pool
     }
     /// The pool's clock, ms since 1970; never runs backwards.
@@ -121,7 +123,7 @@ impl Worker {
     }
 
     /// Locks one lane, in the open epoch and at the present time.
-    pub fn lane(&self, lane: u16) -> MutexGuard<'_, Lane> {
+    pub fn lane(&self, lane: u16) -> MutexGuard<'_, Lane<D>> {
         let mut guard = self.pool.lanes[lane as usize].lock();
         catch_up(&self.pool, &mut guard, self.pool.commit.open());
         guard.set_now(self.turn_ms);
@@ -148,7 +150,7 @@ impl Worker {
 
     /// Locks several lanes in order, all in the same epoch: what is changed in them
     /// while they are held becomes durable together.
-    pub fn hold(&self, lanes: impl IntoIterator<Item = u16>) -> Held<'_> {
+    pub fn hold(&self, lanes: impl IntoIterator<Item = u16>) -> Held<'_, D> {
         let mut wanted: SmallVec<[u16; 8]> = lanes.into_iter().collect();
         if wanted.len() > 1 {
             wanted.sort_unstable();
@@ -167,7 +169,7 @@ impl Worker {
         Held { lanes: held }
     }
     /// Locks every lane.
-    pub fn hold_all(&self) -> Held<'_> {
+    pub fn hold_all(&self) -> Held<'_, D> {
         self.hold(0..self.pool.lanes.len() as u16)
     }
 
@@ -304,7 +306,9 @@ impl Worker {
                 pool.fail(&why);
             }
             if arrived && pool.commit.arrive() {
-                match pool.options.without_rule == Some(Rule::FlushBeforeAcknowledge) {
+                let unflushed = pool.options.contents == Contents::Scratch
+                    || pool.options.without_rule == Some(Rule::FlushBeforeAcknowledge);
+                match unflushed {
                     true => self.durable(),
                     false => self.disk.submit(TOKEN_FLUSH, Op::Flush),
                 }
@@ -433,7 +437,7 @@ impl Worker {
     }
 
     /// Runs turns until `done` says so, waiting for the device in between.
-    pub fn run_until(&mut self, until: Instant, mut done: impl FnMut(&mut Worker) -> bool) -> bool {
+    pub fn run_until(&mut self, until: Instant, mut done: impl FnMut(&mut Worker<D>) -> bool) -> bool {
         loop {
             let turn = self.turn();
             if done(self) {
@@ -495,7 +499,7 @@ impl Worker {
 const LANE_BUFFERS: u64 = 8;
 
 /// Brings a lane to the open epoch.
-fn catch_up(pool: &Pool, lane: &mut Lane, open: u64) {
+fn catch_up<D: Snapshot>(pool: &Pool<D>, lane: &mut Lane<D>, open: u64) {
     if let Phase::Arrived(epoch) = lane.phase()
         && epoch <= pool.commit.durable()
     {

@@ -173,7 +173,7 @@ impl<D: Snapshot> Lane<D> {
 
     /// One step towards a checkpoint, if one is due. True if it could go on at once.
     pub fn checkpoint_step(&mut self, clean: bool) -> bool {
-        if self.failed.is_some() || self.flushing_all.is_some() {
+        if self.failed.is_some() || self.flushing_all.is_some() || self.cfg.scratch {
             return false;
         }
         if self.checkpoint.is_none() {

@@ -118,10 +118,7 @@ impl<D: Snapshot> Lane<D> {
                     self.ssd.segment_mut(id).state = State::Emptied(epoch);
                     self.emptied.push(id);
                 }
-                None => {
-                    self.ssd.segment_mut(id).state = State::Releasable;
-                    self.releasable.push(id);
-                }
+                None => self.give_up(id),
             }
         }
     }

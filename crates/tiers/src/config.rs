@@ -27,6 +27,9 @@ pub struct Config {
     pub middle_segments: usize,
     /// Bound on bytes that no durable terrace has, if lower than the policy's.
     pub dirty_max_bytes: u64,
+    /// Nothing here outlives the process: no checkpoint is made, a deletion needs no tombstone,
+    /// and what is dirty steps down only when memory needs the room (see `scratch`).
+    pub scratch: bool,
     /// Hashes keys.
     pub hasher: Hasher,
     /// How a test takes a rule out, to see that its tests notice. None in every pool.

@@ -58,14 +58,14 @@ impl<D: Snapshot> Lane<D> {
     /// Closes the open epoch. The one before must be durable (`Phase::Idle`).
     pub fn close_epoch(&mut self) {
         assert_eq!(self.phase, Phase::Idle, "one epoch at a time");
-        let end = self.mem.dirty_end();
+        let end = self.epoch_cut();
         self.phase = Phase::Staging(self.open_epoch, end);
         if self.flushing_all == Some(self.open_epoch) {
             self.floor = self.next_seq;
         }
         self.open_epoch += 1;
         self.epoch_start = end;
-        self.dirty_at_start = self.dirty_appended;
+        self.dirty_at_start = self.dirty_appended - self.mem.dirty_after(end);
         self.moved_in_epoch = 0;
         self.first_batch = true;
     }
@@ -456,11 +456,7 @@ impl<D: Snapshot> Lane<D> {
             self.flushing_all = None;
         }
         for id in std::mem::take(&mut self.emptied) {
-            self.ssd.segment_mut(id).state = State::Releasable;
-            match self.rule(Rule::ReuseAfterCheckpoint) {
-                true => self.releasable.push(id),
-                false => self.ssd.release(id),
-            }
+            self.give_up(id);
         }
         self.estimate_live();
         self.writers_wait = false;
@@ -491,7 +487,11 @@ impl<D: Snapshot> Lane<D> {
 
     /// Whether closing an epoch would have anything to do.
     pub fn wants_epoch(&self, p: &Pressure) -> bool {
-        self.failed.is_none() && self.epoch_room() && policy::close_epoch(p)
+        let due = match self.cfg.scratch {
+            true => crate::scratch::close_epoch(p),
+            false => policy::close_epoch(p),
+        };
+        self.failed.is_none() && self.epoch_room() && due
     }
 }
 

@@ -191,7 +191,11 @@ impl<D: Snapshot> Lane<D> {
         self.mem.set_quota(segments);
         let memory = (segments * self.cfg.segment_bytes) as u64;
         let ssd = self.ssd.count() as u64 * self.cfg.segment_bytes as u64;
-        self.dirty_max = policy::dirty_max_bytes(memory, ssd).min(self.cfg.dirty_max_bytes);
+        self.dirty_max = match self.cfg.scratch {
+            true => crate::scratch::dirty_max_bytes(memory, ssd),
+            false => policy::dirty_max_bytes(memory, ssd),
+        }
+        .min(self.cfg.dirty_max_bytes);
     }
     /// Segments of DRAM the lane may hold.
     pub fn memory_segments(&self) -> usize {
@@ -388,7 +392,7 @@ impl<D: Snapshot> Lane<D> {
     }
 
     /// The SSD copy that a slot's entry is or links to.
-    fn durable_copy(&self, slot: Slot) -> Loc {
+    pub(crate) fn durable_copy(&self, slot: Slot) -> Loc {
         match slot.loc().in_memory() {
             true => self.terrace(slot.loc()).entry(slot.loc()).link(),
             false => slot.loc(),
@@ -398,11 +402,13 @@ impl<D: Snapshot> Lane<D> {
     /// The memory entry at `loc` has a successor. If its epoch is closed and not
     /// yet staged, the epoch's flush still writes it: an epoch is a state the
     /// data really was in, so that what changed together stays together.
-    fn supersede(&mut self, loc: Loc, space: u8) {
+    pub(crate) fn supersede(&mut self, loc: Loc, space: u8) {
         if !loc.in_memory() {
             return;
         }
-        let keep = self.unstaged_closed(loc) && self.rule(Rule::KeepSuperseded);
+        let keep = !self.cfg.scratch
+            && self.unstaged_closed(loc)
+            && self.rule(Rule::KeepSuperseded);
         let terrace = self.terrace_mut(loc);
         if keep {
             entry::add_flags(terrace.entry_mut(loc), FLAG_KEEP);

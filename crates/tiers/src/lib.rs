@@ -21,6 +21,7 @@ mod pump;
 mod ranks;
 mod rebuild;
 mod room;
+mod scratch;
 mod ssd;
 mod stats;
 mod survey;

@@ -336,6 +336,32 @@ impl MemTerrace {
         }
     }
 
+    /// Position behind the oldest `bytes` of the dirty log, at the end of a segment: all of it if there are no more.
+    pub fn dirty_cut(&self, bytes: u64) -> Pos {
+        let mut passed = 0;
+        for &id in &self.dirty {
+            if passed >= bytes {
+                return Pos::new(self.segment(id).order, 0);
+            }
+            passed += self.segment(id).used as u64;
+        }
+        self.dirty_end()
+    }
+    /// Bytes of the dirty log behind `pos`.
+    pub fn dirty_after(&self, pos: Pos) -> u64 {
+        let behind = |&id: &u32| {
+            let s = self.segment(id);
+            match s.order.cmp(&pos.order()) {
+                std::cmp::Ordering::Less => 0,
+                std::cmp::Ordering::Equal => s.used.saturating_sub(pos.offset()),
+                std::cmp::Ordering::Greater => s.used,
+            }
+        };
+        // From the young end: in a pool that keeps its data the cut is there.
+        let young = self.dirty.iter().rev();
+        young.map(behind).take_while(|b| *b > 0).sum::<usize>() as u64
+    }
+
     /// The entry at or after `pos` in the dirty log and before `end`, with its
     /// location and the position behind it.
     pub fn dirty_next(&mut self, pos: Pos, end: Pos) -> Option<(Loc, Pos)> {

@@ -114,6 +114,10 @@ impl<D: Snapshot> Lane<D> {
     }
     /// Looks at what a checkpoint takes now. Cheap, but not for every command.
     pub(crate) fn measure_checkpoint(&mut self) {
+        if self.cfg.scratch {
+            self.image_segments_max = 0;
+            return;
+        }
         let bytes = self.dir.bytes() + self.ssd.count() * crate::checkpoint::SEGMENT_RECORD_BYTES;
         self.image_segments_max = bytes / self.cfg.segment_bytes + 1;
     }

@@ -1,0 +1,77 @@
+//! Lanes whose contents do not outlive the process: ordinary objects and pages.
+//!
+//! The same log, cleaner and epochs as everywhere, with less to promise:
+//!
+//! | a lane that keeps its data | a scratch lane |
+//! |---|---|
+//! | closes an epoch at the flush interval, over all that is dirty | when half of the dirty bound is used, over its oldest eighth: what is overwritten before is never written |
+//! | an emptied segment waits for a checkpoint | is free as soon as its entries' new copies are written |
+//! | a deletion appends a tombstone | kills both copies and is forgotten |
+//! | a superseded entry of a closed epoch is still written | is dropped: no state of all lanes is kept |
+//!
+//! Promises: an entry leaves memory only when its copy below is written. Never: is recovered.
+
+use crate::lane::Lane;
+use crate::mem::Pos;
+use crate::policy::Pressure;
+use crate::ssd::State;
+use terrace_log::{Slot, Snapshot, Subject};
+
+/// Part of the dirty bound, in eighths, above which the oldest entries step down.
+const STEP_DOWN_EIGHTHS: u64 = 4;
+/// Part of the dirty bound that one epoch steps down: one eighth.
+const STEP_ONE_IN: u64 = 8;
+
+/// The bound on dirty bytes: half of the memory; a sixteenth of the SSD, since as much stays empty there.
+pub(crate) fn dirty_max_bytes(memory_bytes: u64, ssd_bytes: u64) -> u64 {
+    (memory_bytes / 2).min(ssd_bytes / 16)
+}
+
+/// Whether entries should step down now.
+pub(crate) fn close_epoch(p: &Pressure) -> bool {
+    let anything = p.open_dirty_bytes > 0;
+    p.open_dirty_bytes * 8 >= p.dirty_max_bytes * STEP_DOWN_EIGHTHS
+        || (anything && (p.writers_wait || p.asked))
+        || p.cleaning_ready
+}
+
+impl<D: Snapshot> Lane<D> {
+    /// Up to where the epoch that is closed now takes the dirty log.
+    pub(crate) fn epoch_cut(&self) -> Pos {
+        match self.cfg.scratch {
+            true => {
+                let cut = self.mem.dirty_cut(self.dirty_max / STEP_ONE_IN);
+                cut.max(self.epoch_start)
+            }
+            false => self.mem.dirty_end(),
+        }
+    }
+
+    /// An emptied segment's entries are safe elsewhere.
+    pub(crate) fn give_up(&mut self, id: u32) {
+        self.ssd.segment_mut(id).state = State::Releasable;
+        let waits = self.rule(crate::Rule::ReuseAfterCheckpoint) && !self.cfg.scratch;
+        match waits {
+            true => self.releasable.push(id),
+            false => self.ssd.release(id),
+        }
+    }
+
+    /// Forgets the object that `slot` names, of a scratch lane: both copies are dead at once. Needs no room.
+    pub fn discard(&mut self, who: Subject, slot: Slot) {
+        assert!(self.cfg.scratch, "a lane that keeps its data deletes");
+        let below = self.durable_copy(slot);
+        if !below.is_none() {
+            self.ssd.kill(below);
+        }
+        self.supersede(slot.loc(), who.space);
+        let removed = self.dir.remove(who, slot.loc());
+        debug_assert!(removed, "the slot was looked up in the same breath");
+        self.stats.updates += 1;
+    }
+
+    /// Whether contents do not outlive the process.
+    pub fn is_scratch(&self) -> bool {
+        self.cfg.scratch
+    }
+}
