@@ -299,6 +299,15 @@ pub fn set_link(entry: &mut [u8], link: Loc) {
 pub fn add_flags(entry: &mut [u8], flags: u8) {
     entry[19] |= flags & !MEDIA_FLAGS;
 }
+/// Writes a value of the same length over that of an entry in memory. False: its length differs.
+pub fn set_value(entry: &mut [u8], value: &[u8]) -> bool {
+    let at = head_end(entry) + rd_u16(entry, 16) as usize;
+    let same = rd_u32(entry, 20) as usize == value.len();
+    if same {
+        entry[at..at + value.len()].copy_from_slice(value);
+    }
+    same
+}
 /// Changes the expiry of an entry in memory that already has one.
 pub fn set_expiry(entry: &mut [u8], ms: u64) {
     debug_assert!(entry[19] & FLAG_EXPIRY != 0);

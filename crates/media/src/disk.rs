@@ -174,11 +174,28 @@ pub trait Device: Send + Sync {
     /// [`crate::QUEUE_DEPTH_MAX`]). It may move to another thread.
     fn queue(&self, depth: u32) -> Result<Box<dyn Disk>, MediaError>;
 
+    /// Fills `into` from `offset` on, in the calling thread, which blocks meanwhile; any number of threads
+    /// may do so. Offset, length and address are multiples of [`BLOCK_BYTES`], else this panics.
+    fn read_into(&self, offset: u64, into: &mut [u8]) -> Result<(), MediaError> {
+        check_place(offset, into);
+        let buf = read_blocking(&mut *self.queue(1)?, offset, into.len())?;
+        into.copy_from_slice(&buf[..into.len()]);
+        Ok(())
+    }
+
     /// What it is and how it is reached, for people.
     fn describe(&self) -> String;
 
     /// What all its queues together have finished without error since it was opened.
     fn counters(&self) -> Counters;
+}
+
+/// Panics unless direct I/O allows a read to there.
+pub(crate) fn check_place(offset: u64, into: &[u8]) {
+    let aligned = (into.as_ptr() as usize).is_multiple_of(BLOCK_BYTES)
+        && into.len().is_multiple_of(BLOCK_BYTES)
+        && offset.is_multiple_of(BLOCK_BYTES as u64);
+    assert!(aligned, "read of {} bytes at byte {offset} to {:p}", into.len(), into.as_ptr());
 }
 
 /// Operations finished without error, and their bytes.
@@ -207,12 +224,14 @@ pub(crate) struct SharedCounters {
 }
 
 impl SharedCounters {
+    pub(crate) fn count_read(&self, bytes: usize) {
+        self.reads.fetch_add(1, Relaxed);
+        self.read_bytes.fetch_add(bytes as u64, Relaxed);
+    }
+
     pub(crate) fn count(&self, op: &Op) {
         match op {
-            Op::Read { .. } => {
-                self.reads.fetch_add(1, Relaxed);
-                self.read_bytes.fetch_add(op.len() as u64, Relaxed);
-            }
+            Op::Read { .. } => self.count_read(op.len()),
             Op::Write { .. } | Op::WriteBuf { .. } => {
                 self.writes.fetch_add(1, Relaxed);
                 self.write_bytes.fetch_add(op.len() as u64, Relaxed);

@@ -5,7 +5,7 @@
 //! file that could not be made in full is removed again; data is readable by the owner only.
 //! Never: overwrites an existing file, or touches a block device that is mounted.
 
-use crate::disk::SharedCounters;
+use crate::disk::{SharedCounters, check_place};
 use crate::sync::SyncDisk;
 use crate::uring::{QueueOptions, UringDisk, build_ring};
 use crate::{BLOCK_BYTES, Buf, Counters, Device, Disk, MediaError, QUEUE_DEPTH_MAX, TaskRun};
@@ -217,6 +217,36 @@ impl Device for FileDevice {
         UringDisk::new(file, self.len_bytes, depth, self.options, counters)
             .map(|disk| Box::new(disk) as Box<dyn Disk>)
             .map_err(|e| MediaError::setup_io("make an io_uring of depth", depth, &e))
+    }
+
+    fn read_into(&self, offset: u64, into: &mut [u8]) -> Result<(), MediaError> {
+        check_place(offset, into);
+        let (op, len) = ("read", into.len());
+        if offset.checked_add(len as u64).is_none_or(|end| end > self.len_bytes) {
+            let device_bytes = self.len_bytes;
+            return Err(MediaError::OutOfRange { op, offset, len, device_bytes });
+        }
+        let mut moved_bytes = 0;
+        while moved_bytes < len {
+            match rustix::io::pread(&*self.file, &mut into[moved_bytes..], offset + moved_bytes as u64) {
+                Err(Errno::INTR) => {}
+                Err(errno) => {
+                    let errno = errno.raw_os_error();
+                    return Err(MediaError::Io { op, offset, len, errno });
+                }
+                Ok(step_bytes) if step_bytes == len - moved_bytes => break,
+                // Direct I/O resumes only at whole blocks.
+                Ok(step_bytes) if step_bytes >= BLOCK_BYTES => {
+                    moved_bytes += step_bytes - step_bytes % BLOCK_BYTES;
+                }
+                Ok(step_bytes) => {
+                    let moved_bytes = moved_bytes + step_bytes;
+                    return Err(MediaError::Short { op, offset, len, moved_bytes });
+                }
+            }
+        }
+        self.counters.count_read(len);
+        Ok(())
     }
 
     fn describe(&self) -> String {

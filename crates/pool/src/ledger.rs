@@ -19,12 +19,14 @@ pub enum Part {
     Io = 2,
     /// Connection buffers.
     Connections = 3,
+    /// Pages that a program sees (of memory that faults), and their page tables.
+    Pages = 4,
 }
 
 /// Bytes held, by part, of a cap.
 pub struct Ledger {
     cap_bytes: u64,
-    held: [AtomicU64; 4],
+    held: [AtomicU64; 5],
     connections_max_bytes: u64,
     wanted: AtomicU64,
 }
@@ -86,7 +88,8 @@ impl Ledger {
     /// Bytes that memory segments may take in all, given what the other parts hold.
     pub fn for_segments(&self) -> u64 {
         let slack = (self.cap_bytes / SLACK_ONE_IN).max(SLACK_MIN_BYTES);
-        let others = self.held(Part::Index) + self.held(Part::Io) + self.held(Part::Connections);
+        let parts = [Part::Index, Part::Io, Part::Connections, Part::Pages];
+        let others: u64 = parts.into_iter().map(|part| self.held(part)).sum();
         let wanted = self.wanted.swap(0, Ordering::Relaxed);
         self.cap_bytes.saturating_sub(others + slack + wanted)
     }

@@ -8,9 +8,9 @@ use crate::options::{Contents, DRAM_PER_LANE_MIN_BYTES, Durability, Options};
 use crate::recover::{Recovered, recover};
 use crate::stats::Stats;
 use crate::superblock::Superblock;
-use crate::worker::Worker;
+use crate::worker::{Worker, catch_up};
 use crate::{Lane, PoolError};
-use parking_lot::Mutex;
+use parking_lot::{Mutex, MutexGuard};
 use std::any::Any;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -268,6 +268,15 @@ impl<D: Snapshot + Send> Pool<D> {
         Worker::new(self.clone(), home)
     }
 
+    /// The only worker of a pool: it looks after all lanes, whoever turns it.
+    pub fn sole_worker(
+        self: &Arc<Pool<D>>,
+        wake: Arc<dyn Fn() + Send + Sync>,
+    ) -> Result<Worker<D>, PoolError> {
+        self.wakers.lock().push(wake);
+        Worker::new(self.clone(), (0..self.superblock.lanes).collect())
+    }
+
     /// A clean stop, after every worker was closed: everything durable, a
     /// checkpoint, and the warm image.
     pub fn close(self: &Arc<Pool<D>>) -> Result<(), PoolError> {
@@ -379,6 +388,17 @@ impl<D: Snapshot + Send> Pool<D> {
     /// Keys of the user.
     pub fn keys(&self) -> u64 {
         self.lanes.iter().map(|lane| lane.lock().keys()).sum()
+    }
+
+    /// Locks one lane, in the open epoch: for threads that have no worker.
+    pub fn lane(&self, lane: u16) -> MutexGuard<'_, Lane<D>> {
+        let mut guard = self.lanes[lane as usize].lock();
+        catch_up(self, &mut guard, self.commit.open());
+        guard
+    }
+    /// Its device, for reads in the calling thread.
+    pub fn device(&self) -> &Arc<dyn Device> {
+        &self.device
     }
 
     /// A lane, for tests and tools.

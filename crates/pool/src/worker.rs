@@ -62,7 +62,7 @@ pub struct Worker<D = KeyMap> {
     near: Vec<(u16, Subject)>,
 }
 
-impl<D: Snapshot> Worker<D> {
+impl<D: Snapshot + Send> Worker<D> {
     pub(crate) fn new(pool: Arc<Pool<D>>, home: Vec<u16>) -> Result<Worker<D>, PoolError> {
         let disk = pool.device.queue(QUEUE_DEPTH)?;
         let mut worker = Worker {
@@ -124,8 +124,7 @@ impl<D: Snapshot> Worker<D> {
 
     /// Locks one lane, in the open epoch and at the present time.
     pub fn lane(&self, lane: u16) -> MutexGuard<'_, Lane<D>> {
-        let mut guard = self.pool.lanes[lane as usize].lock();
-        catch_up(&self.pool, &mut guard, self.pool.commit.open());
+        let mut guard = self.pool.lane(lane);
         guard.set_now(self.turn_ms);
         guard
     }
@@ -436,6 +435,16 @@ impl<D: Snapshot> Worker<D> {
         }
     }
 
+    /// Runs one turn; when it leaves nothing to do, waits up to `wait` for what is under way at the device.
+    /// For threads that need room and would rather work than wait.
+    pub fn help(&mut self, wait: Duration) -> Turn {
+        let turn = self.turn();
+        if !turn.busy && self.disk.in_flight() > 0 {
+            self.reap(Wait::For(wait));
+        }
+        turn
+    }
+
     /// Runs turns until `done` says so, waiting for the device in between.
     pub fn run_until(&mut self, until: Instant, mut done: impl FnMut(&mut Worker<D>) -> bool) -> bool {
         loop {
@@ -499,7 +508,7 @@ impl<D: Snapshot> Worker<D> {
 const LANE_BUFFERS: u64 = 8;
 
 /// Brings a lane to the open epoch.
-fn catch_up<D: Snapshot>(pool: &Pool<D>, lane: &mut Lane<D>, open: u64) {
+pub(crate) fn catch_up<D: Snapshot + Send>(pool: &Pool<D>, lane: &mut Lane<D>, open: u64) {
     if let Phase::Arrived(epoch) = lane.phase()
         && epoch <= pool.commit.durable()
     {

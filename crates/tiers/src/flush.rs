@@ -16,7 +16,6 @@ use crate::io::Purpose;
 use crate::lane::{Lane, Phase, Rule};
 use crate::mem::Pos;
 use crate::policy::{self, Pressure};
-use crate::ssd::State;
 use terrace_log::entry::{self, FLAG_DEAD, FLAG_KEEP, FLAG_THROUGH};
 use terrace_log::frame::{BATCH_END, BATCH_FIRST, BATCH_HEADER_BYTES, BatchHeader};
 use terrace_log::scan::{self, Item};

@@ -15,7 +15,8 @@ use crate::lane::Lane;
 use crate::mem::Pos;
 use crate::policy::Pressure;
 use crate::ssd::State;
-use terrace_log::{Slot, Snapshot, Subject};
+use terrace_log::entry;
+use terrace_log::{Slot, Snapshot, Subject, Terrace};
 
 /// Part of the dirty bound, in eighths, above which the oldest entries step down.
 const STEP_DOWN_EIGHTHS: u64 = 4;
@@ -67,7 +68,19 @@ impl<D: Snapshot> Lane<D> {
         self.supersede(slot.loc(), who.space);
         let removed = self.dir.remove(who, slot.loc());
         debug_assert!(removed, "the slot was looked up in the same breath");
+        // Nothing may step down for long: the room is there at once.
+        self.live_estimate = self.ssd.live_bytes();
         self.stats.updates += 1;
+    }
+
+    /// Writes another value of the same length over one in a scratch lane that has not begun to step down. False: it is
+    /// elsewhere, and is to be put. So an object that is written often takes its room in DRAM once.
+    pub fn overwrite(&mut self, slot: Slot, value: &[u8]) -> bool {
+        let loc = slot.loc();
+        let open = self.cfg.scratch
+            && loc.terrace() == Terrace::Dram
+            && self.mem.dirty_pos(loc).is_some_and(|pos| pos >= self.staged);
+        open && entry::set_value(self.mem.entry_mut(loc), value)
     }
 
     /// Whether contents do not outlive the process.

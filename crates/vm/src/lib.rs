@@ -5,5 +5,6 @@
 //! Never: a second cache, a second log or a second cleaner; those are the pool's.
 
 mod backing;
+pub mod store;
 
 pub use backing::{Backing, Changed, FetchError, Fetched, PAGE_BYTES, Page, StoreError};

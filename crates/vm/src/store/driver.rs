@@ -1,0 +1,180 @@
+//! Background work of a store: epochs, write-back and cleaning, by one thread, and by whoever waits for room.
+//!
+//! The pool's worker does all of it; here is who turns it: the background thread when there is something to do, a thread that was
+//! refused room at once, since waking another would take longer than a turn. Promises: a turn is bounded; helping waits for at most
+//! [`HELP_WAIT`] at a time. Never: touches an object.
+
+use super::tables::Tables;
+use parking_lot::{Condvar, Mutex};
+use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
+use std::os::fd::{BorrowedFd, OwnedFd};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::JoinHandle;
+use std::time::Duration;
+use terrace_pool::{Contents, Pool, PoolError, Worker};
+
+/// Longest wait of one round of help.
+const HELP_WAIT: Duration = Duration::from_millis(2);
+/// Sleep of the background thread when nothing is due at a time; who needs it rings.
+const IDLE_SLEEP: Duration = Duration::from_millis(50);
+/// Longest sleep of the background thread when its queue has no descriptor to wait on.
+const BLIND_SLEEP_MAX: Duration = Duration::from_millis(1);
+
+/// Who turns a pool's worker.
+pub(crate) struct Driver {
+    shared: Arc<Shared>,
+    thread: Option<JoinHandle<()>>,
+}
+
+struct Shared {
+    worker: Mutex<Option<Worker<Tables>>>,
+    bell: OwnedFd,
+    rung: AtomicBool,
+    stop: AtomicBool,
+    /// Turns that found room wake who waits for it.
+    room: Condvar,
+    room_turns: Mutex<u64>,
+}
+
+impl Driver {
+    /// Starts the background thread of `pool`.
+    pub(crate) fn start(pool: &Arc<Pool<Tables>>) -> Result<Driver, PoolError> {
+        let bell = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
+            .map_err(|e| system_error(pool, e.into()))?;
+        let shared = Arc::new(Shared {
+            worker: Mutex::new(None),
+            bell,
+            rung: AtomicBool::new(false),
+            stop: AtomicBool::new(false),
+            room: Condvar::new(),
+            room_turns: Mutex::new(0),
+        });
+        let wake = Arc::downgrade(&shared);
+        let wake = Arc::new(move || {
+            if let Some(shared) = wake.upgrade() {
+                shared.ring();
+            }
+        });
+        *shared.worker.lock() = Some(pool.sole_worker(wake)?);
+        let own = shared.clone();
+        let thread = std::thread::Builder::new()
+            .name("terrace-store".into())
+            .spawn(move || own.run())
+            .map_err(|e| system_error(pool, e))?;
+        Ok(Driver {
+            shared,
+            thread: Some(thread),
+        })
+    }
+
+    /// Tells the background thread that there is something to do.
+    pub(crate) fn ring(&self) {
+        self.shared.ring();
+    }
+
+    /// Works towards room for one round, or waits while another thread does.
+    pub(crate) fn help(&self) {
+        match self.shared.worker.try_lock() {
+            Some(mut worker) => {
+                if let Some(worker) = worker.as_mut() {
+                    worker.want_room();
+                    worker.help(HELP_WAIT);
+                }
+            }
+            None => {
+                let mut turns = self.shared.room_turns.lock();
+                self.shared.room.wait_for(&mut turns, HELP_WAIT);
+            }
+        }
+        self.shared.tell();
+    }
+
+    /// Does something with the worker, for what waits for an epoch.
+    pub(crate) fn with_worker<R>(&self, f: impl FnOnce(&mut Worker<Tables>) -> R) -> Option<R> {
+        self.shared.worker.lock().as_mut().map(f)
+    }
+
+    /// Ends the background thread and what it has at the device.
+    pub(crate) fn stop(&mut self) {
+        self.shared.stop.store(true, Ordering::Release);
+        self.shared.ring_always();
+        if let Some(thread) = self.thread.take() {
+            // A panic of the thread was reported when it happened; there is nothing to add.
+            let _ended = thread.join();
+        }
+        if let Some(worker) = self.shared.worker.lock().take() {
+            worker.close();
+        }
+    }
+}
+
+impl Shared {
+    fn ring(&self) {
+        if !self.rung.swap(true, Ordering::AcqRel) {
+            self.ring_always();
+        }
+    }
+    fn ring_always(&self) {
+        // A full counter has been rung often enough.
+        let _rung = rustix::io::write(&self.bell, &1u64.to_ne_bytes());
+    }
+    fn tell(&self) {
+        *self.room_turns.lock() += 1;
+        self.room.notify_all();
+    }
+
+    fn run(&self) {
+        while !self.stop.load(Ordering::Acquire) {
+            let (busy, sleep, fd) = {
+                let mut worker = self.worker.lock();
+                let Some(worker) = worker.as_mut() else {
+                    return;
+                };
+                let turn = worker.turn();
+                if turn.room {
+                    self.tell();
+                }
+                let sleep = match worker.pool().options().contents {
+                    // Nothing is due at a time.
+                    Contents::Scratch => IDLE_SLEEP,
+                    _ => turn.sleep_at_most,
+                };
+                (turn.busy, sleep, worker.poll_fd())
+            };
+            if busy {
+                std::thread::yield_now();
+                continue;
+            }
+            self.wait(sleep, fd);
+        }
+    }
+
+    /// Sleeps until the bell rings, a completion is there, or the time is up.
+    fn wait(&self, sleep: Duration, fd: Option<i32>) {
+        let sleep = match fd {
+            Some(_) => sleep,
+            None => sleep.min(BLIND_SLEEP_MAX),
+        };
+        let time = Timespec::try_from(sleep).expect("a sleep is short");
+        let mut fds = vec![PollFd::new(&self.bell, PollFlags::IN)];
+        // SAFETY: the descriptor is the worker's ring; the worker lives until `stop` has joined this thread.
+        let ring = fd.map(|fd| unsafe { BorrowedFd::borrow_raw(fd) });
+        if let Some(ring) = &ring {
+            fds.push(PollFd::new(ring, PollFlags::IN));
+        }
+        // An interrupted sleep is a short one.
+        let _slept = poll(&mut fds, Some(&time));
+        self.rung.store(false, Ordering::Release);
+        let mut count = [0; 8];
+        // Nothing to read: it was not the bell.
+        let _drained = rustix::io::read(&self.bell, &mut count);
+    }
+}
+
+fn system_error(pool: &Arc<Pool<Tables>>, error: std::io::Error) -> PoolError {
+    PoolError::Io {
+        path: pool.options().dir.clone(),
+        error,
+    }
+}

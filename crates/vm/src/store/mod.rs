@@ -1,0 +1,22 @@
+//! Objects and pages by number, in the lanes of a pool: what lies under faults, and a face without faults (*handles*).
+//!
+//! An object is an entry of the log like a key's value, with its number as the key; the [`Tables`](tables::Tables) are the
+//! directory. So caching, write-back, compaction and garbage collection are the pool's, and there is none here.
+//! Any number of threads use a [`Store`] at once: each works for itself, with a lane locked for the moment of a look-up or an append.
+//! Promises: no lock is held while the device is waited for; a miss is one read of the right length in the calling thread; every wait
+//! is bounded and ends in an error that says what is full. Never: hands a request to another thread.
+
+mod driver;
+mod error;
+mod many;
+mod open;
+mod read;
+mod table;
+mod tables;
+mod write;
+
+pub use error::ObjectError;
+pub use open::{Store, StoreOptions};
+pub use read::Value;
+pub use table::Shape;
+pub use tables::{OBJECTS_MAX, TABLES_MAX};

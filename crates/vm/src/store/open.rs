@@ -1,0 +1,275 @@
+//! Opening a store, its tables, and what it tells of itself.
+
+use super::driver::Driver;
+use super::error::ObjectError;
+use super::many::Queue;
+use super::table::{Shape, State};
+use super::tables::{OBJECTS_MAX, TABLES_MAX, Tables};
+use parking_lot::{Mutex, RwLock};
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, AtomicUsize};
+use std::time::Duration;
+use terrace_log::{INLINE_MAX_BYTES, ObjectId, Subject};
+use terrace_media::Buf;
+use terrace_pool::{Contents, Durability, Lane, Options, Part, Pool, PoolError, Stats, Superblock};
+
+/// Cap for each lane, about: more lanes are locked less often, and each takes 4 MiB of buffers.
+const CAP_PER_LANE_BYTES: u64 = 64 << 20;
+/// Lanes of a store that is made.
+const LANES_MAX: u64 = 4;
+/// Longest object: what one entry takes.
+pub(crate) const OBJECT_MAX_BYTES: usize = INLINE_MAX_BYTES;
+/// Buffers for reads that are kept for reuse, and the length of each: what an entry of one page spans.
+const SPARE_BUFS_MAX: usize = 64;
+const SPARE_BUF_BYTES: usize = 16 << 10;
+
+/// How a store is opened.
+#[derive(Debug, Clone)]
+pub struct StoreOptions {
+    /// Directory of the pool.
+    pub dir: PathBuf,
+    /// DRAM in bytes, everything counted: tables, segments, buffers, and pages that a program sees.
+    pub cap_bytes: u64,
+    /// Size on the SSD, bytes; 0: four times the cap.
+    pub ssd_bytes: u64,
+    /// Whether objects outlive the program.
+    pub durable: bool,
+    /// Longest time a change of a durable object stays in DRAM only.
+    pub flush_interval: Duration,
+}
+
+impl StoreOptions {
+    /// Objects that do not outlive the program, in the directory `dir`.
+    pub fn scratch(dir: impl Into<PathBuf>, cap_bytes: u64, ssd_bytes: u64) -> StoreOptions {
+        StoreOptions {
+            dir: dir.into(),
+            cap_bytes,
+            ssd_bytes,
+            durable: false,
+            flush_interval: Duration::from_secs(1),
+        }
+    }
+
+    /// The pool's settings.
+    pub(crate) fn pool(&self) -> Options {
+        let lanes = (self.cap_bytes / CAP_PER_LANE_BYTES).clamp(1, LANES_MAX);
+        Options {
+            dir: self.dir.clone(),
+            dram_bytes: self.cap_bytes,
+            ssd_bytes: self.ssd_bytes,
+            // A power of two, so that an id says its lane by its low bits.
+            threads: 1 << lanes.ilog2(),
+            durability: Durability::Async,
+            flush_interval: self.flush_interval,
+            contents: match self.durable {
+                true => Contents::Objects,
+                false => Contents::Scratch,
+            },
+            ..Options::default()
+        }
+    }
+}
+
+/// Objects by table and id, for any number of threads.
+pub struct Store {
+    pub(crate) pool: Arc<Pool<Tables>>,
+    pub(crate) driver: Driver,
+    pub(crate) lane_mask: u64,
+    pub(crate) keeps: bool,
+    shapes: RwLock<Vec<Option<Shape>>>,
+    bufs: Mutex<Vec<Buf>>,
+    pub(crate) queues: Mutex<Vec<Queue>>,
+    pub(crate) queues_made: AtomicUsize,
+    /// Where the next new object goes.
+    pub(crate) next_lane: AtomicU64,
+}
+
+/// Makes the empty tables of a lane for these settings.
+pub(crate) fn make_tables(options: &Options) -> impl Fn(u16, &Superblock) -> Tables + use<> {
+    let (dram, keeps) = (options.dram_bytes, options.contents == Contents::Objects);
+    move |_, superblock| {
+        let ssd = u64::from(superblock.segments_per_lane) * u64::from(superblock.segment_bytes);
+        let largest = ssd.max(dram / u64::from(superblock.lanes)) / 16;
+        let unit_bits = 64 - largest.leading_zeros();
+        Tables::new(u32::from(superblock.lanes).ilog2(), unit_bits, keeps)
+    }
+}
+
+impl Store {
+    /// Opens the store in `options.dir`, or makes it.
+    pub fn open(options: &StoreOptions) -> Result<Arc<Store>, PoolError> {
+        let options = options.pool();
+        let make = make_tables(&options);
+        let pool = Pool::open_objects(options, &make, &mut |_, _, _| {})?;
+        Store::on_pool(pool)
+    }
+
+    /// Over a pool that is open.
+    pub(crate) fn on_pool(pool: Arc<Pool<Tables>>) -> Result<Arc<Store>, PoolError> {
+        let superblock = pool.superblock();
+        if !superblock.lanes.is_power_of_two() {
+            return Err(PoolError::Setting {
+                what: "the number of lanes",
+                asked: superblock.lanes.to_string(),
+                allowed: "a pool of objects has a power of two; make it anew".into(),
+            });
+        }
+        let driver = Driver::start(&pool)?;
+        Ok(Arc::new(Store {
+            lane_mask: u64::from(pool.superblock().lanes) - 1,
+            keeps: pool.options().contents == Contents::Objects,
+            driver,
+            shapes: RwLock::new(Vec::new()),
+            bufs: Mutex::new(Vec::new()),
+            queues: Mutex::new(Vec::new()),
+            queues_made: AtomicUsize::new(0),
+            next_lane: AtomicU64::new(0),
+            pool,
+        }))
+    }
+
+    /// Makes table `table`, or says again what a table of a durable store looks like.
+    pub fn make_table(&self, table: u16, shape: Shape) -> Result<(), ObjectError> {
+        if usize::from(table) >= TABLES_MAX {
+            return Err(ObjectError::NoTable { table });
+        }
+        if let Shape::Fixed(bytes) = shape
+            && !(1..=OBJECT_MAX_BYTES as u32).contains(&bytes)
+        {
+            return Err(ObjectError::Length {
+                table,
+                asked: bytes.into(),
+                allowed: OBJECT_MAX_BYTES as u64,
+            });
+        }
+        for lane in 0..self.lanes() {
+            self.pool.lane(lane).dir.make(table, shape);
+        }
+        let mut shapes = self.shapes.write();
+        let at = usize::from(table);
+        if shapes.len() <= at {
+            shapes.resize(at + 1, None);
+        }
+        shapes[at] = Some(shape);
+        Ok(())
+    }
+
+    /// What the objects of a table look like.
+    pub fn shape(&self, table: u16) -> Result<Shape, ObjectError> {
+        let shapes = self.shapes.read();
+        let shape = shapes.get(usize::from(table)).copied().flatten();
+        shape.ok_or(ObjectError::NoTable { table })
+    }
+
+    /// Frees every object of a table of a scratch store, and the table.
+    pub fn drop_table(&self, table: u16) -> Result<(), ObjectError> {
+        self.shape(table)?;
+        for lane in 0..self.lanes() {
+            self.empty_table(lane, table);
+            self.pool.lane(lane).dir.drop_table(table);
+        }
+        self.shapes.write()[usize::from(table)] = None;
+        Ok(())
+    }
+
+    fn empty_table(&self, lane: u16, table: u16) {
+        let bits = self.lane_mask.count_ones();
+        let mut at = Some(0);
+        while let Some(n) = at {
+            // Let go of the lane now and then: others want it.
+            let mut held = self.pool.lane(lane);
+            for n in n..n + EMPTY_AT_ONCE {
+                let oid = ObjectId::new(table, n << bits | u64::from(lane));
+                forget(&mut held, oid);
+            }
+            at = held.dir.table(table).and_then(|t| t.skip_to(n + EMPTY_AT_ONCE));
+        }
+    }
+
+    /// Lanes.
+    pub(crate) fn lanes(&self) -> u16 {
+        self.pool.superblock().lanes
+    }
+    /// The number of an object, and its lane.
+    #[inline]
+    pub(crate) fn place(&self, table: u16, id: u64) -> Result<(ObjectId, u16), ObjectError> {
+        match id < OBJECTS_MAX {
+            true => Ok((ObjectId::new(table, id), (id & self.lane_mask) as u16)),
+            false => Err(ObjectError::Range { table, id }),
+        }
+    }
+    pub(crate) fn who(oid: ObjectId) -> Subject {
+        Subject {
+            space: 0,
+            hash: oid.hash(),
+        }
+    }
+
+    /// A buffer for a read of `len` bytes.
+    pub(crate) fn take_buf(&self, len: usize) -> Buf {
+        if len > SPARE_BUF_BYTES {
+            self.pool.ledger().change(Part::Io, 0, len as u64);
+            return Buf::zeroed(len);
+        }
+        let spare = self.bufs.lock().pop();
+        spare.unwrap_or_else(|| {
+            self.pool.ledger().change(Part::Io, 0, SPARE_BUF_BYTES as u64);
+            Buf::zeroed(SPARE_BUF_BYTES)
+        })
+    }
+    /// Gives it back.
+    pub(crate) fn keep_buf(&self, buf: Buf) {
+        if buf.len() == SPARE_BUF_BYTES {
+            let mut bufs = self.bufs.lock();
+            if bufs.len() < SPARE_BUFS_MAX {
+                bufs.push(buf);
+                return;
+            }
+        }
+        self.pool.ledger().change(Part::Io, buf.len() as u64, 0);
+    }
+
+    /// Takes note that a program's pages and their page tables take `after` bytes of the cap, where they took `before`:
+    /// the DRAM terrace gives way.
+    pub fn count_pages(&self, before: u64, after: u64) {
+        self.pool.ledger().change(Part::Pages, before, after);
+    }
+    /// The cap, and what is held of it.
+    pub fn cap_and_used_bytes(&self) -> (u64, u64) {
+        let ledger = self.pool.ledger();
+        (ledger.cap_bytes(), ledger.total())
+    }
+    /// Counters and gauges.
+    pub fn stats(&self) -> Stats {
+        self.pool.stats()
+    }
+    /// Why it takes no more, if it does not.
+    pub fn failure(&self) -> Option<String> {
+        self.pool.failure()
+    }
+}
+
+/// Slots freed under one lock.
+const EMPTY_AT_ONCE: u64 = 1024;
+
+/// Makes an object of a scratch lane free.
+pub(crate) fn forget(lane: &mut Lane<Tables>, oid: ObjectId) {
+    match lane.dir.get(oid) {
+        State::At(slot) => lane.discard(Store::who(oid), slot),
+        State::Free => {}
+        State::Zeros | State::Fill(_) => lane.dir.set(oid, State::Free),
+    }
+}
+
+impl Drop for Store {
+    fn drop(&mut self) {
+        self.driver.stop();
+        if self.keeps
+            && self.pool.failure().is_none()
+            && let Err(error) = self.pool.close()
+        {
+            tracing::error!(%error, "the store was not closed in time; the next start replays its log");
+        }
+    }
+}

@@ -1,0 +1,293 @@
+//! Storing, freeing and changing objects.
+//!
+//! An update is an append at the dirty head of the object's lane, or is written over its entry if that has not begun to step down.
+//! Who finds no room works towards it (see `driver`), for at most [`ROOM_WAIT_MAX`]. Promises: on an error nothing has changed.
+//! Never: reads the device to store.
+
+use super::error::ObjectError;
+use super::open::{OBJECT_MAX_BYTES, Store, forget};
+use super::read::{Value, copy_out, near};
+use super::table::{Shape, State};
+use super::tables::Tables;
+use std::time::{Duration, Instant};
+use terrace_log::entry::entry_bytes;
+use terrace_log::{Kind, Loc, NewEntry, ObjectId};
+use terrace_pool::Lane;
+use std::sync::atomic::Ordering::Relaxed;
+use terrace_tiers::{Phase, Refused};
+
+/// Longest wait for room.
+const ROOM_WAIT_MAX: Duration = Duration::from_secs(10);
+/// Fewer DRAM segments than this in a lane, and updates are refused: the tables have taken the cap.
+const SEGMENTS_MIN: usize = 6;
+
+/// Why an update was not taken now.
+enum Refusal {
+    Room,
+    Final(ObjectError),
+}
+
+fn refusal(why: Refused, asked: usize) -> Refusal {
+    match why {
+        Refused::Room => Refusal::Room,
+        Refused::SsdFull | Refused::TooLarge | Refused::IndexFull => Refusal::Final(ObjectError::Full {
+            asked_bytes: asked as u64,
+        }),
+    }
+}
+
+/// Makes room for an object of `value_len` bytes in its locked lane.
+fn reserve_in(lane: &mut Lane<Tables>, value_len: usize) -> Result<(), Refusal> {
+    let len = entry_bytes(ObjectId::KEY_BYTES, value_len, false, false);
+    if lane.memory_segments() < SEGMENTS_MIN {
+        return Err(Refusal::Final(ObjectError::Full {
+            asked_bytes: len as u64,
+        }));
+    }
+    lane.reserve(len).map_err(|why| refusal(why, len))
+}
+
+/// Writes an object in its locked lane.
+fn put_in(lane: &mut Lane<Tables>, oid: ObjectId, value: &[u8]) -> Result<(), Refusal> {
+    if let State::At(slot) = lane.dir.get(oid)
+        && lane.overwrite(slot, value)
+    {
+        return Ok(());
+    }
+    reserve_in(lane, value.len())?;
+    append_in(lane, oid, value)
+}
+
+/// Appends an object for which room was made in the same breath.
+fn append_in(lane: &mut Lane<Tables>, oid: ObjectId, value: &[u8]) -> Result<(), Refusal> {
+    let key = oid.key();
+    let prev = match lane.dir.get(oid) {
+        State::At(slot) => Some(slot),
+        _ => None,
+    };
+    let new = NewEntry {
+        kind: Kind::Value,
+        space: 0,
+        flags: 0,
+        link: Loc::NONE,
+        expiry_ms: None,
+        version: None,
+        key: &key,
+        value,
+    };
+    let put = lane.put(Store::who(oid), prev, &new);
+    put.map(|_| ()).map_err(|why| refusal(why, value.len()))
+}
+
+impl Store {
+    /// Does `f` in the locked lane until it finds room, or the wait is over.
+    fn with_room<R>(
+        &self,
+        lane_id: u16,
+        asked: usize,
+        mut f: impl FnMut(&mut Lane<Tables>) -> Result<R, Refusal>,
+    ) -> Result<R, ObjectError> {
+        let mut until = None;
+        loop {
+            if self.pool.failure().is_some() {
+                return Err(ObjectError::ReadOnly);
+            }
+            let done = {
+                let mut lane = self.pool.lane(lane_id);
+                let done = f(&mut lane);
+                let pressed = lane.phase() == Phase::Idle && lane.wants_epoch(&lane.pressure());
+                drop(lane);
+                if pressed {
+                    self.driver.ring();
+                }
+                done
+            };
+            match done {
+                Ok(r) => return Ok(r),
+                Err(Refusal::Final(e)) => return Err(e),
+                Err(Refusal::Room) => {}
+            }
+            let until = *until.get_or_insert_with(|| Instant::now() + ROOM_WAIT_MAX);
+            if Instant::now() >= until {
+                return Err(ObjectError::Full {
+                    asked_bytes: asked as u64,
+                });
+            }
+            self.driver.help();
+        }
+    }
+
+    fn check_length(&self, table: u16, len: usize) -> Result<Shape, ObjectError> {
+        let shape = self.shape(table)?;
+        let (fits, allowed) = match shape {
+            Shape::Fixed(bytes) => (len == bytes as usize, bytes as usize),
+            Shape::Any => (len <= OBJECT_MAX_BYTES, OBJECT_MAX_BYTES),
+        };
+        match fits {
+            true => Ok(shape),
+            false => Err(ObjectError::Length {
+                table,
+                asked: len as u64,
+                allowed: allowed as u64,
+            }),
+        }
+    }
+
+    /// Stores an object; it need not be there before.
+    pub fn put(&self, table: u16, id: u64, value: &[u8]) -> Result<(), ObjectError> {
+        self.check_length(table, value.len())?;
+        let (oid, lane) = self.place(table, id)?;
+        self.with_room(lane, value.len(), |lane| put_in(lane, oid, value))
+    }
+
+    /// Stores several objects, those of one lane under one lock. On an error, how many of the first are stored is
+    /// unspecified, each of them whole.
+    pub fn put_many(&self, table: u16, objects: &[(u64, &[u8])]) -> Result<(), ObjectError> {
+        for (id, value) in objects {
+            self.check_length(table, value.len())?;
+            self.place(table, *id)?;
+        }
+        for lane_id in 0..self.lanes() {
+            let own = |&&(id, _): &&(u64, &[u8])| (id & self.lane_mask) as u16 == lane_id;
+            let mut mine = objects.iter().filter(own).peekable();
+            while let Some((_, first)) = mine.peek() {
+                self.with_room(lane_id, first.len(), |lane| {
+                    // A few at a time: others want the lane too.
+                    for _ in 0..PUT_AT_ONCE {
+                        let Some((id, value)) = mine.peek() else { break };
+                        put_in(lane, ObjectId::new(table, *id), value)?;
+                        mine.next();
+                    }
+                    Ok(())
+                })?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Says that all bytes of an object are `byte`: costs a slot and no entry. Only in scratch stores, where sizes differ.
+    pub(crate) fn put_fill(&self, table: u16, id: u64, byte: u8) -> Result<(), ObjectError> {
+        let (oid, lane) = self.place(table, id)?;
+        let mut lane = self.pool.lane(lane);
+        forget(&mut lane, oid);
+        lane.dir.set(oid, State::Fill(byte));
+        Ok(())
+    }
+
+    /// Stores an object under a new id. `value` empty: zeros, which takes no room but a slot.
+    pub fn insert(&self, table: u16, value: &[u8]) -> Result<u64, ObjectError> {
+        if !value.is_empty() {
+            self.check_length(table, value.len())?;
+        }
+        self.shape(table)?;
+        let id = self.claim(table)?;
+        if !value.is_empty()
+            && let Err(e) = self.put(table, id, value)
+        {
+            self.free(table, id)?;
+            return Err(e);
+        }
+        Ok(id)
+    }
+
+    /// A new id, of an object of zeros. Lanes take turns.
+    fn claim(&self, table: u16) -> Result<u64, ObjectError> {
+        let full = ObjectError::Full { asked_bytes: 8 };
+        let lane_id = (self.next_lane.fetch_add(1, Relaxed) & self.lane_mask) as u16;
+        let mut lane = self.pool.lane(lane_id);
+        if lane.memory_segments() < SEGMENTS_MIN {
+            return Err(full);
+        }
+        let oid = lane.dir.find_free(table, lane_id).ok_or(full)?;
+        lane.dir.set(oid, State::Zeros);
+        Ok(oid.id())
+    }
+
+    /// Frees an object. False: there was none.
+    pub fn free(&self, table: u16, id: u64) -> Result<bool, ObjectError> {
+        self.shape(table)?;
+        let (oid, lane_id) = self.place(table, id)?;
+        if !self.keeps {
+            let mut lane = self.pool.lane(lane_id);
+            let was = lane.dir.get(oid) != State::Free;
+            forget(&mut lane, oid);
+            return Ok(was);
+        }
+        let room = entry_bytes(ObjectId::KEY_BYTES, 0, false, false);
+        self.with_room(lane_id, room, |lane| delete_in(lane, oid, room))
+    }
+
+    /// Changes an object in place: `f` gets a copy of its bytes, with its lane locked (so it is short and calls nothing of the
+    /// store), and what it leaves is stored. No other change comes in between.
+    pub fn update(&self, table: u16, id: u64, f: impl FnOnce(&mut [u8])) -> Result<(), ObjectError> {
+        let shape = self.shape(table)?;
+        let (oid, lane_id) = self.place(table, id)?;
+        let mut bytes = vec![0; OBJECT_MAX_BYTES.min(match shape {
+            Shape::Fixed(len) => len as usize,
+            Shape::Any => OBJECT_MAX_BYTES,
+        })];
+        let free = ObjectError::Free { table, id };
+        let mut f = Some(f);
+        for _ in 0..UPDATE_TRIES_MAX {
+            let (len, read_at) = self.read_at(table, id, |value, at| {
+                copy_out(table, shape, value, &mut bytes).map(|len| (len, at))
+            })??;
+            let mut len = len.ok_or(free)?;
+            let done = self.with_room(lane_id, len, |lane| {
+                // Room first: it may move the object.
+                reserve_in(lane, len)?;
+                match lane.dir.get(oid) {
+                    State::At(slot) if read_at == Some(slot.loc()) => {}
+                    State::At(slot) => match near(lane, slot) {
+                        Some(value) => match copy_out(table, shape, value, &mut bytes) {
+                            Ok(Some(now)) => len = now,
+                            Ok(None) => return Err(Refusal::Final(free)),
+                            Err(e) => return Err(Refusal::Final(e)),
+                        },
+                        // It left DRAM again: read it where it is now.
+                        None => return Ok(false),
+                    },
+                    State::Zeros | State::Fill(_) if read_at.is_none() => {}
+                    State::Zeros | State::Fill(_) => return Ok(false),
+                    State::Free => return Err(Refusal::Final(free)),
+                }
+                if let Some(f) = f.take() {
+                    f(&mut bytes[..len]);
+                }
+                match lane.dir.get(oid) {
+                    State::At(slot) if lane.overwrite(slot, &bytes[..len]) => Ok(true),
+                    _ => append_in(lane, oid, &bytes[..len]).map(|()| true),
+                }
+            })?;
+            if done {
+                return Ok(());
+            }
+        }
+        // It came up and left again before it could be changed, each time.
+        Err(ObjectError::Full { asked_bytes: 0 })
+    }
+}
+
+/// How often an object is read again because it left DRAM before it could be changed.
+const UPDATE_TRIES_MAX: usize = 64;
+/// Objects stored under one lock.
+const PUT_AT_ONCE: usize = 64;
+
+/// Deletes an object of a lane that keeps its data.
+fn delete_in(lane: &mut Lane<Tables>, oid: ObjectId, room: usize) -> Result<bool, Refusal> {
+    lane.reserve_delete(room).map_err(|why| refusal(why, room))?;
+    match lane.dir.get(oid) {
+        State::Free => Ok(false),
+        State::At(slot) => {
+            if near(lane, slot) == Some(Value::Free) {
+                return Ok(false);
+            }
+            let deleted = lane.delete(Store::who(oid), slot, &oid.key());
+            deleted.map(|()| true).map_err(|why| refusal(why, room))
+        }
+        State::Zeros | State::Fill(_) => {
+            lane.dir.set(oid, State::Free);
+            Ok(true)
+        }
+    }
+}
