@@ -195,7 +195,12 @@ pub(crate) fn check_place(offset: u64, into: &[u8]) {
     let aligned = (into.as_ptr() as usize).is_multiple_of(BLOCK_BYTES)
         && into.len().is_multiple_of(BLOCK_BYTES)
         && offset.is_multiple_of(BLOCK_BYTES as u64);
-    assert!(aligned, "read of {} bytes at byte {offset} to {:p}", into.len(), into.as_ptr());
+    assert!(
+        aligned,
+        "read of {} bytes at byte {offset} to {:p}",
+        into.len(),
+        into.as_ptr()
+    );
 }
 
 /// Operations finished without error, and their bytes.

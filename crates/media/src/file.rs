@@ -222,17 +222,34 @@ impl Device for FileDevice {
     fn read_into(&self, offset: u64, into: &mut [u8]) -> Result<(), MediaError> {
         check_place(offset, into);
         let (op, len) = ("read", into.len());
-        if offset.checked_add(len as u64).is_none_or(|end| end > self.len_bytes) {
+        if offset
+            .checked_add(len as u64)
+            .is_none_or(|end| end > self.len_bytes)
+        {
             let device_bytes = self.len_bytes;
-            return Err(MediaError::OutOfRange { op, offset, len, device_bytes });
+            return Err(MediaError::OutOfRange {
+                op,
+                offset,
+                len,
+                device_bytes,
+            });
         }
         let mut moved_bytes = 0;
         while moved_bytes < len {
-            match rustix::io::pread(&*self.file, &mut into[moved_bytes..], offset + moved_bytes as u64) {
+            match rustix::io::pread(
+                &*self.file,
+                &mut into[moved_bytes..],
+                offset + moved_bytes as u64,
+            ) {
                 Err(Errno::INTR) => {}
                 Err(errno) => {
                     let errno = errno.raw_os_error();
-                    return Err(MediaError::Io { op, offset, len, errno });
+                    return Err(MediaError::Io {
+                        op,
+                        offset,
+                        len,
+                        errno,
+                    });
                 }
                 Ok(step_bytes) if step_bytes == len - moved_bytes => break,
                 // Direct I/O resumes only at whole blocks.
@@ -241,7 +258,12 @@ impl Device for FileDevice {
                 }
                 Ok(step_bytes) => {
                     let moved_bytes = moved_bytes + step_bytes;
-                    return Err(MediaError::Short { op, offset, len, moved_bytes });
+                    return Err(MediaError::Short {
+                        op,
+                        offset,
+                        len,
+                        moved_bytes,
+                    });
                 }
             }
         }

@@ -6,8 +6,8 @@
 
 use crate::lock::PoolLock;
 use crate::open::{QUEUE_DEPTH, data_path, new_lane};
-use crate::recover::valid_epoch;
 use crate::options::Contents;
+use crate::recover::valid_epoch;
 use crate::superblock::Superblock;
 use crate::{Lane, Options, PoolError};
 use serde::Serialize;

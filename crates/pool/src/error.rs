@@ -29,7 +29,9 @@ pub enum PoolError {
         path: PathBuf,
     },
     /// It holds something else than it is opened for.
-    #[error("{path} holds {is}, and was to be opened for {asked}; choose another directory, or remove it with: terrace pool destroy")]
+    #[error(
+        "{path} holds {is}, and was to be opened for {asked}; choose another directory, or remove it with: terrace pool destroy"
+    )]
     Contents {
         /// The data file.
         path: PathBuf,

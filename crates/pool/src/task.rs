@@ -90,6 +90,10 @@ impl Fetched {
     pub(crate) fn kept_bytes(&self) -> usize {
         self.result.as_ref().map_or(0, |bytes| bytes.len())
     }
+    /// The lane it is of.
+    pub fn lane(&self) -> u16 {
+        self.lane
+    }
     /// Where it was read.
     pub fn loc(&self) -> Loc {
         self.plan.loc

@@ -446,7 +446,11 @@ impl<D: Snapshot + Send> Worker<D> {
     }
 
     /// Runs turns until `done` says so, waiting for the device in between.
-    pub fn run_until(&mut self, until: Instant, mut done: impl FnMut(&mut Worker<D>) -> bool) -> bool {
+    pub fn run_until(
+        &mut self,
+        until: Instant,
+        mut done: impl FnMut(&mut Worker<D>) -> bool,
+    ) -> bool {
         loop {
             let turn = self.turn();
             if done(self) {

@@ -406,9 +406,8 @@ impl<D: Snapshot> Lane<D> {
         if !loc.in_memory() {
             return;
         }
-        let keep = !self.cfg.scratch
-            && self.unstaged_closed(loc)
-            && self.rule(Rule::KeepSuperseded);
+        let keep =
+            !self.cfg.scratch && self.unstaged_closed(loc) && self.rule(Rule::KeepSuperseded);
         let terrace = self.terrace_mut(loc);
         if keep {
             entry::add_flags(terrace.entry_mut(loc), FLAG_KEEP);

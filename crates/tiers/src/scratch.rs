@@ -79,7 +79,10 @@ impl<D: Snapshot> Lane<D> {
         let loc = slot.loc();
         let open = self.cfg.scratch
             && loc.terrace() == Terrace::Dram
-            && self.mem.dirty_pos(loc).is_some_and(|pos| pos >= self.staged);
+            && self
+                .mem
+                .dirty_pos(loc)
+                .is_some_and(|pos| pos >= self.staged);
         open && entry::set_value(self.mem.entry_mut(loc), value)
     }
 

@@ -30,7 +30,9 @@ impl Rng {
 /// What version `version` of an object looks like: whoever reads it can tell whether it is whole.
 fn bytes_of(table: u16, id: u64, version: u64, len: usize) -> Vec<u8> {
     let mut rng = Rng(id << 20 ^ version << 4 ^ u64::from(table));
-    let mut bytes: Vec<u8> = (0..len.div_ceil(8)).flat_map(|_| rng.next().to_le_bytes()).collect();
+    let mut bytes: Vec<u8> = (0..len.div_ceil(8))
+        .flat_map(|_| rng.next().to_le_bytes())
+        .collect();
     bytes.truncate(len);
     if len >= 16 {
         bytes[..8].copy_from_slice(&id.to_le_bytes());
@@ -49,7 +51,9 @@ fn is_whole(table: u16, id: u64, bytes: &[u8]) -> bool {
 
 fn open(dir: &tempfile::TempDir, cap: u64, ssd: u64) -> Arc<Store> {
     let store = Store::open(&StoreOptions::scratch(dir.path(), cap, ssd)).expect("a store");
-    store.make_table(ONE_SIZE, Shape::Fixed(FIXED as u32)).expect("a table");
+    store
+        .make_table(ONE_SIZE, Shape::Fixed(FIXED as u32))
+        .expect("a table");
     store.make_table(ANY_SIZE, Shape::Any).expect("a table");
     store
 }
@@ -69,7 +73,10 @@ impl Shadow {
     fn own(&mut self) -> (u16, u64) {
         let table = [ONE_SIZE, ANY_SIZE][self.rng.below(2) as usize];
         // Some are asked for more often than others.
-        let n = self.rng.below(self.objects).min(self.rng.below(self.objects));
+        let n = self
+            .rng
+            .below(self.objects)
+            .min(self.rng.below(self.objects));
         (table, n / self.threads * self.threads + self.me)
     }
     fn len(&mut self, table: u16) -> usize {
@@ -117,17 +124,24 @@ impl Shadow {
             Value::Free => None,
             other => panic!("{other:?}"),
         });
-        assert!(seen.expect("read") == expected, "object {id} of table {table}");
+        assert!(
+            seen.expect("read") == expected,
+            "object {id} of table {table}"
+        );
     }
     fn update(&mut self, table: u16, id: u64) {
         let Some(&(_, len)) = self.known.get(&(table, id)) else {
-            let e = self.store.update(table, id, |_| panic!("nothing to change"));
+            let e = self
+                .store
+                .update(table, id, |_| panic!("nothing to change"));
             assert_eq!(e, Err(ObjectError::Free { table, id }));
             return;
         };
         self.version += 1;
         let new = bytes_of(table, id, self.version, len);
-        self.store.update(table, id, |bytes| bytes.copy_from_slice(&new)).expect("update");
+        self.store
+            .update(table, id, |bytes| bytes.copy_from_slice(&new))
+            .expect("update");
         self.known.insert((table, id), (self.version, len));
     }
     fn read_many(&mut self, table: u16) {
@@ -152,8 +166,14 @@ impl Shadow {
 fn several_threads_see_what_they_stored() {
     let dir = tempfile::tempdir().expect("a directory");
     let store = open(&dir, CAP, 88 << 20);
-    let seed = std::env::var("TERRACE_SEED").ok().and_then(|s| s.parse().ok()).unwrap_or(7);
-    let seconds = std::env::var("TERRACE_SECONDS").ok().and_then(|s| s.parse().ok()).unwrap_or(8);
+    let seed = std::env::var("TERRACE_SEED")
+        .ok()
+        .and_then(|s| s.parse().ok())
+        .unwrap_or(7);
+    let seconds = std::env::var("TERRACE_SECONDS")
+        .ok()
+        .and_then(|s| s.parse().ok())
+        .unwrap_or(8);
     let until = Instant::now() + Duration::from_secs(seconds);
     let threads = 4;
     let steps: u64 = std::thread::scope(|scope| {
@@ -175,18 +195,29 @@ fn several_threads_see_what_they_stored() {
                     steps += 64;
                 }
                 let all: Vec<_> = shadow.known.keys().copied().collect();
-                all.into_iter().for_each(|(table, id)| shadow.read(table, id));
+                all.into_iter()
+                    .for_each(|(table, id)| shadow.read(table, id));
                 steps
             })
         };
         let running: Vec<_> = (0..threads).map(run).collect();
-        running.into_iter().map(|t| t.join().expect("a thread")).sum()
+        running
+            .into_iter()
+            .map(|t| t.join().expect("a thread"))
+            .sum()
     });
     let s = store.stats();
     let (cap, used) = store.cap_and_used_bytes();
-    println!("{steps} steps, {} device reads, {} MiB written, {used} of {cap} bytes", s.disk_reads, s.device_write_bytes >> 20);
+    println!(
+        "{steps} steps, {} device reads, {} MiB written, {used} of {cap} bytes",
+        s.disk_reads,
+        s.device_write_bytes >> 20
+    );
     assert!(used <= cap, "{used} of {cap} bytes");
-    assert!(s.disk_reads > 1000 && s.lanes.segments_cleaned > 0, "too small a load: {s:?}");
+    assert!(
+        s.disk_reads > 1000 && s.lanes.segments_cleaned > 0,
+        "too small a load: {s:?}"
+    );
     assert_eq!(store.failure(), None);
 }
 
@@ -214,7 +245,9 @@ fn a_full_ssd_refuses_and_loses_nothing() {
         assert!(store.free(ONE_SIZE, id).expect("free"));
     }
     for id in (0..stored).filter(|id| id % 6 == 0) {
-        store.put(ONE_SIZE, id, &bytes_of(ONE_SIZE, id, 2, FIXED)).expect("room again");
+        store
+            .put(ONE_SIZE, id, &bytes_of(ONE_SIZE, id, 2, FIXED))
+            .expect("room again");
     }
     for id in (0..stored).step_by(7) {
         let got = store.get(ONE_SIZE, id, &mut out).expect("get");
@@ -228,23 +261,36 @@ fn a_full_ssd_refuses_and_loses_nothing() {
 fn new_objects_get_numbers_that_are_free() {
     let dir = tempfile::tempdir().expect("a directory");
     let store = open(&dir, CAP, 64 << 20);
-    let ids: Vec<u64> = (0..1000).map(|_| store.insert(ONE_SIZE, &[]).expect("insert")).collect();
+    let ids: Vec<u64> = (0..1000)
+        .map(|_| store.insert(ONE_SIZE, &[]).expect("insert"))
+        .collect();
     let mut unique = ids.clone();
     unique.sort_unstable();
     unique.dedup();
     assert_eq!((unique.len(), unique.last()), (1000, Some(&999)), "dense");
     let mut out = [1; FIXED];
-    assert_eq!(store.get(ONE_SIZE, ids[5], &mut out).expect("get"), Some(FIXED));
+    assert_eq!(
+        store.get(ONE_SIZE, ids[5], &mut out).expect("get"),
+        Some(FIXED)
+    );
     assert_eq!(out, [0; FIXED], "never written: zeros");
     for id in &ids[..500] {
         assert!(store.free(ONE_SIZE, *id).expect("free"));
         assert!(!store.free(ONE_SIZE, *id).expect("free"), "freed twice");
     }
     let value = bytes_of(ONE_SIZE, 1, 1, FIXED);
-    let again: Vec<u64> = (0..500).map(|_| store.insert(ONE_SIZE, &value).expect("insert")).collect();
-    assert!(again.iter().all(|id| ids[..500].contains(id)), "freed numbers are used again");
+    let again: Vec<u64> = (0..500)
+        .map(|_| store.insert(ONE_SIZE, &value).expect("insert"))
+        .collect();
+    assert!(
+        again.iter().all(|id| ids[..500].contains(id)),
+        "freed numbers are used again"
+    );
     store.drop_table(ONE_SIZE).expect("drop");
-    assert_eq!(store.get(ONE_SIZE, 0, &mut out), Err(ObjectError::NoTable { table: ONE_SIZE }));
+    assert_eq!(
+        store.get(ONE_SIZE, 0, &mut out),
+        Err(ObjectError::NoTable { table: ONE_SIZE })
+    );
 }
 
 #[test]
@@ -255,7 +301,9 @@ fn what_cannot_be_is_refused_by_name() {
     let said = |e: ObjectError| e.to_string();
     assert!(said(store.put(9, 1, &out).unwrap_err()).contains("no table 9"));
     assert!(said(store.put(ONE_SIZE, 1, &out[1..]).unwrap_err()).contains("127 bytes"));
-    assert!(said(store.put(ANY_SIZE, 1, &vec![0; 1 << 17]).unwrap_err()).contains("65536 are allowed"));
+    assert!(
+        said(store.put(ANY_SIZE, 1, &vec![0; 1 << 17]).unwrap_err()).contains("65536 are allowed")
+    );
     assert!(said(store.get(ONE_SIZE, 1 << 36, &mut out).unwrap_err()).contains("below 2^36"));
     store.put(ONE_SIZE, 1, &out).expect("put");
     assert!(said(store.get(ONE_SIZE, 1, &mut out[..5]).unwrap_err()).contains("5 bytes"));
@@ -265,6 +313,9 @@ fn what_cannot_be_is_refused_by_name() {
     drop(store);
     let mut durable = StoreOptions::scratch(dir.path(), CAP, 64 << 20);
     durable.durable = true;
-    let why = Store::open(&durable).err().expect("other contents").to_string();
+    let why = Store::open(&durable)
+        .err()
+        .expect("other contents")
+        .to_string();
     assert!(why.contains("do not outlive"), "{why}");
 }

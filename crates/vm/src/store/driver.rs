@@ -4,6 +4,7 @@
 //! refused room at once, since waking another would take longer than a turn. Promises: a turn is bounded; helping waits for at most
 //! [`HELP_WAIT`] at a time. Never: touches an object.
 
+use super::ahead::Hands;
 use super::tables::Tables;
 use parking_lot::{Condvar, Mutex};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
@@ -12,7 +13,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 use std::time::Duration;
-use terrace_pool::{Contents, Pool, PoolError, Worker};
+use terrace_pool::{Contents, Pool, PoolError};
 
 /// Longest wait of one round of help.
 const HELP_WAIT: Duration = Duration::from_millis(2);
@@ -28,7 +29,7 @@ pub(crate) struct Driver {
 }
 
 struct Shared {
-    worker: Mutex<Option<Worker<Tables>>>,
+    hands: Mutex<Option<Hands>>,
     bell: OwnedFd,
     rung: AtomicBool,
     stop: AtomicBool,
@@ -43,7 +44,7 @@ impl Driver {
         let bell = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
             .map_err(|e| system_error(pool, e.into()))?;
         let shared = Arc::new(Shared {
-            worker: Mutex::new(None),
+            hands: Mutex::new(None),
             bell,
             rung: AtomicBool::new(false),
             stop: AtomicBool::new(false),
@@ -56,7 +57,7 @@ impl Driver {
                 shared.ring();
             }
         });
-        *shared.worker.lock() = Some(pool.sole_worker(wake)?);
+        *shared.hands.lock() = Some(Hands::new(pool.sole_worker(wake)?));
         let own = shared.clone();
         let thread = std::thread::Builder::new()
             .name("terrace-store".into())
@@ -75,11 +76,12 @@ impl Driver {
 
     /// Works towards room for one round, or waits while another thread does.
     pub(crate) fn help(&self) {
-        match self.shared.worker.try_lock() {
-            Some(mut worker) => {
-                if let Some(worker) = worker.as_mut() {
-                    worker.want_room();
-                    worker.help(HELP_WAIT);
+        match self.shared.hands.try_lock() {
+            Some(mut hands) => {
+                if let Some(hands) = hands.as_mut() {
+                    hands.worker.want_room();
+                    hands.worker.help(HELP_WAIT);
+                    hands.settle();
                 }
             }
             None => {
@@ -90,9 +92,13 @@ impl Driver {
         self.shared.tell();
     }
 
-    /// Does something with the worker, for what waits for an epoch.
-    pub(crate) fn with_worker<R>(&self, f: impl FnOnce(&mut Worker<Tables>) -> R) -> Option<R> {
-        self.shared.worker.lock().as_mut().map(f)
+    /// Does something with the worker, unless another thread is at it.
+    pub(crate) fn try_hands(&self, f: impl FnOnce(&mut Hands)) {
+        if let Some(mut hands) = self.shared.hands.try_lock()
+            && let Some(hands) = hands.as_mut()
+        {
+            f(hands);
+        }
     }
 
     /// Ends the background thread and what it has at the device.
@@ -103,8 +109,8 @@ impl Driver {
             // A panic of the thread was reported when it happened; there is nothing to add.
             let _ended = thread.join();
         }
-        if let Some(worker) = self.shared.worker.lock().take() {
-            worker.close();
+        if let Some(hands) = self.shared.hands.lock().take() {
+            hands.worker.close();
         }
     }
 }
@@ -127,11 +133,13 @@ impl Shared {
     fn run(&self) {
         while !self.stop.load(Ordering::Acquire) {
             let (busy, sleep, fd) = {
-                let mut worker = self.worker.lock();
-                let Some(worker) = worker.as_mut() else {
+                let mut hands = self.hands.lock();
+                let Some(hands) = hands.as_mut() else {
                     return;
                 };
-                let turn = worker.turn();
+                let turn = hands.worker.turn();
+                hands.settle();
+                let worker = &hands.worker;
                 if turn.room {
                     self.tell();
                 }

@@ -27,13 +27,17 @@ pub enum ObjectError {
         len: u32,
     },
     /// The SSD is full of live objects, or no room came free within the longest wait.
-    #[error("no room for {asked_bytes} bytes: the SSD is full, or the cap is; free objects, make the pool larger or raise the cap")]
+    #[error(
+        "no room for {asked_bytes} bytes: the SSD is full, or the cap is; free objects, make the pool larger or raise the cap"
+    )]
     Full {
         /// Bytes that were to be stored.
         asked_bytes: u64,
     },
     /// The device refused to write, and what was written before is all there will be.
-    #[error("the pool is read-only since a write to its device failed; nothing stored is lost, open it again on a device that works")]
+    #[error(
+        "the pool is read-only since a write to its device failed; nothing stored is lost, open it again on a device that works"
+    )]
     ReadOnly,
     /// There is no such table.
     #[error("there is no table {table}")]

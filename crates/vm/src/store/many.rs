@@ -82,7 +82,8 @@ impl Store {
                 show: f,
             }
             .run(table, ids),
-            None => (ids.iter().enumerate()).try_for_each(|(i, id)| self.read(table, *id, |value| f(i, value))),
+            None => (ids.iter().enumerate())
+                .try_for_each(|(i, id)| self.read(table, *id, |value| f(i, value))),
         }
     }
 
@@ -90,8 +91,13 @@ impl Store {
         if let Some(queue) = self.queues.lock().pop() {
             return Some(queue);
         }
-        if self.queues_made.fetch_add(1, std::sync::atomic::Ordering::Relaxed) >= QUEUES_MAX {
-            self.queues_made.fetch_sub(1, std::sync::atomic::Ordering::Relaxed);
+        if self
+            .queues_made
+            .fetch_add(1, std::sync::atomic::Ordering::Relaxed)
+            >= QUEUES_MAX
+        {
+            self.queues_made
+                .fetch_sub(1, std::sync::atomic::Ordering::Relaxed);
             return None;
         }
         match self.pool.device().queue(READS_MAX as u32) {
@@ -191,7 +197,12 @@ impl<F: FnMut(usize, Value<'_>)> Call<'_, F> {
                     (None, Some(buf)) => Ok(Entry::in_memory(&buf[plan.skip..plan.len])),
                     (error, _) => Err(error.unwrap_or(ObjectError::damaged(plan))),
                 };
-                settle(&mut lane, e.reading.oid, plan, entry.as_ref().map_err(|e| *e));
+                settle(
+                    &mut lane,
+                    e.reading.oid,
+                    plan,
+                    entry.as_ref().map_err(|e| *e),
+                );
             }
         }
         for e in self.ended.drain(..) {
@@ -218,7 +229,9 @@ impl<F: FnMut(usize, Value<'_>)> Call<'_, F> {
     }
 
     fn give_back(self) {
-        let Queue { blocks, counted, .. } = &self.queue;
+        let Queue {
+            blocks, counted, ..
+        } = &self.queue;
         let held = (blocks.len() * BLOCK_BYTES) as u64;
         self.store.pool.ledger().change(Part::Io, *counted, held);
         let mut queue = self.queue;

@@ -6,10 +6,12 @@
 //! Promises: no lock is held while the device is waited for; a miss is one read of the right length in the calling thread; every wait
 //! is bounded and ends in an error that says what is full. Never: hands a request to another thread.
 
+mod ahead;
 mod driver;
 mod error;
 mod many;
 mod open;
+mod pages;
 mod read;
 mod table;
 mod tables;
@@ -17,6 +19,7 @@ mod write;
 
 pub use error::ObjectError;
 pub use open::{Store, StoreOptions};
+pub use pages::{Objects, Pages};
 pub use read::Value;
 pub use table::Shape;
 pub use tables::{OBJECTS_MAX, TABLES_MAX};

@@ -183,7 +183,10 @@ impl Store {
                 let oid = ObjectId::new(table, n << bits | u64::from(lane));
                 forget(&mut held, oid);
             }
-            at = held.dir.table(table).and_then(|t| t.skip_to(n + EMPTY_AT_ONCE));
+            at = held
+                .dir
+                .table(table)
+                .and_then(|t| t.skip_to(n + EMPTY_AT_ONCE));
         }
     }
 
@@ -214,7 +217,9 @@ impl Store {
         }
         let spare = self.bufs.lock().pop();
         spare.unwrap_or_else(|| {
-            self.pool.ledger().change(Part::Io, 0, SPARE_BUF_BYTES as u64);
+            self.pool
+                .ledger()
+                .change(Part::Io, 0, SPARE_BUF_BYTES as u64);
             Buf::zeroed(SPARE_BUF_BYTES)
         })
     }

@@ -79,7 +79,11 @@ pub(crate) fn value_of<'a>(entry: &Entry<'a>) -> Value<'a> {
 }
 
 /// The entry in what was read, if it is whole and this object's.
-pub(crate) fn verified<'a>(bytes: &'a [u8], plan: &ReadPlan, oid: ObjectId) -> Result<Entry<'a>, ObjectError> {
+pub(crate) fn verified<'a>(
+    bytes: &'a [u8],
+    plan: &ReadPlan,
+    oid: ObjectId,
+) -> Result<Entry<'a>, ObjectError> {
     let damaged = |_| ObjectError::damaged(plan);
     let entry = Entry::from_media(&bytes[plan.skip..plan.len], plan.seed).map_err(damaged)?;
     entry.verify_value(plan.seed).map_err(damaged)?;
@@ -112,7 +116,12 @@ pub(crate) fn settle(
 
 impl Store {
     /// Shows an object to `f`, perhaps with its lane locked: `f` is short and calls nothing of the store.
-    pub fn read<R>(&self, table: u16, id: u64, f: impl FnOnce(Value<'_>) -> R) -> Result<R, ObjectError> {
+    pub fn read<R>(
+        &self,
+        table: u16,
+        id: u64,
+        f: impl FnOnce(Value<'_>) -> R,
+    ) -> Result<R, ObjectError> {
         self.read_at(table, id, |value, _| f(value))
     }
 
@@ -135,12 +144,20 @@ impl Store {
             }
         };
         let mut buf = self.take_buf(plan.len);
-        let read = self.pool.device().read_into(plan.offset, &mut buf[..plan.len]);
+        let read = self
+            .pool
+            .device()
+            .read_into(plan.offset, &mut buf[..plan.len]);
         let entry = match &read {
             Ok(()) => verified(&buf, &plan, oid),
             Err(e) => Err(ObjectError::of_read(e, &plan)),
         };
-        settle(&mut self.pool.lane(lane_id), oid, &plan, entry.as_ref().map_err(|e| *e));
+        settle(
+            &mut self.pool.lane(lane_id),
+            oid,
+            &plan,
+            entry.as_ref().map_err(|e| *e),
+        );
         let seen = entry.map(|entry| show(value_of(&entry), Some(plan.loc)));
         self.keep_buf(buf);
         seen

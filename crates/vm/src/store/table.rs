@@ -154,7 +154,10 @@ impl Table {
             State::Free => 0,
             State::Zeros => ZEROS,
             State::Fill(byte) => {
-                assert!(!self.is_fixed(), "a table of objects of one size has no fill");
+                assert!(
+                    !self.is_fixed(),
+                    "a table of objects of one size has no fill"
+                );
                 ANY_FILL | u64::from(byte)
             }
             State::At(slot) if self.is_fixed() => {
@@ -167,7 +170,12 @@ impl Table {
                 };
                 let raw = loc.unit() << FIXED_LOW_BITS | dram | u64::from(slot.heat());
                 // Silently cut off, it would name another object.
-                assert!(raw >> (8 * self.width) == 0, "place {:#x} in a slot of {} bytes", loc.unit(), self.width);
+                assert!(
+                    raw >> (8 * self.width) == 0,
+                    "place {:#x} in a slot of {} bytes",
+                    loc.unit(),
+                    self.width
+                );
                 raw
             }
             State::At(slot) => slot.0 | ANY_ENTRY,
@@ -181,7 +189,8 @@ impl Table {
             return;
         }
         let was_entry = matches!(self.get(n), State::At(_));
-        self.entries = self.entries + u64::from(matches!(state, State::At(_))) - u64::from(was_entry);
+        self.entries =
+            self.entries + u64::from(matches!(state, State::At(_))) - u64::from(was_entry);
         self.count_hole(n, old == 0, new == 0);
         let (chunk, at) = (n as usize / CHUNK_SLOTS, n as usize % CHUNK_SLOTS);
         let width = self.width;

@@ -46,9 +46,12 @@ impl Tables {
             self.tables.resize_with(at + 1, || None);
         }
         let fixed = match shape {
-            Shape::Fixed(bytes) if !self.keeps => {
-                Some(entry_bytes(ObjectId::KEY_BYTES, bytes as usize, false, false))
-            }
+            Shape::Fixed(bytes) if !self.keeps => Some(entry_bytes(
+                ObjectId::KEY_BYTES,
+                bytes as usize,
+                false,
+                false,
+            )),
             _ => None,
         };
         self.tables[at].get_or_insert_with(|| Table::new(self.unit_bits, fixed));
@@ -186,7 +189,9 @@ impl Snapshot for Tables {
             let word = match table.get(n) {
                 State::Free => 0,
                 State::Zeros => 1,
-                State::Fill(_) => unreachable!("only a scratch pool has fills, and it is not saved"),
+                State::Fill(_) => {
+                    unreachable!("only a scratch pool has fills, and it is not saved")
+                }
                 State::At(slot) => resolve(slot).map_or(0, |slot| slot.0 | SAVED_ENTRY),
             };
             out.extend_from_slice(&word.to_le_bytes());
@@ -206,9 +211,14 @@ impl Snapshot for Tables {
             let count = u32::from_le_bytes(header[4..8].try_into().expect("four bytes")) as usize;
             let first = u64::from_le_bytes(header[8..16].try_into().expect("eight bytes"));
             let (words, rest) = rest.split_at_checked(8 * count).ok_or(cut)?;
-            let last = first.checked_add(count as u64).filter(|&n| n <= OBJECTS_MAX >> self.lane_bits);
+            let last = first
+                .checked_add(count as u64)
+                .filter(|&n| n <= OBJECTS_MAX >> self.lane_bits);
             if table as usize >= TABLES_MAX || last.is_none() {
-                return Err(format!("slots {first} to {} of table {table}", first.wrapping_add(count as u64)));
+                return Err(format!(
+                    "slots {first} to {} of table {table}",
+                    first.wrapping_add(count as u64)
+                ));
             }
             self.make(table as u16, Shape::Any);
             let table = self.table_mut(table as u16).ok_or("no such table")?;
@@ -250,7 +260,12 @@ impl Snapshot for Tables {
     }
 
     fn bytes(&self) -> usize {
-        let tables = self.tables.iter().flatten().map(Table::bytes).sum::<usize>();
+        let tables = self
+            .tables
+            .iter()
+            .flatten()
+            .map(Table::bytes)
+            .sum::<usize>();
         tables + self.tables.capacity() * size_of::<Option<Table>>()
     }
 }

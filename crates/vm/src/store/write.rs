@@ -9,11 +9,11 @@ use super::open::{OBJECT_MAX_BYTES, Store, forget};
 use super::read::{Value, copy_out, near};
 use super::table::{Shape, State};
 use super::tables::Tables;
+use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 use terrace_log::entry::entry_bytes;
 use terrace_log::{Kind, Loc, NewEntry, ObjectId};
 use terrace_pool::Lane;
-use std::sync::atomic::Ordering::Relaxed;
 use terrace_tiers::{Phase, Refused};
 
 /// Longest wait for room.
@@ -30,9 +30,11 @@ enum Refusal {
 fn refusal(why: Refused, asked: usize) -> Refusal {
     match why {
         Refused::Room => Refusal::Room,
-        Refused::SsdFull | Refused::TooLarge | Refused::IndexFull => Refusal::Final(ObjectError::Full {
-            asked_bytes: asked as u64,
-        }),
+        Refused::SsdFull | Refused::TooLarge | Refused::IndexFull => {
+            Refusal::Final(ObjectError::Full {
+                asked_bytes: asked as u64,
+            })
+        }
     }
 }
 
@@ -140,6 +142,27 @@ impl Store {
         self.with_room(lane, value.len(), |lane| put_in(lane, oid, value))
     }
 
+    /// Stores what came back from a page. Not `surely` changed: only if it differs from what is in DRAM; where that has
+    /// left DRAM it is stored, since reading it to compare would cost more.
+    pub(crate) fn put_changed(
+        &self,
+        table: u16,
+        id: u64,
+        value: &[u8],
+        surely: bool,
+    ) -> Result<(), ObjectError> {
+        self.check_length(table, value.len())?;
+        let (oid, lane_id) = self.place(table, id)?;
+        self.with_room(lane_id, value.len(), |lane| {
+            let same = !surely
+                && matches!(lane.dir.get(oid), State::At(slot) if near(lane, slot) == Some(Value::Bytes(value)));
+            match same {
+                true => Ok(()),
+                false => put_in(lane, oid, value),
+            }
+        })
+    }
+
     /// Stores several objects, those of one lane under one lock. On an error, how many of the first are stored is
     /// unspecified, each of them whole.
     pub fn put_many(&self, table: u16, objects: &[(u64, &[u8])]) -> Result<(), ObjectError> {
@@ -154,7 +177,9 @@ impl Store {
                 self.with_room(lane_id, first.len(), |lane| {
                     // A few at a time: others want the lane too.
                     for _ in 0..PUT_AT_ONCE {
-                        let Some((id, value)) = mine.peek() else { break };
+                        let Some((id, value)) = mine.peek() else {
+                            break;
+                        };
                         put_in(lane, ObjectId::new(table, *id), value)?;
                         mine.next();
                     }
@@ -219,13 +244,21 @@ impl Store {
 
     /// Changes an object in place: `f` gets a copy of its bytes, with its lane locked (so it is short and calls nothing of the
     /// store), and what it leaves is stored. No other change comes in between.
-    pub fn update(&self, table: u16, id: u64, f: impl FnOnce(&mut [u8])) -> Result<(), ObjectError> {
+    pub fn update(
+        &self,
+        table: u16,
+        id: u64,
+        f: impl FnOnce(&mut [u8]),
+    ) -> Result<(), ObjectError> {
         let shape = self.shape(table)?;
         let (oid, lane_id) = self.place(table, id)?;
-        let mut bytes = vec![0; OBJECT_MAX_BYTES.min(match shape {
-            Shape::Fixed(len) => len as usize,
-            Shape::Any => OBJECT_MAX_BYTES,
-        })];
+        let mut bytes = vec![
+            0;
+            OBJECT_MAX_BYTES.min(match shape {
+                Shape::Fixed(len) => len as usize,
+                Shape::Any => OBJECT_MAX_BYTES,
+            })
+        ];
         let free = ObjectError::Free { table, id };
         let mut f = Some(f);
         for _ in 0..UPDATE_TRIES_MAX {
@@ -275,7 +308,8 @@ const PUT_AT_ONCE: usize = 64;
 
 /// Deletes an object of a lane that keeps its data.
 fn delete_in(lane: &mut Lane<Tables>, oid: ObjectId, room: usize) -> Result<bool, Refusal> {
-    lane.reserve_delete(room).map_err(|why| refusal(why, room))?;
+    lane.reserve_delete(room)
+        .map_err(|why| refusal(why, room))?;
     match lane.dir.get(oid) {
         State::Free => Ok(false),
         State::At(slot) => {

@@ -1,0 +1,260 @@
+//! Pages of a program's memory as entries of a store: whole pages packed, or one object a page.
+//!
+//! [`Pages`] (MP): 4 KiB each, kept as
+//!
+//! | the page | its entry |
+//! |---|---|
+//! | zeros | none: the number is free |
+//! | one byte throughout | none, the slot says which; in a durable store an entry of that byte |
+//! | lz4 saves a quarter or more | what lz4 makes of it |
+//! | any other | its bytes |
+//!
+//! [`Objects`] (OPP): page `p` shows object `p` of a table of objects of one size, at an offset of its own, so that many objects do not
+//! meet in the same sets of a cache. Promises: what is fetched is what was stored last. Never: keeps a page.
+
+use super::error::ObjectError;
+use super::open::Store;
+use super::read::Value;
+use super::table::Shape;
+use crate::{Backing, Changed, FetchError, Fetched, PAGE_BYTES, Page, StoreError};
+use std::ops::Range;
+use std::sync::Arc;
+use terrace_media::Buf;
+
+/// A packed page is at most so long; a longer one is kept as it is.
+const PACKED_MAX_BYTES: usize = PAGE_BYTES / 4 * 3;
+/// What lz4 may write while it tries.
+const PACK_ROOM_BYTES: usize = lz4_flex::block::get_maximum_output_size(PAGE_BYTES);
+/// Objects start at multiples of a cache line.
+const LINE_BYTES: usize = 64;
+
+/// Whole pages of a region.
+pub struct Pages {
+    store: Arc<Store>,
+    table: u16,
+}
+
+impl Pages {
+    /// Pages in table `table`, which is made if need be.
+    pub fn new(store: Arc<Store>, table: u16) -> Result<Pages, ObjectError> {
+        store.make_table(table, Shape::Any)?;
+        Ok(Pages { store, table })
+    }
+
+    fn put(&self, changed: &Changed<'_>, room: &mut [u8]) -> Result<(), ObjectError> {
+        let Changed {
+            page,
+            bytes,
+            surely,
+        } = *changed;
+        let (store, table, bytes) = (&self.store, self.table, &bytes.0);
+        match one_byte(bytes) {
+            Some(0) => return store.free(table, page).map(|_| ()),
+            Some(byte) if !store.keeps => return store.put_fill(table, page, byte),
+            Some(byte) => return store.put_changed(table, page, &[byte], surely),
+            None => {}
+        }
+        // Its room is enough for any page, so it does not fail.
+        let packed = lz4_flex::block::compress_into(bytes, room).unwrap_or(PAGE_BYTES);
+        match packed <= PACKED_MAX_BYTES {
+            true => store.put_changed(table, page, &room[..packed], surely),
+            false => store.put_changed(table, page, bytes, surely),
+        }
+    }
+}
+
+/// The byte that a page consists of, if it is one.
+fn one_byte(bytes: &[u8; PAGE_BYTES]) -> Option<u8> {
+    // A page equals itself moved by one exactly if all its bytes are equal.
+    (bytes[1..] == bytes[..PAGE_BYTES - 1]).then_some(bytes[0])
+}
+
+impl Backing for Pages {
+    fn fetch(&self, page: u64, into: &mut Page) -> Result<Fetched, FetchError> {
+        let mut packed: Option<(Buf, usize)> = None;
+        let seen = self.store.read(self.table, page, |value| match value {
+            Value::Free | Value::Zeros => Fetched::Absent,
+            Value::Fill(byte) | Value::Bytes(&[byte]) => {
+                into.0.fill(byte);
+                Fetched::Filled
+            }
+            Value::Bytes(bytes) if bytes.len() == PAGE_BYTES => {
+                into.0.copy_from_slice(bytes);
+                Fetched::Filled
+            }
+            // Unpacked below, when the lane is not locked any more.
+            Value::Bytes(bytes) => {
+                let mut buf = self.store.take_buf(bytes.len());
+                buf[..bytes.len()].copy_from_slice(bytes);
+                packed = Some((buf, bytes.len()));
+                Fetched::Filled
+            }
+        });
+        let seen = seen.map_err(fetch_error)?;
+        if let Some((buf, len)) = packed {
+            let unpacked = lz4_flex::block::decompress_into(&buf[..len], &mut into.0);
+            self.store.keep_buf(buf);
+            // The bytes passed their checksum, so they are what was packed.
+            if !matches!(unpacked, Ok(PAGE_BYTES)) {
+                return Err(FetchError::Damaged {
+                    offset: 0,
+                    len: len as u32,
+                });
+            }
+        }
+        Ok(seen)
+    }
+
+    fn store(&self, pages: &[Changed<'_>]) -> Result<usize, StoreError> {
+        let mut room = self.store.take_buf(PACK_ROOM_BYTES);
+        let mut result = Ok(pages.len());
+        for (at, changed) in pages.iter().enumerate() {
+            if let Err(e) = self.put(changed, &mut room) {
+                result = match at {
+                    0 => Err(store_error(e)),
+                    taken => Ok(taken),
+                };
+                break;
+            }
+        }
+        self.store.keep_buf(room);
+        result
+    }
+
+    fn discard(&self, page: u64) {
+        discard(&self.store, self.table, page);
+    }
+}
+
+/// One object a page.
+pub struct Objects {
+    store: Arc<Store>,
+    table: u16,
+    bytes: usize,
+}
+
+impl Objects {
+    /// Objects of `bytes` bytes (1 to 4,096) in table `table`, which is made if need be.
+    pub fn new(store: Arc<Store>, table: u16, bytes: u32) -> Result<Objects, ObjectError> {
+        if bytes as usize > PAGE_BYTES {
+            return Err(ObjectError::Length {
+                table,
+                asked: bytes.into(),
+                allowed: PAGE_BYTES as u64,
+            });
+        }
+        store.make_table(table, Shape::Fixed(bytes))?;
+        Ok(Objects {
+            store,
+            table,
+            bytes: bytes as usize,
+        })
+    }
+}
+
+/// Where on its page an object of `bytes` bytes starts: spread over the page by its number.
+fn offset(page: u64, bytes: usize) -> usize {
+    let places = (PAGE_BYTES - bytes) / LINE_BYTES + 1;
+    let spread = (page.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32) as usize;
+    spread % places * LINE_BYTES
+}
+
+impl Backing for Objects {
+    fn span(&self, page: u64) -> Range<usize> {
+        let start = offset(page, self.bytes);
+        start..start + self.bytes
+    }
+
+    fn fetch(&self, page: u64, into: &mut Page) -> Result<Fetched, FetchError> {
+        let into = &mut into.0[self.span(page)];
+        let seen = self.store.read(self.table, page, |value| match value {
+            Value::Free | Value::Zeros => Fetched::Absent,
+            Value::Fill(byte) => {
+                into.fill(byte);
+                Fetched::Filled
+            }
+            Value::Bytes(bytes) => {
+                into.copy_from_slice(bytes);
+                Fetched::Filled
+            }
+        });
+        seen.map_err(fetch_error)
+    }
+
+    fn store(&self, pages: &[Changed<'_>]) -> Result<usize, StoreError> {
+        let object = |c: &Changed<'_>| {
+            let bytes = &c.bytes.0[self.span(c.page)];
+            self.store.put_changed(self.table, c.page, bytes, c.surely)
+        };
+        for (at, page) in pages.iter().enumerate() {
+            if let Err(e) = object(page) {
+                return match at {
+                    0 => Err(store_error(e)),
+                    taken => Ok(taken),
+                };
+            }
+        }
+        Ok(pages.len())
+    }
+
+    fn discard(&self, page: u64) {
+        discard(&self.store, self.table, page);
+    }
+}
+
+fn discard(store: &Store, table: u16, page: u64) {
+    if let Err(error) = store.free(table, page) {
+        // Only a durable store needs room for it: the page stays, and takes its room on the SSD.
+        tracing::warn!(table, page, %error, "a page could not be freed");
+    }
+}
+
+fn fetch_error(e: ObjectError) -> FetchError {
+    match e {
+        ObjectError::Io { offset, len, errno } => FetchError::Io { offset, len, errno },
+        ObjectError::Damaged { offset, len } => FetchError::Damaged { offset, len },
+        _ => FetchError::Closed,
+    }
+}
+
+fn store_error(e: ObjectError) -> StoreError {
+    match e {
+        ObjectError::Full { asked_bytes } => StoreError::Full { asked_bytes },
+        ObjectError::ReadOnly => StoreError::Io {
+            errno: rustix::io::Errno::IO.raw_os_error(),
+        },
+        _ => StoreError::Closed,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_page_of_one_byte_is_told_from_others() {
+        assert_eq!(one_byte(&[7; PAGE_BYTES]), Some(7));
+        for at in [0, 1, 2000, PAGE_BYTES - 1] {
+            let mut page = [7; PAGE_BYTES];
+            page[at] = 8;
+            assert_eq!(one_byte(&page), None);
+        }
+    }
+
+    #[test]
+    fn objects_are_spread_over_the_page_and_stay_in_it() {
+        for bytes in [1, 64, 128, 1000, 4033, 4096] {
+            let mut starts = std::collections::HashSet::new();
+            for page in 0..4096 {
+                let start = offset(page, bytes);
+                assert!(start.is_multiple_of(LINE_BYTES) && start + bytes <= PAGE_BYTES);
+                starts.insert(start);
+            }
+            assert_eq!(
+                starts.len(),
+                (PAGE_BYTES - bytes) / LINE_BYTES + 1,
+                "{bytes} bytes"
+            );
+        }
+    }
+}

@@ -1,0 +1,144 @@
+//! Pages and objects as the faults above use them: against a plain copy, under a small cap.
+
+use std::sync::Arc;
+use terrace_vm::store::{Objects, Pages, Store, StoreOptions};
+use terrace_vm::{Backing, Changed, Fetched, PAGE_BYTES, Page};
+
+const PAGES: u64 = 20_000;
+
+fn open(dir: &tempfile::TempDir) -> Arc<Store> {
+    Store::open(&StoreOptions::scratch(dir.path(), 32 << 20, 160 << 20)).expect("a store")
+}
+
+/// A page that lz4 shortens, one that it does not, one of one byte, or zeros.
+fn page_of(page: u64, version: u64) -> Page {
+    let mut out = Page::ZERO;
+    let mut x = page << 20 ^ version << 2 ^ 0x9e37_79b9_7f4a_7c15;
+    let kind = (page + version) % 8;
+    match kind {
+        0 => return out,
+        1 => {
+            out.0.fill(page as u8 | 1);
+            return out;
+        }
+        _ => {}
+    }
+    let random = if kind < 4 { PAGE_BYTES } else { PAGE_BYTES / 2 };
+    for word in out.0[..random].chunks_exact_mut(8) {
+        x = (x ^ (x >> 30))
+            .wrapping_mul(0xbf58_476d_1ce4_e5b9)
+            .wrapping_add(1);
+        word.copy_from_slice(&x.to_le_bytes());
+    }
+    out
+}
+
+fn changed(page: u64, bytes: &Page) -> Changed<'_> {
+    Changed {
+        page,
+        bytes,
+        surely: true,
+    }
+}
+
+fn check(backing: &dyn Backing, page: u64, expected: &Page) {
+    let mut seen = Page::ZERO;
+    let found = backing.fetch(page, &mut seen).expect("fetch");
+    let span = backing.span(page);
+    assert!(seen.0[span.clone()] == expected.0[span], "page {page}");
+    if found == Fetched::Absent {
+        assert!(seen.0 == Page::ZERO.0);
+    }
+}
+
+#[test]
+fn pages_come_back_as_they_were_and_dull_ones_are_cheap() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let store = open(&dir);
+    let pages = Pages::new(store.clone(), 1).expect("pages");
+    let mut versions = vec![0u64; PAGES as usize];
+    for round in 0..3 {
+        for page in (0..PAGES).step_by(8) {
+            let batch: Vec<(u64, Page)> = (page..page + 8)
+                .filter(|p| round == 0 || p % 3 == round)
+                .map(|p| (p, page_of(p, round)))
+                .collect();
+            let lent: Vec<Changed> = batch.iter().map(|(p, bytes)| changed(*p, bytes)).collect();
+            let mut taken = 0;
+            while taken < lent.len() {
+                taken += pages.store(&lent[taken..]).expect("store");
+            }
+            batch
+                .iter()
+                .for_each(|(p, _)| versions[*p as usize] = round);
+        }
+    }
+    for page in (0..PAGES).step_by(3) {
+        check(&pages, page, &page_of(page, versions[page as usize]));
+    }
+    pages.discard(5);
+    check(&pages, 5, &Page::ZERO);
+    let s = store.stats();
+    // A quarter costs only a slot, half of them shrink by nearly a half.
+    let plain = PAGES * PAGE_BYTES as u64;
+    let kept = s.lanes.ssd_live_bytes + s.lanes.dirty_bytes;
+    assert!(kept < plain * 6 / 10, "{kept} bytes for {plain}");
+    let (cap, used) = store.cap_and_used_bytes();
+    assert!(used <= cap, "{used} of {cap}");
+}
+
+#[test]
+fn objects_lie_where_their_span_says() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let store = open(&dir);
+    let objects = Objects::new(store.clone(), 2, 100).expect("objects");
+    let of = |n: u64| {
+        let mut page = Page::ZERO;
+        page.0[objects.span(n)].fill(n as u8 | 1);
+        page
+    };
+    for n in 0..PAGES {
+        // What is outside of the span does not count.
+        let mut page = of(n);
+        page.0[(objects.span(n).end) % PAGE_BYTES] = 99;
+        page.0[objects.span(n)].fill(n as u8 | 1);
+        assert_eq!(objects.store(&[changed(n, &page)]).expect("store"), 1);
+    }
+    (0..PAGES).for_each(|n| check(&objects, n, &of(n)));
+    // Said to be perhaps changed, and is not: what is in DRAM is left as it is.
+    let before = store.stats().lanes.updates;
+    let same = of(PAGES - 1);
+    let perhaps = Changed {
+        page: PAGES - 1,
+        bytes: &same,
+        surely: false,
+    };
+    assert_eq!(objects.store(&[perhaps]).expect("store"), 1);
+    assert_eq!(store.stats().lanes.updates, before);
+    check(&objects, PAGES + 1, &Page::ZERO);
+    assert!(Objects::new(store, 3, 4097).is_err());
+}
+
+#[test]
+fn what_is_read_ahead_is_a_hit() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let store = open(&dir);
+    let objects = Objects::new(store.clone(), 2, 128).expect("objects");
+    let page = Page([7; PAGE_BYTES]);
+    for n in 0..300_000 {
+        objects.store(&[changed(n, &page)]).expect("store");
+    }
+    let mut out = [0; 128];
+    let mut ahead_hits = 0;
+    for n in (0..1000u64).step_by(10) {
+        let ids: Vec<u64> = (n..n + 10).collect();
+        store.prefetch(2, &ids).expect("prefetch");
+        std::thread::sleep(std::time::Duration::from_millis(3));
+        let before = store.stats().disk_reads;
+        for id in ids {
+            store.get(2, id, &mut out).expect("get");
+        }
+        ahead_hits += u64::from(store.stats().disk_reads == before);
+    }
+    assert!(ahead_hits > 50, "{ahead_hits} of 100 groups were there");
+}
