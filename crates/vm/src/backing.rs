@@ -39,6 +39,15 @@ pub struct Changed<'a> {
     pub surely: bool,
 }
 
+impl Changed<'_> {
+    /// Fills arrays.
+    pub(crate) const NONE: Changed<'static> = Changed {
+        page: 0,
+        bytes: &Page::ZERO,
+        surely: false,
+    };
+}
+
 /// What the pages of a region are made of.
 ///
 /// Called in the faulting thread (possibly inside a signal handler: whoever touches memory may hold any lock of the

@@ -5,6 +5,26 @@
 //! Never: a second cache, a second log or a second cleaner; those are the pool's.
 
 mod backing;
+mod block;
+mod evict;
+mod fault;
+mod handler;
+mod inside;
+mod memory;
+mod page;
+mod policy;
+mod region;
+mod registry;
+mod scratch;
+mod signal;
+mod space;
+mod stats;
 pub mod store;
+mod sync;
+mod sys;
 
 pub use backing::{Backing, Changed, FetchError, Fetched, PAGE_BYTES, Page, StoreError};
+pub use memory::{HANDLERS_MAX, Memory, Options, PAGES_MIN, VmError, Way};
+pub use region::{REGION_PAGES_MAX, Region};
+pub use stats::Stats;
+pub use sys::SystemError;

@@ -1,0 +1,404 @@
+//! Pages taken away again, in batches.
+//!
+//! A hand goes round over all addresses and takes what it meets: who was touched since cannot be known without making every touch
+//! a fault, and without it no order of eviction beats another (for independent accesses FIFO and random replacement hit equally
+//! often). In the order of addresses, though, pages to be protected lie in few ranges, and each range costs a flush of the
+//! processors' caches of translations; and whole blocks empty together, so that their page tables go.
+//!
+//! A batch: take (each page is *leaving* now, nobody else changes it), protect the dirty ones, give them to their backing straight
+//! from where they lie, unmap all, end.
+//!
+//! Promises: a page is unmapped only when its backing has what was written to it; what could not be stored stays, dirty. Never:
+//! allocates, or holds a lock while the backing works.
+
+use crate::backing::{Changed, PAGE_BYTES, Page, StoreError};
+use crate::block::{BLOCK_BYTES, BLOCK_PAGES};
+use crate::memory::Core;
+use crate::page::{Phase, Then};
+use crate::policy::{self, BATCH_PAGES_MAX};
+use crate::space::{Pinned, page_number, place};
+use crate::stats::Counters;
+use crate::sys::{Range, now_ms};
+use std::sync::atomic::Ordering;
+
+/// Pages given to a backing in one call.
+const STORE_PAGES_MAX: usize = 64;
+/// After a failure to write back, dirty pages are left alone for this long.
+const STORE_AGAIN_MS: u64 = 20;
+/// Rounds of [`Core::shrink_to`] in which nothing could be evicted: a second.
+const IDLE_MAX: u32 = 50;
+
+#[derive(Clone, Copy)]
+struct Victim {
+    page: u64,
+    dirty: bool,
+    unsure: bool,
+    /// Could not be stored.
+    stays: bool,
+    /// Index in the groups.
+    group: u16,
+}
+
+/// The victims of one block.
+#[derive(Clone, Copy)]
+struct Group {
+    pinned: Pinned,
+    victims: u32,
+    staying: u32,
+    /// The whole block goes.
+    released: bool,
+    /// How many live blocks the hand had passed.
+    passed: u64,
+}
+
+/// What a thread needs to evict, made beforehand.
+pub(crate) struct Workspace {
+    victims: Vec<Victim>,
+    groups: Vec<Group>,
+    ranges: Vec<Range>,
+}
+
+impl Workspace {
+    pub fn new() -> Workspace {
+        Workspace {
+            victims: Vec::with_capacity(BATCH_PAGES_MAX),
+            groups: Vec::with_capacity(BATCH_PAGES_MAX),
+            ranges: Vec::with_capacity(BATCH_PAGES_MAX),
+        }
+    }
+
+    fn clear(&mut self) {
+        self.victims.clear();
+        self.groups.clear();
+        self.ranges.clear();
+    }
+}
+
+/// What an eviction came to.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Evicted {
+    pub pages: usize,
+    pub dirty: usize,
+}
+
+impl Core {
+    /// Evicts up to `want` pages. None: as many threads evict already as can.
+    pub fn evict(&self, want: usize) -> Option<Evicted> {
+        let mut work = self.workspaces.iter().find_map(|work| work.try_lock())?;
+        work.clear();
+        self.take(&mut work, want.min(BATCH_PAGES_MAX), self.takes_dirty());
+        self.protect(&work);
+        self.store(&mut work);
+        self.unmap(&mut work);
+        let evicted = self.finish(&mut work);
+        drop(work);
+        if evicted.pages > 0 && self.waiting.load(Ordering::Acquire) > 0 {
+            self.freed.wake(0);
+        }
+        Some(evicted)
+    }
+
+    /// Whether dirty pages are evicted now: not right after the backing took none.
+    pub fn takes_dirty(&self) -> bool {
+        let failed_ms = self.failed_ms.load(Ordering::Relaxed);
+        failed_ms == 0 || now_ms() >= failed_ms + STORE_AGAIN_MS
+    }
+
+    /// Evicts until at most `pages` are resident. The error says why changed ones stay.
+    pub fn shrink_to(&self, pages: usize) -> Result<(), StoreError> {
+        let mut idle = 0;
+        loop {
+            let resident = self.resident.load(Ordering::Relaxed);
+            if resident <= pages {
+                return Ok(());
+            }
+            let failures = self.counters.failed_stores.load(Ordering::Relaxed);
+            let evicted = self.evict(resident - pages).unwrap_or_default();
+            let failed = self.counters.failed_stores.load(Ordering::Relaxed) > failures;
+            if failed && let Some(error) = *self.failed.lock() {
+                return Err(error);
+            }
+            // What is left is busy, or faults as quickly as it is evicted: that ends, or is not to be ended.
+            idle = if evicted.pages == 0 { idle + 1 } else { 0 };
+            if idle > IDLE_MAX {
+                return Ok(());
+            }
+            if evicted.pages == 0 {
+                let ticket = self.freed.ticket(0);
+                self.freed.wait(&ticket);
+            }
+        }
+    }
+
+    /// Makes up to `want` pages leave, from the hand on, at most twice round.
+    fn take(&self, work: &mut Workspace, want: usize, with_dirty: bool) {
+        let mut hand = self.hand.lock();
+        let end = self.blocks_end.load(Ordering::Acquire);
+        let (start, mut from) = place(*hand);
+        let mut block = start.min(end);
+        let mut rounds = 0;
+        let mut passed = 0;
+        while work.victims.len() < want {
+            match self.space.next_live(block, end) {
+                Some(live) => {
+                    if live != block {
+                        from = 0;
+                    }
+                    passed += 1;
+                    let next = self.take_block(work, live, from, want, with_dirty, passed);
+                    (block, from) = next.map_or((live + 1, 0), |next| (live, next));
+                }
+                None => {
+                    rounds += 1;
+                    (block, from) = (0, 0);
+                }
+            }
+            if rounds > 2 || (rounds == 2 && block > start) {
+                break;
+            }
+        }
+        *hand = (block * BLOCK_PAGES + from) as u64;
+    }
+
+    /// The same within one block. The page to go on with, if it is not done.
+    fn take_block(
+        &self,
+        work: &mut Workspace,
+        block: usize,
+        from: usize,
+        want: usize,
+        with_dirty: bool,
+        passed: u64,
+    ) -> Option<usize> {
+        let pinned = self.space.pin_live(block)?;
+        let record = self.space.record(pinned);
+        let group = work.groups.len() as u16;
+        let before = work.victims.len();
+        let mut next = None;
+        for at in record.noted(from) {
+            if work.victims.len() == want {
+                next = Some(at);
+                break;
+            }
+            let seen = record.pages[at].look();
+            let dirty = match seen.phase() {
+                Phase::Clean => false,
+                Phase::Dirty if with_dirty => true,
+                _ => continue,
+            };
+            if seen.young() {
+                record.pages[at].age(seen);
+            } else if record.pages[at].begin_leave(seen) {
+                work.victims.push(Victim {
+                    page: (block * BLOCK_PAGES + at) as u64,
+                    dirty,
+                    unsure: seen.unsure(),
+                    stays: false,
+                    group,
+                });
+            }
+        }
+        let victims = (work.victims.len() - before) as u32;
+        if victims == 0 {
+            self.unpin(pinned, 1);
+        } else {
+            work.groups.push(Group {
+                pinned,
+                victims,
+                staying: 0,
+                released: false,
+                passed,
+            });
+        }
+        next
+    }
+
+    /// Write-protects dirty victims, in as few ranges as pay.
+    fn protect(&self, work: &Workspace) {
+        let mut dirty = work.victims.iter().filter(|victim| victim.dirty);
+        let Some(first) = dirty.next() else { return };
+        let (mut start, mut last) = (first, first);
+        for victim in dirty {
+            let (a, b) = (
+                &work.groups[last.group as usize],
+                &work.groups[victim.group as usize],
+            );
+            let tables = (b.passed - a.passed).saturating_sub(1);
+            if victim.page < last.page || !policy::walk_on(tables) {
+                self.protect_range(start.page, last.page);
+                start = victim;
+            }
+            last = victim;
+        }
+        self.protect_range(start.page, last.page);
+    }
+
+    fn protect_range(&self, first: u64, last: u64) {
+        let len = (last - first + 1) as usize * PAGE_BYTES;
+        Counters::add(&self.counters.protects, 1);
+        if let Err(errno) = self.uffd.protect(self.space.address_of(first), len, true) {
+            crate::signal::die(format_args!(
+                "write-protecting pages of a region failed: {errno}; were its addresses unmapped?"
+            ));
+        }
+    }
+
+    /// Gives dirty victims to their backings; marks those that stay.
+    fn store(&self, work: &mut Workspace) {
+        let mut at = 0;
+        while let Some(first) = (at..work.victims.len()).find(|at| work.victims[*at].dirty) {
+            at = first;
+            // A region that is being dropped wants nothing kept.
+            let Some(region) = self.space.region(work.victims[first].page) else {
+                at += 1;
+                continue;
+            };
+            let mut pages = [Changed::NONE; STORE_PAGES_MAX];
+            let mut places = [0u16; STORE_PAGES_MAX];
+            let mut len = 0;
+            while at < work.victims.len() && len < STORE_PAGES_MAX {
+                let victim = work.victims[at];
+                if victim.dirty && !region.contains(victim.page) {
+                    break;
+                }
+                if victim.dirty {
+                    let address = self.space.address_of(victim.page) as *const Page;
+                    pages[len] = Changed {
+                        page: victim.page - region.first_page,
+                        // SAFETY: the page is there and write-protected, and stays so while it is leaving, which only this thread
+                        // ends: so nobody writes to it, and it is mapped as long as this reference is used.
+                        bytes: unsafe { &*address },
+                        surely: !victim.unsure,
+                    };
+                    places[len] = at as u16;
+                    len += 1;
+                }
+                at += 1;
+            }
+            let stored = self.store_some(region, &pages[..len]);
+            for place in &places[stored..len] {
+                let victim = &mut work.victims[usize::from(*place)];
+                victim.stays = true;
+                work.groups[usize::from(victim.group)].staying += 1;
+            }
+        }
+    }
+
+    /// How many of the first the backing took.
+    fn store_some(&self, region: &crate::region::RegionCore, pages: &[Changed<'_>]) -> usize {
+        let mut done = 0;
+        while done < pages.len() {
+            match region.backing.store(&pages[done..]) {
+                Ok(taken) => {
+                    assert!(
+                        (1..=pages.len() - done).contains(&taken),
+                        "a backing takes at least one"
+                    );
+                    done += taken;
+                }
+                Err(error) => {
+                    *self.failed.lock() = Some(error);
+                    self.failed_ms.store(now_ms(), Ordering::Relaxed);
+                    Counters::add(&self.counters.failed_stores, 1);
+                    return done;
+                }
+            }
+        }
+        Counters::add(&self.counters.stored, done as u64);
+        done
+    }
+
+    /// Unmaps all victims that go; where they are all that a block has, the block with its page table.
+    fn unmap(&self, work: &mut Workspace) {
+        for group in &mut work.groups {
+            if group.staying == 0 && self.space.claim(group.pinned, group.victims + 1) {
+                group.released = true;
+                work.ranges.push(self.block_range(group.pinned.block));
+            }
+        }
+        for victim in &work.victims {
+            if victim.stays || work.groups[usize::from(victim.group)].released {
+                continue;
+            }
+            let start = self.space.address_of(victim.page);
+            match work.ranges.last_mut() {
+                Some(last) if last.start + last.len == start => last.len += PAGE_BYTES,
+                _ => work.ranges.push(Range {
+                    start,
+                    len: PAGE_BYTES,
+                }),
+            }
+        }
+        self.drop_ranges(&work.ranges);
+    }
+
+    fn block_range(&self, block: usize) -> Range {
+        Range {
+            start: self.space.address_of((block * BLOCK_PAGES) as u64),
+            len: BLOCK_BYTES,
+        }
+    }
+
+    /// Drops what lies in ranges that the caller owns every page of.
+    pub fn drop_ranges(&self, ranges: &[Range]) {
+        if ranges.is_empty() {
+            return;
+        }
+        // SAFETY: each page there is absent or leaving or being discarded by the caller, who has stored it or need not.
+        let unmapped = unsafe { self.unmapper.unmap(ranges) };
+        if let Err(errno) = unmapped {
+            crate::signal::die(format_args!(
+                "taking pages of a region away failed: {errno}; were its addresses unmapped or locked?"
+            ));
+        }
+    }
+
+    fn finish(&self, work: &mut Workspace) -> Evicted {
+        let mut evicted = Evicted::default();
+        for victim in &work.victims {
+            let (_, at) = place(victim.page);
+            let record = self
+                .space
+                .record(work.groups[usize::from(victim.group)].pinned);
+            let from = match victim.dirty {
+                true => Phase::LeavingDirty,
+                false => Phase::LeavingClean,
+            };
+            let then = match victim.stays {
+                true => Then::Dirty {
+                    young: false,
+                    unsure: victim.unsure,
+                },
+                false => Then::Absent,
+            };
+            if !victim.stays {
+                evicted.pages += 1;
+                evicted.dirty += usize::from(victim.dirty);
+                record.forget(at);
+            }
+            if record.pages[at].end(from, then) {
+                self.space.rooms.wake(page_number(victim.page));
+            }
+        }
+        for group in &work.groups {
+            if group.released {
+                Counters::add(&self.counters.tables_released, 1);
+                self.space.vacate(group.pinned);
+            } else {
+                self.unpin(group.pinned, group.victims - group.staying + 1);
+            }
+        }
+        self.leave(evicted.pages);
+        self.undirty(true, evicted.dirty);
+        Counters::add(&self.counters.evicted, evicted.pages as u64);
+        Counters::add(&self.counters.evictions, 1);
+        evicted
+    }
+
+    /// Gives back the page table of a block that has lost its last user.
+    pub fn release(&self, pinned: Pinned) {
+        self.drop_ranges(&[self.block_range(pinned.block)]);
+        Counters::add(&self.counters.tables_released, 1);
+        self.space.vacate(pinned);
+    }
+}

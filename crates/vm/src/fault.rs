@@ -1,0 +1,354 @@
+//! What is done about a fault, in whichever thread it is taken.
+//!
+//! Promises: when `resolve` says ready, the page was there a moment ago, as the access needs it; no lock is held while the backing
+//! reads; every wait ends, after [`WAIT_MS_MAX`] with a failure. Never: allocates, or touches the page it fills.
+
+use crate::backing::{FetchError, Fetched, StoreError};
+use crate::memory::Core;
+use crate::page::{Phase, Seen, Then};
+use crate::policy;
+use crate::region::RegionCore;
+use crate::space::{NoRecord, Pinned, page_number, place};
+use crate::stats::Counters;
+use crate::sys::now_ms;
+use rustix::io::Errno;
+use std::sync::atomic::Ordering;
+
+/// The longest a fault waits for room in the page buffer.
+const WAIT_MS_MAX: u64 = 10_000;
+
+/// How a fault ended.
+pub(crate) enum Outcome {
+    /// The access goes on when it is tried again. If not `woken`, a thread that sleeps in the fault must be woken.
+    Ready { woken: bool },
+    /// No region is there.
+    Foreign,
+    /// The page cannot be had.
+    Failed(Failure),
+}
+
+/// Which page cannot be had, and why.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Failure {
+    pub address: usize,
+    pub region: usize,
+    pub page: u64,
+    pub cause: Cause,
+}
+
+#[derive(Debug, Clone, Copy, thiserror::Error)]
+pub(crate) enum Cause {
+    #[error("{0}")]
+    Fetch(FetchError),
+    #[error("no room for it in the page buffer of {pages_max} pages within {WAIT_MS_MAX} ms")]
+    NoRoom { pages_max: usize },
+    #[error(
+        "no room for it in the page buffer of {pages_max} pages, since changed pages cannot be written back: {error}"
+    )]
+    Stuck { pages_max: usize, error: StoreError },
+    #[error("the kernel refused to {what}: error {errno}")]
+    Kernel { what: &'static str, errno: i32 },
+}
+
+impl Cause {
+    fn kernel(what: &'static str) -> impl Fn(Errno) -> Cause {
+        move |errno| Cause::Kernel {
+            what,
+            errno: errno.raw_os_error(),
+        }
+    }
+}
+
+/// What is known of the access that faulted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Touch {
+    Read,
+    Write,
+    /// The processor does not tell: who finds the page there wanted to write.
+    #[cfg_attr(target_arch = "x86_64", allow(dead_code))]
+    Unknown,
+}
+
+/// A fault under way.
+struct Fault<'a> {
+    core: &'a Core,
+    page: u64,
+    touch: Touch,
+    /// When it began to wait for room, in milliseconds.
+    waits_since: Option<u64>,
+}
+
+/// What one look at the page came to.
+enum Step {
+    Done { woken: bool },
+    Again,
+    Failed(Cause),
+}
+
+impl Core {
+    /// Makes the page at `address` accessible for such a touch.
+    pub fn resolve(&self, address: usize, touch: Touch) -> Outcome {
+        let Some(page) = self.space.page_at(address) else {
+            return Outcome::Foreign;
+        };
+        let mut fault = Fault {
+            core: self,
+            page,
+            touch,
+            waits_since: None,
+        };
+        let (block, _) = place(page);
+        loop {
+            let pinned = match self.space.pin(block) {
+                Ok(pinned) => pinned,
+                Err(NoRecord) => match fault.make_room(false) {
+                    Ok(()) => continue,
+                    Err(cause) => return fault.failed(address, None, cause),
+                },
+            };
+            let Some(region) = self.space.region(page) else {
+                self.unpin(pinned, 1);
+                return Outcome::Foreign;
+            };
+            match fault.step(pinned, region) {
+                Step::Done { woken } => return Outcome::Ready { woken },
+                Step::Again => {}
+                Step::Failed(cause) => {
+                    let failed = fault.failed(address, Some(region), cause);
+                    self.unpin(pinned, 1);
+                    return failed;
+                }
+            }
+        }
+    }
+
+    /// Ends uses of a block; releases it if they were the last.
+    pub fn unpin(&self, pinned: Pinned, users: u32) {
+        if self.space.unpin(pinned, users) {
+            self.release(pinned);
+        }
+    }
+}
+
+impl Fault<'_> {
+    fn failed(&self, address: usize, region: Option<&RegionCore>, cause: Cause) -> Outcome {
+        Counters::add(&self.core.counters.failed_faults, 1);
+        let first = region.map_or(0, |region| region.first_page);
+        Outcome::Failed(Failure {
+            address,
+            region: self.core.space.address_of(first),
+            page: self.page - first,
+            cause,
+        })
+    }
+
+    /// Looks at the page's word and does what it calls for. The pin is kept when the page becomes a user of its block in its place,
+    /// and on failure; else it is given back.
+    fn step(&mut self, pinned: Pinned, region: &RegionCore) -> Step {
+        let core = self.core;
+        let (_, at) = place(self.page);
+        let state = &core.space.record(pinned).pages[at];
+        let seen = state.look();
+        match seen.phase() {
+            Phase::Absent => self.fill(pinned, region, seen),
+            Phase::Clean | Phase::Dirty if self.touch != Touch::Read => {
+                if !self.may_dirty(seen.phase() == Phase::Clean) {
+                    return match self.make_room(true) {
+                        Ok(()) => self.again(pinned),
+                        Err(cause) => Step::Failed(cause),
+                    };
+                }
+                if !state.begin_open(seen) {
+                    return self.again(pinned);
+                }
+                self.open(pinned, region, seen)
+            }
+            Phase::Clean | Phase::Opening | Phase::Dirty => {
+                core.unpin(pinned, 1);
+                Step::Done { woken: false }
+            }
+            _ => {
+                let ticket = core.space.rooms.ticket(page_number(self.page));
+                let asked = state.await_change(seen);
+                core.unpin(pinned, 1);
+                if asked {
+                    Counters::add(&core.counters.waits, 1);
+                    core.space.rooms.wait(&ticket);
+                }
+                Step::Again
+            }
+        }
+    }
+
+    fn again(&self, pinned: Pinned) -> Step {
+        self.core.unpin(pinned, 1);
+        Step::Again
+    }
+
+    fn end(&self, pinned: Pinned, from: Phase, then: Then) {
+        let (_, at) = place(self.page);
+        if self.core.space.record(pinned).pages[at].end(from, then) {
+            self.core.space.rooms.wake(page_number(self.page));
+        }
+    }
+
+    /// Takes a clean page's protection away, or a dirty one's if it has any.
+    fn open(&self, pinned: Pinned, region: &RegionCore, seen: Seen) -> Step {
+        let core = self.core;
+        let address = core.space.address_of(self.page);
+        let was_clean = seen.phase() == Phase::Clean;
+        let opened = core.uffd.protect(address, crate::PAGE_BYTES, false);
+        if was_clean {
+            region.sampler.opened();
+            Counters::add(&core.counters.opened, 1);
+        }
+        // On failure too: a page that may be writable must not pass for clean.
+        let then = Then::Dirty {
+            young: seen.young(),
+            unsure: false,
+        };
+        self.end(pinned, Phase::Opening, then);
+        match opened {
+            Ok(()) => {
+                core.unpin(pinned, 1);
+                Step::Done { woken: true }
+            }
+            Err(errno) => Step::Failed(Cause::kernel("make it writable")(errno)),
+        }
+    }
+
+    fn fill(&mut self, pinned: Pinned, region: &RegionCore, seen: Seen) -> Step {
+        let core = self.core;
+        let write = self.touch == Touch::Write;
+        let writable = write || region.sampler.writable_at_once();
+        if writable && !self.may_dirty(true) {
+            return match self.make_room(true) {
+                Ok(()) => self.again(pinned),
+                Err(cause) => Step::Failed(cause),
+            };
+        }
+        if !core.admit() {
+            core.undirty(writable, 1);
+            return match self.make_room(false) {
+                Ok(()) => self.again(pinned),
+                Err(cause) => Step::Failed(cause),
+            };
+        }
+        let (_, at) = place(self.page);
+        let record = core.space.record(pinned);
+        if !record.pages[at].begin_fill(seen) {
+            core.undirty(writable, 1);
+            core.leave(1);
+            return self.again(pinned);
+        }
+        match self.put(region, writable) {
+            Ok(()) => {
+                record.note(at);
+                let then = match writable {
+                    true => Then::Dirty {
+                        young: false,
+                        unsure: !write,
+                    },
+                    false => Then::Clean { young: false },
+                };
+                self.end(pinned, Phase::Filling, then);
+                // The pin stays: the page is a user of its block now.
+                Step::Done { woken: true }
+            }
+            Err(cause) => {
+                core.undirty(writable, 1);
+                core.leave(1);
+                self.end(pinned, Phase::Filling, Then::Absent);
+                Step::Failed(cause)
+            }
+        }
+    }
+
+    /// Fetches the page and puts it in place.
+    fn put(&self, region: &RegionCore, writable: bool) -> Result<(), Cause> {
+        let core = self.core;
+        let address = core.space.address_of(self.page);
+        let page = self.page - region.first_page;
+        core.scratch.with(region.backing.span(page), |scratch| {
+            let fetched = region.backing.fetch(page, scratch).map_err(Cause::Fetch)?;
+            let counter = match fetched {
+                Fetched::Filled => &core.counters.fetched,
+                Fetched::Absent => &core.counters.absent,
+            };
+            Counters::add(counter, 1);
+            core.uffd
+                .copy(address, scratch, !writable)
+                .map_err(Cause::kernel("put it in place"))
+        })
+    }
+
+    /// Counts one more dirty page if there may be one more. A page that is dirty already needs no count.
+    fn may_dirty(&self, counts: bool) -> bool {
+        if !counts {
+            return true;
+        }
+        let max = policy::dirty_pages_max(self.core.pages_max.load(Ordering::Relaxed));
+        if self.core.dirty.fetch_add(1, Ordering::Relaxed) < max {
+            return true;
+        }
+        self.core.dirty.fetch_sub(1, Ordering::Relaxed);
+        false
+    }
+
+    /// Evicts some pages, or waits until somebody else has; for room for a dirty page it must be dirty ones in the end. An error
+    /// after the longest wait.
+    fn make_room(&mut self, for_dirty: bool) -> Result<(), Cause> {
+        let core = self.core;
+        let ticket = core.freed.ticket(0);
+        let pages_max = core.pages_max.load(Ordering::Relaxed);
+        let evicted = core
+            .evict(policy::batch_pages(pages_max))
+            .unwrap_or_default();
+        if evicted.pages > 0 {
+            if !for_dirty || evicted.dirty > 0 {
+                self.waits_since = None;
+                return Ok(());
+            }
+            if core.takes_dirty() {
+                return Ok(());
+            }
+        }
+        let now = now_ms();
+        let since = *self.waits_since.get_or_insert(now);
+        if now.saturating_sub(since) > WAIT_MS_MAX {
+            return Err(match *core.failed.lock() {
+                Some(error) => Cause::Stuck { pages_max, error },
+                None => Cause::NoRoom { pages_max },
+            });
+        }
+        Counters::add(&core.counters.waits, 1);
+        core.waiting.fetch_add(1, Ordering::AcqRel);
+        core.freed.wait(&ticket);
+        core.waiting.fetch_sub(1, Ordering::AcqRel);
+        Ok(())
+    }
+}
+
+impl Core {
+    /// Counts one more resident page if there may be one more.
+    fn admit(&self) -> bool {
+        let max = self.pages_max.load(Ordering::Relaxed);
+        if self.resident.fetch_add(1, Ordering::Relaxed) < max {
+            return true;
+        }
+        self.resident.fetch_sub(1, Ordering::Relaxed);
+        false
+    }
+
+    /// Counts pages that are absent again.
+    pub fn leave(&self, pages: usize) {
+        self.resident.fetch_sub(pages, Ordering::Relaxed);
+    }
+
+    /// Counts pages that are not dirty any more, if they were.
+    pub fn undirty(&self, counted: bool, pages: usize) {
+        if counted {
+            self.dirty.fetch_sub(pages, Ordering::Relaxed);
+        }
+    }
+}

@@ -1,0 +1,125 @@
+//! Faults taken by handler threads: for programs that do not know this library, since the kernel's own accesses fault too.
+//!
+//! Promises: threads that the application's signals do not reach; stopped and joined when dropped. Never: touches a region.
+
+use crate::fault::{Outcome, Touch};
+use crate::memory::{Core, VmError};
+use crate::sys::SystemError;
+use crate::{inside, signal};
+use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
+use rustix::fd::OwnedFd;
+use rustix::io::Errno;
+use std::sync::Arc;
+use std::thread::JoinHandle;
+
+/// The stack of a handler thread: reading a page back needs little.
+const STACK_BYTES: usize = 256 << 10;
+
+/// The threads.
+pub(crate) struct Handlers {
+    stop: Arc<OwnedFd>,
+    threads: Vec<JoinHandle<()>>,
+}
+
+impl Handlers {
+    pub fn start(core: &Arc<Core>, threads: usize) -> Result<Handlers, VmError> {
+        let stop = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
+            .map_err(SystemError::call("making an eventfd"))?;
+        let mut handlers = Handlers {
+            stop: Arc::new(stop),
+            threads: Vec::with_capacity(threads),
+        };
+        for _ in 0..threads {
+            let (core, stop) = (core.clone(), handlers.stop.clone());
+            let thread = std::thread::Builder::new()
+                .name("terrace-faults".into())
+                .stack_size(STACK_BYTES)
+                .spawn(move || serve(&core, &stop))
+                .map_err(|e| SystemError::Call {
+                    what: "starting a handler thread",
+                    errno: Errno::from_io_error(&e).unwrap_or(Errno::AGAIN),
+                })?;
+            handlers.threads.push(thread);
+        }
+        Ok(handlers)
+    }
+}
+
+impl Drop for Handlers {
+    fn drop(&mut self) {
+        if signal::check_not_forked().is_err() {
+            // They stayed with the parent.
+            std::mem::take(&mut self.threads)
+                .into_iter()
+                .for_each(std::mem::forget);
+            return;
+        }
+        let _ = rustix::io::write(&*self.stop, &1u64.to_ne_bytes());
+        for thread in self.threads.drain(..) {
+            // It says nothing when it ends, and aborts the program rather than panic.
+            let _ = thread.join();
+        }
+    }
+}
+
+fn serve(core: &Core, stop: &OwnedFd) {
+    // SAFETY: blocks signals of this thread only.
+    unsafe { libc::pthread_sigmask(libc::SIG_BLOCK, &signal::deferred(), std::ptr::null_mut()) };
+    inside::run(|| {
+        loop {
+            let mut ready = [
+                PollFd::new(&core.uffd, PollFlags::IN),
+                PollFd::new(stop, PollFlags::IN),
+            ];
+            match poll(&mut ready, None) {
+                Ok(_) | Err(Errno::INTR | Errno::AGAIN) => {}
+                Err(errno) => signal::die(format_args!("waiting for faults failed: {errno}")),
+            }
+            if !ready[1].revents().is_empty() {
+                return;
+            }
+            serve_ready(core);
+        }
+    });
+}
+
+/// Serves faults until there is none.
+fn serve_ready(core: &Core) {
+    loop {
+        let event = match core.uffd.next() {
+            Ok(Some(event)) => event,
+            Ok(None) => return,
+            Err(errno) => signal::die(format_args!("reading a fault failed: {errno}")),
+        };
+        let touch = if event.write {
+            Touch::Write
+        } else {
+            Touch::Read
+        };
+        match core.resolve(event.address, touch) {
+            Outcome::Ready { woken: true } => {}
+            Outcome::Ready { woken: false } => wake(core, event.address),
+            Outcome::Failed(failure) => {
+                signal::report(&failure);
+                refuse(core, event.address);
+            }
+            Outcome::Foreign => refuse(core, event.address),
+        }
+    }
+}
+
+/// The thread meets SIGBUS when it tries again, unless the page has come since.
+fn refuse(core: &Core, address: usize) {
+    if let Some(page) = core.space.page_at(address) {
+        core.poison(page, true);
+    }
+    wake(core, address);
+}
+
+fn wake(core: &Core, address: usize) {
+    if let Err(errno) = core.uffd.wake(address) {
+        signal::die(format_args!(
+            "waking a thread after its fault failed: {errno}"
+        ));
+    }
+}

@@ -1,0 +1,59 @@
+//! Which threads are inside the runtime.
+//!
+//! Promises: while a thread is inside, its signal handlers wait, and a fault of its own in a region ends the program with a
+//! message: the runtime does not touch what it serves. Never: waits.
+
+use crate::memory::VmError;
+use crate::signal;
+use std::cell::Cell;
+use std::mem::MaybeUninit;
+
+thread_local! {
+    static DEPTH: Cell<u32> = const { Cell::new(0) };
+}
+
+/// How deep this thread is inside.
+pub(crate) fn depth() -> u32 {
+    DEPTH.get()
+}
+
+/// Runs `work` as part of the runtime, in a thread whose signals are blocked already.
+pub(crate) fn run<R>(work: impl FnOnce() -> R) -> R {
+    DEPTH.set(DEPTH.get() + 1);
+    let result = work();
+    DEPTH.set(DEPTH.get() - 1);
+    result
+}
+
+/// Held by a thread that is inside because it called.
+pub(crate) struct Inside {
+    before: libc::sigset_t,
+    /// A guard belongs to its thread.
+    _thread: std::marker::PhantomData<*mut ()>,
+}
+
+impl Inside {
+    /// Error: this process is a fork of the one that the memory belongs to.
+    pub fn enter() -> Result<Inside, VmError> {
+        signal::check_not_forked()?;
+        let mut before = MaybeUninit::uninit();
+        // SAFETY: sets of the right type; blocking signals of our own thread has no other effect.
+        let before = unsafe {
+            libc::pthread_sigmask(libc::SIG_BLOCK, &signal::deferred(), before.as_mut_ptr());
+            before.assume_init()
+        };
+        DEPTH.set(DEPTH.get() + 1);
+        Ok(Inside {
+            before,
+            _thread: std::marker::PhantomData,
+        })
+    }
+}
+
+impl Drop for Inside {
+    fn drop(&mut self) {
+        DEPTH.set(DEPTH.get() - 1);
+        // SAFETY: the set that was in force before, in the same thread.
+        unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, &self.before, std::ptr::null_mut()) };
+    }
+}

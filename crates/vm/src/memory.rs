@@ -1,0 +1,243 @@
+//! The memory of a process that is larger than DRAM: one page buffer for all its regions.
+//!
+//! Promises: at most `pages_max` pages are materialised at a time; whoever needs one more evicts others or waits, boundedly. Never:
+//! starts a thread where faults are taken in the faulting thread.
+
+use crate::backing::{Backing, StoreError};
+use crate::evict::Workspace;
+use crate::handler::Handlers;
+use crate::inside::Inside;
+use crate::region::Region;
+use crate::scratch::Scratch;
+use crate::space::Space;
+use crate::stats::{Counters, Stats};
+use crate::sys::{Lock, Rooms, SystemError, Uffd, Unmapper};
+use crate::{registry, signal};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+
+/// The smallest page buffer: threads that need several pages for one instruction must all find them at the same time.
+pub const PAGES_MIN: usize = 64;
+/// Threads that can evict at the same time.
+const EVICTORS_MAX: usize = 4;
+/// The most handler threads.
+pub const HANDLERS_MAX: usize = 64;
+
+/// How faults are taken.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Way {
+    /// In the thread that faults, as a signal: quickest, but a system call that meets an absent page fails with EFAULT. For programs
+    /// that know this library.
+    InThread,
+    /// By so many handler threads: covers the kernel's own accesses as well, at the price of waking a thread.
+    Handlers(usize),
+}
+
+/// How a [`Memory`] is made.
+#[derive(Debug, Clone)]
+pub struct Options {
+    /// How faults are taken.
+    pub way: Way,
+    /// Pages materialised at a time, at least [`PAGES_MIN`]. Their page tables come on top: up to as much again, if they are scattered.
+    pub pages_max: usize,
+    /// Addresses that all regions together can have; they cost nothing.
+    pub reserve_bytes: usize,
+}
+
+impl Default for Options {
+    fn default() -> Options {
+        Options {
+            way: Way::InThread,
+            pages_max: 6400,
+            reserve_bytes: 1 << 44,
+        }
+    }
+}
+
+/// Why memory cannot be had.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum VmError {
+    /// The system refused.
+    #[error(transparent)]
+    System(#[from] SystemError),
+    /// A number is out of bounds.
+    #[error("{what}: {asked} asked, {allowed} is allowed")]
+    Bounds {
+        /// What the number is.
+        what: &'static str,
+        /// The number.
+        asked: u64,
+        /// What it may be.
+        allowed: String,
+    },
+    /// No addresses are left.
+    #[error(
+        "a region of {asked_bytes} bytes: {reserved_bytes} bytes of addresses are reserved for all regions, and too few in a row \
+         are free; drop regions, or reserve more"
+    )]
+    NoAddresses {
+        /// Bytes asked for.
+        asked_bytes: u64,
+        /// Bytes reserved.
+        reserved_bytes: u64,
+    },
+    /// Changed pages could not be written back.
+    #[error("pages could not be written back, and stay in DRAM: {0}")]
+    Store(#[from] StoreError),
+    /// As many memories as a process may have.
+    #[error("a process has at most {max} memories that take faults; drop one, or use its regions")]
+    TooMany {
+        /// How many.
+        max: usize,
+    },
+    /// The process forked; its memory stayed with the parent.
+    #[error(
+        "this process is a fork: memory of the pool stayed with its parent; open a pool of its own after forking"
+    )]
+    Forked,
+}
+
+/// What all of a [`Memory`]'s parts share.
+pub(crate) struct Core {
+    pub space: Space,
+    pub uffd: Uffd,
+    pub unmapper: Unmapper,
+    pub way: Way,
+    pub pages_max: AtomicUsize,
+    /// Pages that are not absent, or about to be.
+    pub resident: AtomicUsize,
+    /// Of these, those that may be newer than their backing.
+    pub dirty: AtomicUsize,
+    pub scratch: Scratch,
+    pub workspaces: [Lock<Workspace>; EVICTORS_MAX],
+    /// The page that eviction goes on at.
+    pub hand: Lock<u64>,
+    /// Where threads wait for pages to be evicted.
+    pub freed: Rooms,
+    pub waiting: AtomicUsize,
+    /// The last failure to write back, and when: milliseconds of the monotonic clock, 0 for never.
+    pub failed: Lock<Option<StoreError>>,
+    pub failed_ms: AtomicU64,
+    pub counters: Counters,
+    /// Slots in use, and the end of those that ever were.
+    pub taken: Mutex<Vec<bool>>,
+    pub blocks_end: AtomicUsize,
+}
+
+/// Memory larger than DRAM. Dropped after its regions (each holds it).
+#[derive(Clone)]
+pub struct Memory {
+    pub(crate) core: Arc<Core>,
+    /// Ends with the last of the memory's owners.
+    _life: Arc<Life>,
+}
+
+struct Life {
+    core: Arc<Core>,
+    handlers: Option<Handlers>,
+}
+
+impl Memory {
+    /// Reserves addresses and takes over the faults in them. Errors say what to set on a machine that does not allow it.
+    pub fn new(options: Options) -> Result<Memory, VmError> {
+        check(&options)?;
+        signal::check_not_forked()?;
+        let space = Space::new(options.reserve_bytes)?;
+        let uffd = Uffd::new(options.way == Way::InThread)?;
+        let (start, len) = space.addresses();
+        uffd.register(start, len)?;
+        let core = Arc::new(Core {
+            taken: Mutex::new(vec![false; space.slots()]),
+            space,
+            uffd,
+            unmapper: Unmapper::new()?,
+            way: options.way,
+            pages_max: AtomicUsize::new(options.pages_max),
+            resident: AtomicUsize::new(0),
+            dirty: AtomicUsize::new(0),
+            scratch: Scratch::new(),
+            workspaces: std::array::from_fn(|_| Lock::new(Workspace::new())),
+            hand: Lock::new(0),
+            freed: Rooms::new(),
+            waiting: AtomicUsize::new(0),
+            failed: Lock::new(None),
+            failed_ms: AtomicU64::new(0),
+            counters: Counters::default(),
+            blocks_end: AtomicUsize::new(0),
+        });
+        signal::install()?;
+        registry::add(&core)?;
+        let handlers = match options.way {
+            Way::InThread => None,
+            Way::Handlers(threads) => Some(Handlers::start(&core, threads)?),
+        };
+        let life = Life {
+            core: core.clone(),
+            handlers,
+        };
+        Ok(Memory {
+            core,
+            _life: Arc::new(life),
+        })
+    }
+
+    /// A region of `pages` pages that are made of what `backing` has; none is materialised.
+    pub fn region(&self, pages: u64, backing: Arc<dyn Backing>) -> Result<Region, VmError> {
+        Region::new(self, pages, backing)
+    }
+
+    /// Changes how many pages may be materialised. When it falls, the caller evicts what is too much before this returns.
+    ///
+    /// Errors: out of bounds; changed pages could not be written back (then the bound holds for all other pages).
+    pub fn set_pages_max(&self, pages_max: usize) -> Result<(), VmError> {
+        check_pages(pages_max)?;
+        let inside = Inside::enter()?;
+        self.core.pages_max.store(pages_max, Ordering::Relaxed);
+        let shrunk = self.core.shrink_to(pages_max);
+        drop(inside);
+        Ok(shrunk?)
+    }
+
+    /// Evicts every page that can be, of all regions; changed ones are written back first.
+    pub fn evict_all(&self) -> Result<(), VmError> {
+        let inside = Inside::enter()?;
+        let evicted = self.core.shrink_to(0);
+        drop(inside);
+        Ok(evicted?)
+    }
+
+    /// What it did so far, and what it holds.
+    pub fn stats(&self) -> Stats {
+        self.core.stats()
+    }
+}
+
+fn check(options: &Options) -> Result<(), VmError> {
+    check_pages(options.pages_max)?;
+    match options.way {
+        Way::Handlers(threads) if threads == 0 || threads > HANDLERS_MAX => Err(VmError::Bounds {
+            what: "handler threads",
+            asked: threads as u64,
+            allowed: format!("1 to {HANDLERS_MAX}"),
+        }),
+        _ => Ok(()),
+    }
+}
+
+fn check_pages(pages_max: usize) -> Result<(), VmError> {
+    match pages_max {
+        PAGES_MIN..=usize::MAX => Ok(()),
+        _ => Err(VmError::Bounds {
+            what: "pages materialised at a time",
+            asked: pages_max as u64,
+            allowed: format!("{PAGES_MIN} or more"),
+        }),
+    }
+}
+
+impl Drop for Life {
+    fn drop(&mut self) {
+        drop(self.handlers.take());
+        registry::remove(&self.core);
+    }
+}

@@ -1,0 +1,324 @@
+//! A range of addresses whose pages fault in from a backing.
+//!
+//! Promises: reads as zeros where nothing was written; the addresses stay the region's until it is dropped, and dropping waits for
+//! faults under way. Never: keeps what is in it past its drop; a backing that should have it is written to before
+//! ([`Region::write_back`]).
+
+use crate::backing::{Backing, PAGE_BYTES};
+use crate::block::BLOCK_PAGES;
+use crate::inside::Inside;
+use crate::memory::{Core, Memory, VmError};
+use crate::page::{Phase, Then};
+use crate::policy;
+use crate::signal;
+use crate::space::{page_number, place, slot_page, slots_of};
+use crate::sys::Range;
+use std::ops;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+
+/// The most pages of a region: 32 TiB.
+pub const REGION_PAGES_MAX: u64 = 1 << 33;
+
+/// What a fault needs of a region.
+pub(crate) struct RegionCore {
+    pub first_page: u64,
+    pages: u64,
+    pub backing: Arc<dyn Backing>,
+    pub sampler: Sampler,
+}
+
+impl RegionCore {
+    pub fn contains(&self, page: u64) -> bool {
+        page.wrapping_sub(self.first_page) < self.pages
+    }
+}
+
+/// Watches whether pages that are read are written to later.
+#[derive(Default)]
+pub(crate) struct Sampler {
+    reads: AtomicU32,
+    filled: AtomicU32,
+    opened: AtomicU32,
+    expects_writes: AtomicBool,
+}
+
+impl Sampler {
+    /// Asked for each page filled by reading: whether it is made writable at once.
+    pub fn writable_at_once(&self) -> bool {
+        let expects = self.expects_writes.load(Ordering::Relaxed);
+        let nth = self.reads.fetch_add(1, Ordering::Relaxed);
+        if expects && !nth.is_multiple_of(policy::SAMPLE_EVERY) {
+            return true;
+        }
+        if self.filled.fetch_add(1, Ordering::Relaxed) + 1 == policy::SAMPLE_FILLS {
+            let opened = self.opened.swap(0, Ordering::Relaxed);
+            let expects = policy::expects_writes(opened, policy::SAMPLE_FILLS);
+            self.expects_writes.store(expects, Ordering::Relaxed);
+            self.filled.store(0, Ordering::Relaxed);
+        }
+        false
+    }
+
+    /// A page that was not writable was written to.
+    pub fn opened(&self) {
+        self.opened.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+/// Memory made of a backing's pages. See the head of the file.
+pub struct Region {
+    memory: Memory,
+    core: *mut RegionCore,
+    first_slot: usize,
+    slots: usize,
+}
+
+// SAFETY: the pointer is to a RegionCore that this Region owns and frees; it is Sync, since a Backing is, and the rest is atomic.
+unsafe impl Send for Region {}
+// SAFETY: as above.
+unsafe impl Sync for Region {}
+
+impl Region {
+    pub(crate) fn new(
+        memory: &Memory,
+        pages: u64,
+        backing: Arc<dyn Backing>,
+    ) -> Result<Region, VmError> {
+        if pages == 0 || pages > REGION_PAGES_MAX {
+            return Err(VmError::Bounds {
+                what: "pages of a region",
+                asked: pages,
+                allowed: format!("1 to {REGION_PAGES_MAX}"),
+            });
+        }
+        signal::check_not_forked()?;
+        let core = &memory.core;
+        let slots = slots_of(pages);
+        let first_slot = take_slots(core, slots).ok_or_else(|| VmError::NoAddresses {
+            asked_bytes: pages * PAGE_BYTES as u64,
+            reserved_bytes: core.space.addresses().1 as u64,
+        })?;
+        let first_page = slot_page(first_slot);
+        let region = Box::into_raw(Box::new(RegionCore {
+            first_page,
+            pages,
+            backing,
+            sampler: Sampler::default(),
+        }));
+        let blocks_end = place(first_page + pages - 1).0 + 1;
+        core.blocks_end.fetch_max(blocks_end, Ordering::AcqRel);
+        for slot in first_slot..first_slot + slots {
+            core.space.slot(slot).store(region, Ordering::Release);
+        }
+        Ok(Region {
+            memory: memory.clone(),
+            core: region,
+            first_slot,
+            slots,
+        })
+    }
+
+    fn inner(&self) -> &RegionCore {
+        // SAFETY: freed only when this Region is dropped.
+        unsafe { &*self.core }
+    }
+
+    /// Where it begins. Valid for reads and writes of all its pages as long as the region lives; what of it one may refer to with
+    /// Rust's references is the caller's to keep.
+    pub fn base(&self) -> *mut u8 {
+        self.memory.core.space.address_of(self.inner().first_page) as *mut u8
+    }
+
+    /// Length in pages.
+    pub fn pages(&self) -> u64 {
+        self.inner().pages
+    }
+
+    /// Length in bytes.
+    pub fn bytes(&self) -> usize {
+        self.inner().pages as usize * PAGE_BYTES
+    }
+
+    /// Frees pages: they read as zeros, and the backing is told to discard them. Nobody may touch them meanwhile.
+    ///
+    /// Errors: pages that the region does not have; a fork.
+    pub fn discard(&self, pages: ops::Range<u64>) -> Result<(), VmError> {
+        self.check(&pages)?;
+        let inside = Inside::enter()?;
+        let core = &self.memory.core;
+        let first = self.inner().first_page;
+        let (mut at, end) = (first + pages.start, first + pages.end);
+        while at < end {
+            let next = (at / BLOCK_PAGES as u64 + 1) * BLOCK_PAGES as u64;
+            discard_in_block(core, at..end.min(next), Some(self.inner()))?;
+            at = next;
+        }
+        drop(inside);
+        Ok(())
+    }
+
+    fn check(&self, pages: &ops::Range<u64>) -> Result<(), VmError> {
+        if pages.start <= pages.end && pages.end <= self.pages() {
+            return Ok(());
+        }
+        Err(VmError::Bounds {
+            what: "a page of the region",
+            asked: pages.start.max(pages.end),
+            allowed: format!("0 to {}, start before end,", self.pages()),
+        })
+    }
+}
+
+/// Takes so many slots in a row.
+fn take_slots(core: &Core, slots: usize) -> Option<usize> {
+    let mut taken = core.taken.lock().unwrap_or_else(|e| e.into_inner());
+    let mut free = 0;
+    let end = (0..taken.len()).find(|slot| {
+        free = if taken[*slot] { 0 } else { free + 1 };
+        free == slots
+    })? + 1;
+    taken[end - slots..end].fill(true);
+    Some(end - slots)
+}
+
+/// Makes pages of one block absent, whatever they hold. With a region its backing is told, also of pages that are not resident;
+/// without one those are left out.
+fn discard_in_block(
+    core: &Core,
+    pages: ops::Range<u64>,
+    region: Option<&RegionCore>,
+) -> Result<(), VmError> {
+    let (block, _) = place(pages.start);
+    let pinned = match region {
+        Some(_) => core.space.pin(block).map_err(|_| VmError::Bounds {
+            what: "blocks of 2 MiB with resident pages",
+            asked: core.space.live() as u64 + 1,
+            allowed: format!("{}", core.space.live()),
+        })?,
+        None => match core.space.pin_live(block) {
+            Some(pinned) => pinned,
+            None => return Ok(()),
+        },
+    };
+    let record = core.space.record(pinned);
+    let (mut resident, mut dirty) = (0, 0);
+    let mut mine = [0u64; BLOCK_PAGES / 64];
+    let mut ranges = [Range::NONE; BLOCK_PAGES / 2];
+    let mut len = 0;
+    for page in pages.clone() {
+        let (_, at) = place(page);
+        let was = loop {
+            let ticket = core.space.rooms.ticket(page_number(page));
+            let seen = record.pages[at].look();
+            match seen.phase() {
+                Phase::Absent if region.is_none() => break None,
+                Phase::Absent | Phase::Clean | Phase::Dirty => {
+                    if record.pages[at].begin_discard(seen) {
+                        break Some(seen.phase());
+                    }
+                }
+                _ if record.pages[at].await_change(seen) => core.space.rooms.wait(&ticket),
+                _ => {}
+            }
+        };
+        let Some(was) = was else { continue };
+        mine[at / 64] |= 1 << (at % 64);
+        if was == Phase::Absent {
+            continue;
+        }
+        resident += 1;
+        dirty += usize::from(was == Phase::Dirty);
+        let start = core.space.address_of(page);
+        if len > 0 && ranges[len - 1].start + ranges[len - 1].len == start {
+            ranges[len - 1].len += PAGE_BYTES;
+        } else {
+            ranges[len] = Range {
+                start,
+                len: PAGE_BYTES,
+            };
+            len += 1;
+        }
+    }
+    core.drop_ranges(&ranges[..len]);
+    for page in pages {
+        let (_, at) = place(page);
+        if mine[at / 64] >> (at % 64) & 1 == 0 {
+            continue;
+        }
+        if let Some(region) = region {
+            region.backing.discard(page - region.first_page);
+        }
+        record.forget(at);
+        if record.pages[at].end(Phase::Discarding, Then::Absent) {
+            core.space.rooms.wake(page_number(page));
+        }
+    }
+    core.leave(resident);
+    core.undirty(true, dirty);
+    core.unpin(pinned, resident as u32 + 1);
+    Ok(())
+}
+
+impl Core {
+    /// An absent page is poisoned: who touches it gets SIGBUS. Or that is lifted, so that the next access asks for it again.
+    pub fn poison(&self, page: u64, on: bool) {
+        let (block, at) = place(page);
+        let Ok(pinned) = self.space.pin(block) else {
+            return;
+        };
+        let state = &self.space.record(pinned).pages[at];
+        let seen = state.look();
+        if seen.phase() == Phase::Absent && state.begin_discard(seen) {
+            let start = self.space.address_of(page);
+            if !on {
+                let len = PAGE_BYTES;
+                self.drop_ranges(&[Range { start, len }]);
+            } else if let Err(errno) = self.uffd.poison(start) {
+                signal::die(format_args!(
+                    "poisoning the page at {start:#x} failed: {errno}"
+                ));
+            }
+            if state.end(Phase::Discarding, Then::Absent) {
+                self.space.rooms.wake(page_number(page));
+            }
+        }
+        self.unpin(pinned, 1);
+    }
+
+    /// Empties all blocks of a region that has no slots any more.
+    fn drain(&self, first_page: u64, pages: u64) {
+        let (start, end) = (place(first_page).0, place(first_page + pages - 1).0 + 1);
+        while let Some(block) = self.space.next_live(start, end) {
+            let page = (block * BLOCK_PAGES) as u64;
+            // Without a region it cannot fail.
+            let _ = discard_in_block(self, page..page + BLOCK_PAGES as u64, None);
+            // A fault may still hold the block.
+            std::thread::yield_now();
+        }
+    }
+}
+
+impl Drop for Region {
+    fn drop(&mut self) {
+        let Ok(inside) = Inside::enter() else {
+            // A fork: all this is the parent's.
+            return;
+        };
+        let core = &self.memory.core;
+        for slot in self.first_slot..self.first_slot + self.slots {
+            core.space
+                .slot(slot)
+                .store(std::ptr::null_mut(), Ordering::Release);
+        }
+        let region = self.inner();
+        core.drain(region.first_page, region.pages);
+        // SAFETY: made by Box::into_raw in `new`. The slots are cleared and no block has users, so no fault has it; see
+        // Space::region.
+        drop(unsafe { Box::from_raw(self.core) });
+        let mut taken = core.taken.lock().unwrap_or_else(|e| e.into_inner());
+        taken[self.first_slot..self.first_slot + self.slots].fill(false);
+        drop(taken);
+        drop(inside);
+    }
+}

@@ -1,0 +1,236 @@
+//! Faults taken in the faulting thread: the SIGBUS handler, and what forks and messages need.
+//!
+//! Promises: a SIGBUS that is not about a region, or about a page that cannot be had, goes to the handler that was there before;
+//! signals wait while it runs; errno is as before. Never: allocates, takes a lock of the application's, or runs inside itself: a
+//! fault of the runtime's own in a region ends the program with a message.
+//!
+//! The handler runs on the stack of the faulting thread, not on an alternate one: those are as small as 8 KiB, and reading a page
+//! back needs more. So a stack must not lie in a region.
+
+use crate::fault::{Failure, Outcome, Touch};
+use crate::inside;
+use crate::memory::{Core, VmError, Way};
+use crate::registry;
+use crate::sys::SystemError;
+use std::fmt::{self, Write};
+use std::mem::MaybeUninit;
+use std::sync::Once;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+/// The longest message, in bytes; what is longer is cut.
+const MESSAGE_BYTES_MAX: usize = 512;
+/// Times one thread may find a page there and fault on it again at once, before that is called an error.
+const IN_VAIN_MAX: u32 = 1_000_000;
+
+static FORKED: AtomicBool = AtomicBool::new(false);
+static INSTALL: Once = Once::new();
+static mut PREVIOUS: MaybeUninit<libc::sigaction> = MaybeUninit::uninit();
+
+thread_local! {
+    /// Where this thread last found the page there already, and how often in a row.
+    static IN_VAIN: std::cell::Cell<(usize, u32)> = const { std::cell::Cell::new((0, 0)) };
+}
+
+/// Signals that wait while a thread is inside: all but those that its own instructions raise.
+pub(crate) fn deferred() -> libc::sigset_t {
+    let mut set = MaybeUninit::uninit();
+    // SAFETY: fills the set, then takes signals out of it.
+    unsafe {
+        libc::sigfillset(set.as_mut_ptr());
+        for signal in [
+            libc::SIGBUS,
+            libc::SIGSEGV,
+            libc::SIGILL,
+            libc::SIGFPE,
+            libc::SIGTRAP,
+            libc::SIGABRT,
+        ] {
+            libc::sigdelset(set.as_mut_ptr(), signal);
+        }
+        set.assume_init()
+    }
+}
+
+/// Refuses in a fork.
+pub(crate) fn check_not_forked() -> Result<(), VmError> {
+    match FORKED.load(Ordering::Relaxed) {
+        true => Err(VmError::Forked),
+        false => Ok(()),
+    }
+}
+
+extern "C" fn after_fork_in_child() {
+    FORKED.store(true, Ordering::Relaxed);
+}
+
+/// Installs the handler, once in a process; it stays.
+pub(crate) fn install() -> Result<(), VmError> {
+    let mut said = 0;
+    INSTALL.call_once(|| {
+        // SAFETY: a plain function of the right type that only stores to an atomic.
+        said = unsafe { libc::pthread_atfork(None, None, Some(after_fork_in_child)) };
+        let handler: extern "C" fn(i32, *mut libc::siginfo_t, *mut libc::c_void) = on_sigbus;
+        // SAFETY: the structure is made of integers; all zeros is a value of it.
+        let mut action: libc::sigaction = unsafe { std::mem::zeroed() };
+        action.sa_sigaction = handler as usize;
+        // SIGBUS itself stays possible inside, so that it is met by a message.
+        action.sa_flags = libc::SA_SIGINFO | libc::SA_NODEFER;
+        action.sa_mask = deferred();
+        // SAFETY: the handler has the type that SA_SIGINFO asks for; PREVIOUS is written here only, before any fault of ours.
+        let installed =
+            unsafe { libc::sigaction(libc::SIGBUS, &action, (&raw mut PREVIOUS).cast()) };
+        if installed != 0 {
+            said = installed;
+        }
+    });
+    match said {
+        0 => Ok(()),
+        _ => Err(SystemError::Call {
+            what: "installing a handler for SIGBUS",
+            errno: rustix::io::Errno::INVAL,
+        })?,
+    }
+}
+
+extern "C" fn on_sigbus(signal: i32, info: *mut libc::siginfo_t, context: *mut libc::c_void) {
+    // SAFETY: errno is this thread's own; the kernel gives a valid siginfo for SA_SIGINFO.
+    let (errno, address) = unsafe { (*libc::__errno_location(), (*info).si_addr() as usize) };
+    // SAFETY: as above. Codes above zero come from the kernel: then the address is one.
+    let from_kernel = unsafe { (*info).si_code } > 0;
+    let mine = from_kernel
+        .then(|| registry::find(address, |core| take(core, address, touch(context))))
+        .flatten();
+    // SAFETY: as above.
+    unsafe { *libc::__errno_location() = errno };
+    if mine != Some(true) {
+        forward(signal, info, context);
+    }
+}
+
+/// Takes a fault in a memory's addresses. True: the access is to be tried again.
+fn take(core: &Core, address: usize, touch: Touch) -> bool {
+    if inside::depth() > 0 {
+        die(format_args!(
+            "the runtime itself touched an absent page of a region at {address:#x}: a buffer given to it must not lie in a region"
+        ));
+    }
+    if core.way != Way::InThread {
+        // A page that a handler thread could not read, and said so.
+        inside::run(|| {
+            if let Some(page) = core.space.page_at(address) {
+                core.poison(page, false);
+            }
+        });
+        return false;
+    }
+    match inside::run(|| core.resolve(address, touch)) {
+        Outcome::Ready { woken } => {
+            in_vain(address, !woken);
+            true
+        }
+        Outcome::Foreign => false,
+        Outcome::Failed(failure) => {
+            report(&failure);
+            false
+        }
+    }
+}
+
+/// A page that is there is not faulted on forever, unless somebody took it away behind our back.
+fn in_vain(address: usize, nothing_done: bool) {
+    let (last, times) = IN_VAIN.get();
+    let times = if nothing_done && last == address {
+        times + 1
+    } else {
+        0
+    };
+    IN_VAIN.set((address, times));
+    if times > IN_VAIN_MAX {
+        die(format_args!(
+            "the page at {address:#x} faults though it is there: a region's addresses must not be unmapped, protected or advised on"
+        ));
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+fn touch(context: *mut libc::c_void) -> Touch {
+    const WRITE: i64 = 2;
+    // SAFETY: the kernel gives a valid ucontext for SA_SIGINFO.
+    let context = unsafe { &*context.cast::<libc::ucontext_t>() };
+    match context.uc_mcontext.gregs[libc::REG_ERR as usize] & WRITE {
+        0 => Touch::Read,
+        _ => Touch::Write,
+    }
+}
+
+#[cfg(not(target_arch = "x86_64"))]
+fn touch(_: *mut libc::c_void) -> Touch {
+    Touch::Unknown
+}
+
+/// To whoever handled SIGBUS before.
+fn forward(signal: i32, info: *mut libc::siginfo_t, context: *mut libc::c_void) {
+    // SAFETY: written once, before this handler was there.
+    let previous = unsafe { (&raw const PREVIOUS).cast::<libc::sigaction>().read() };
+    match previous.sa_sigaction {
+        libc::SIG_DFL | libc::SIG_IGN => {
+            // SAFETY: the default action comes back, and the access that faulted runs into it, as does a signal that was sent.
+            unsafe {
+                libc::signal(signal, libc::SIG_DFL);
+                if (*info).si_code <= 0 {
+                    libc::raise(signal);
+                }
+            }
+        }
+        handler if previous.sa_flags & libc::SA_SIGINFO != 0 => {
+            // SAFETY: installed with SA_SIGINFO, so it has this type.
+            let handler: extern "C" fn(i32, *mut libc::siginfo_t, *mut libc::c_void) =
+                unsafe { std::mem::transmute(handler) };
+            handler(signal, info, context);
+        }
+        handler => {
+            // SAFETY: installed without SA_SIGINFO, so it has this type.
+            let handler: extern "C" fn(i32) = unsafe { std::mem::transmute(handler) };
+            handler(signal);
+        }
+    }
+}
+
+/// Says which page cannot be had, and why.
+pub(crate) fn report(failure: &Failure) {
+    let Failure {
+        address,
+        region,
+        page,
+        cause,
+    } = failure;
+    say(format_args!(
+        "SIGBUS: page {page} of the region at {region:#x} (address {address:#x}) cannot be had: {cause}"
+    ));
+}
+
+/// A line on stderr, without the heap and without a lock.
+fn say(what: fmt::Arguments<'_>) {
+    struct Line([u8; MESSAGE_BYTES_MAX], usize);
+    impl Write for Line {
+        fn write_str(&mut self, text: &str) -> fmt::Result {
+            let room = MESSAGE_BYTES_MAX - 1 - self.1;
+            let text = &text.as_bytes()[..text.len().min(room)];
+            self.0[self.1..][..text.len()].copy_from_slice(text);
+            self.1 += text.len();
+            Ok(())
+        }
+    }
+    let mut line = Line([0; MESSAGE_BYTES_MAX], 0);
+    // Cutting it is all that can happen.
+    let _ = write!(line, "terrace: {what}");
+    line.0[line.1] = b'\n';
+    // SAFETY: the bytes of the line; a stderr that is closed refuses them.
+    unsafe { libc::write(libc::STDERR_FILENO, line.0.as_ptr().cast(), line.1 + 1) };
+}
+
+/// Ends the program: what must not happen happened, and going on would lose data.
+pub(crate) fn die(what: fmt::Arguments<'_>) -> ! {
+    say(what);
+    std::process::abort()
+}

@@ -1,0 +1,343 @@
+//! The addresses that regions are carved from, and what is known of each page in them: a word for each block of 2 MiB, and a
+//! record of page words for each block that has a page in DRAM.
+//!
+//! Promises: one mapping and one registration for all regions, since a process may have 65,530 mappings only; a look-up takes no
+//! lock; DRAM of 8 bytes for a block of a region, [`RECORD_BYTES`] for one with resident pages, kept for the next. Never: moves
+//! anything, or reads or writes the addresses themselves.
+
+use crate::backing::PAGE_BYTES;
+use crate::block::{BLOCK_BYTES, BLOCK_PAGES, BlockWord, Pin, Unpin};
+use crate::page::PageState;
+use crate::region::RegionCore;
+use crate::sys::{Lock, Rooms, SystemError, Table, ZeroIsValid};
+use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous, munmap};
+use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering};
+
+/// Regions begin and end at multiples of this: 1 GiB of addresses, which cost nothing.
+pub(crate) const SLOT_BYTES: usize = 1 << 30;
+const SLOT_BLOCKS: usize = SLOT_BYTES / BLOCK_BYTES;
+const SLOT_PAGES: u64 = (SLOT_BYTES / PAGE_BYTES) as u64;
+/// The most addresses: half of what a process has.
+const RESERVE_BYTES_MAX: usize = 1 << 46;
+/// The most blocks with resident pages.
+const RECORDS_MAX: usize = 1 << 22;
+/// DRAM of a record.
+pub(crate) const RECORD_BYTES: usize = size_of::<Record>();
+
+/// The words of a block's pages.
+#[repr(C, align(64))]
+pub(crate) struct Record {
+    pub pages: [PageState; BLOCK_PAGES],
+    /// A bit for each page that may be resident, so that an evictor needs not look at all.
+    maybe: [AtomicU64; BLOCK_PAGES / 64],
+    next_free: AtomicU32,
+}
+
+// SAFETY: integers and atomic integers; a page word of zero is an absent page.
+unsafe impl ZeroIsValid for Record {}
+// SAFETY: an atomic integer; zero is an empty block.
+unsafe impl ZeroIsValid for BlockWord {}
+// SAFETY: an atomic pointer; zero is null.
+unsafe impl ZeroIsValid for AtomicPtr<RegionCore> {}
+
+impl Record {
+    pub fn note(&self, page: usize) {
+        self.maybe[page / 64].fetch_or(1 << (page % 64), Ordering::AcqRel);
+    }
+
+    pub fn forget(&self, page: usize) {
+        self.maybe[page / 64].fetch_and(!(1 << (page % 64)), Ordering::AcqRel);
+    }
+
+    /// Pages from `from` on that may be resident, in order.
+    pub fn noted(&self, from: usize) -> impl Iterator<Item = usize> + '_ {
+        let words = (from / 64..self.maybe.len()).map(move |at| {
+            let word = self.maybe[at].load(Ordering::Acquire);
+            let hidden = if at == from / 64 { from % 64 } else { 0 };
+            (at, word >> hidden << hidden)
+        });
+        words.flat_map(|(at, mut word)| {
+            std::iter::from_fn(move || {
+                let bit = word.trailing_zeros() as usize;
+                word &= word.wrapping_sub(1);
+                (bit < 64).then_some(at * 64 + bit)
+            })
+        })
+    }
+}
+
+#[derive(Default)]
+struct Records {
+    /// Index plus one of the record that was freed last.
+    freed: u32,
+    /// Records below this were used at least once.
+    used: u32,
+}
+
+/// A block that the holder is a user of. Given back by [`Space::unpin`].
+#[derive(Clone, Copy)]
+pub(crate) struct Pinned {
+    pub block: usize,
+    pub record: u32,
+}
+
+/// No record is left.
+#[derive(Debug)]
+pub(crate) struct NoRecord;
+
+/// See the head of the file. Pages and blocks are numbered from its base.
+pub(crate) struct Space {
+    mapped: (usize, usize),
+    base: usize,
+    blocks: Table<BlockWord>,
+    /// A bit for each block that is not empty.
+    summary: Table<AtomicU64>,
+    records: Table<Record>,
+    free: Lock<Records>,
+    slots: Table<AtomicPtr<RegionCore>>,
+    live: AtomicUsize,
+    /// Where threads wait for a busy page or block.
+    pub rooms: Rooms,
+}
+
+impl Space {
+    /// Takes `reserve_bytes` of addresses (rounded up to slots).
+    pub fn new(reserve_bytes: usize) -> Result<Space, SystemError> {
+        let len = reserve_bytes
+            .clamp(SLOT_BYTES, RESERVE_BYTES_MAX)
+            .next_multiple_of(SLOT_BYTES);
+        let blocks = len / BLOCK_BYTES;
+        let asked = len + SLOT_BYTES;
+        let (access, flags) = (
+            ProtFlags::READ | ProtFlags::WRITE,
+            MapFlags::PRIVATE | MapFlags::NORESERVE,
+        );
+        let tables = (
+            Table::new(blocks)?,
+            Table::new(blocks.div_ceil(64))?,
+            Table::new(blocks.min(RECORDS_MAX))?,
+            Table::new(len / SLOT_BYTES)?,
+        );
+        // SAFETY: a fresh anonymous mapping at an address the kernel chooses overlaps nothing.
+        let mapped = unsafe { mmap_anonymous(std::ptr::null_mut(), asked, access, flags) };
+        let mapped = mapped.map_err(|errno| SystemError::Addresses {
+            asked_bytes: asked as u64,
+            errno,
+        })?;
+        let space = Space {
+            mapped: (mapped as usize, asked),
+            base: (mapped as usize).next_multiple_of(SLOT_BYTES),
+            blocks: tables.0,
+            summary: tables.1,
+            records: tables.2,
+            free: Lock::default(),
+            slots: tables.3,
+            live: AtomicUsize::new(0),
+            rooms: Rooms::new(),
+        };
+        for advice in [Advice::LinuxNoHugepage, Advice::LinuxDontFork] {
+            // SAFETY: our own mapping; it stays without huge pages, and out of children: an access there fails loudly.
+            unsafe { madvise(mapped, asked, advice) }
+                .map_err(SystemError::call("advising on reserved addresses"))?;
+        }
+        Ok(space)
+    }
+
+    /// The addresses regions can have: start and length.
+    pub fn addresses(&self) -> (usize, usize) {
+        (self.base, self.slots.len() * SLOT_BYTES)
+    }
+
+    pub fn slots(&self) -> usize {
+        self.slots.len()
+    }
+
+    pub fn slot(&self, slot: usize) -> &AtomicPtr<RegionCore> {
+        &self.slots[slot]
+    }
+
+    /// The number of the page at an address.
+    pub fn page_at(&self, address: usize) -> Option<u64> {
+        let (start, len) = self.addresses();
+        let offset = address.checked_sub(start).filter(|offset| *offset < len)?;
+        Some((offset / PAGE_BYTES) as u64)
+    }
+
+    pub fn address_of(&self, page: u64) -> usize {
+        self.base + page as usize * PAGE_BYTES
+    }
+
+    /// The region that page lies in; valid as long as the caller is a user of the page's block.
+    pub fn region(&self, page: u64) -> Option<&RegionCore> {
+        let region = self.slots[(page / SLOT_PAGES) as usize].load(Ordering::Acquire);
+        // SAFETY: a region is freed only after its slots were cleared and then all its blocks have been empty; the caller, a
+        // user of one of them, read the slot afterwards.
+        let region = unsafe { region.as_ref() }?;
+        region.contains(page).then_some(region)
+    }
+
+    pub fn record(&self, pinned: Pinned) -> &Record {
+        &self.records[pinned.record as usize]
+    }
+
+    /// Becomes a user of a block, which gets a record if it has none. Waits while it is being released.
+    pub fn pin(&self, block: usize) -> Result<Pinned, NoRecord> {
+        let word = &self.blocks[block];
+        let mut spare = None;
+        let record = loop {
+            match word.pin() {
+                Pin::Live(record) => break record,
+                Pin::Releasing => self.wait_for_block(block),
+                Pin::Empty => {
+                    let record = match spare {
+                        Some(record) => record,
+                        None => self.take_record()?,
+                    };
+                    spare = Some(record);
+                    if word.occupy(record) {
+                        self.live.fetch_add(1, Ordering::Relaxed);
+                        self.summary[block / 64].fetch_or(1 << (block % 64), Ordering::AcqRel);
+                        spare = None;
+                        break record;
+                    }
+                }
+            }
+        };
+        if let Some(record) = spare {
+            self.free_record(record);
+        }
+        Ok(Pinned { block, record })
+    }
+
+    /// Becomes a user of a block that is live; none if it is not.
+    pub fn pin_live(&self, block: usize) -> Option<Pinned> {
+        match self.blocks[block].pin() {
+            Pin::Live(record) => Some(Pinned { block, record }),
+            Pin::Empty | Pin::Releasing => None,
+        }
+    }
+
+    fn wait_for_block(&self, block: usize) {
+        let number = block_number(block);
+        let ticket = self.rooms.ticket(number);
+        if self.blocks[block].await_change() {
+            self.rooms.wait(&ticket);
+        }
+    }
+
+    /// Ends `users` uses of the caller. True: they were the last, the caller gives the page table back and calls
+    /// [`vacate`](Space::vacate).
+    #[must_use]
+    pub fn unpin(&self, pinned: Pinned, users: u32) -> bool {
+        match self.blocks[pinned.block].unpin(users) {
+            Unpin::Kept => false,
+            Unpin::Last(record) => {
+                debug_assert_eq!(record, pinned.record);
+                true
+            }
+        }
+    }
+
+    /// If `users`, all the caller's, are all there are, the block is released: the caller gives the page table back, ends what its
+    /// pages are busy with, and calls [`vacate`](Space::vacate).
+    pub fn claim(&self, pinned: Pinned, users: u32) -> bool {
+        self.blocks[pinned.block].claim(users)
+    }
+
+    /// A released block, all pages of which are absent and whose page table is gone, becomes empty.
+    pub fn vacate(&self, pinned: Pinned) {
+        let record = self.record(pinned);
+        for word in &record.maybe {
+            debug_assert_eq!(word.load(Ordering::Relaxed), 0);
+        }
+        self.summary[pinned.block / 64].fetch_and(!(1 << (pinned.block % 64)), Ordering::AcqRel);
+        self.live.fetch_sub(1, Ordering::Relaxed);
+        let awaited = self.blocks[pinned.block].vacate();
+        self.free_record(pinned.record);
+        if awaited {
+            self.rooms.wake(block_number(pinned.block));
+        }
+    }
+
+    /// The first block from `from` on, and before `end`, that is not empty.
+    pub fn next_live(&self, from: usize, end: usize) -> Option<usize> {
+        let mut at = from / 64;
+        let mut hidden = from % 64;
+        while at * 64 < end {
+            let word = self.summary[at].load(Ordering::Acquire) >> hidden << hidden;
+            if word != 0 {
+                let block = at * 64 + word.trailing_zeros() as usize;
+                return (block < end).then_some(block);
+            }
+            (at, hidden) = (at + 1, 0);
+        }
+        None
+    }
+
+    /// Blocks that are not empty: each has a page table.
+    pub fn live(&self) -> usize {
+        self.live.load(Ordering::Relaxed)
+    }
+
+    fn take_record(&self) -> Result<u32, NoRecord> {
+        let mut free = self.free.lock();
+        if let Some(record) = free.freed.checked_sub(1) {
+            free.freed = self.records[record as usize]
+                .next_free
+                .load(Ordering::Relaxed);
+            return Ok(record);
+        }
+        if free.used as usize == self.records.len() {
+            return Err(NoRecord);
+        }
+        free.used += 1;
+        Ok(free.used - 1)
+    }
+
+    fn free_record(&self, record: u32) {
+        let mut free = self.free.lock();
+        self.records[record as usize]
+            .next_free
+            .store(free.freed, Ordering::Relaxed);
+        free.freed = record + 1;
+    }
+
+    /// Records that took DRAM so far.
+    pub fn records_used(&self) -> u32 {
+        self.free.lock().used
+    }
+}
+
+impl Drop for Space {
+    fn drop(&mut self) {
+        let (start, len) = self.mapped;
+        // SAFETY: our own mapping of this length; regions borrow the space, so none is left.
+        let unmapped = unsafe { munmap(start as *mut _, len) };
+        debug_assert!(unmapped.is_ok(), "munmap of our own mapping: {unmapped:?}");
+    }
+}
+
+/// Pages and blocks wait in the same rooms, under different numbers.
+pub(crate) fn page_number(page: u64) -> u64 {
+    page
+}
+
+fn block_number(block: usize) -> u64 {
+    1 << 63 | block as u64
+}
+
+/// Which block a page lies in, and where in it.
+pub(crate) fn place(page: u64) -> (usize, usize) {
+    let pages = BLOCK_PAGES as u64;
+    ((page / pages) as usize, (page % pages) as usize)
+}
+
+/// The slots of a region of `pages` pages.
+pub(crate) fn slots_of(pages: u64) -> usize {
+    pages.div_ceil(SLOT_PAGES) as usize
+}
+
+/// The first page of a slot.
+pub(crate) fn slot_page(slot: usize) -> u64 {
+    (slot * SLOT_BLOCKS * BLOCK_PAGES) as u64
+}

@@ -1,0 +1,87 @@
+//! What happened to pages, in counts, and what DRAM they take.
+//!
+//! Promises: a figure is counted where it happens. Never: an estimate.
+
+use crate::backing::PAGE_BYTES;
+use crate::memory::Core;
+use crate::space::RECORD_BYTES;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// Counts since the memory was made.
+#[derive(Default)]
+pub(crate) struct Counters {
+    pub fetched: AtomicU64,
+    pub absent: AtomicU64,
+    pub opened: AtomicU64,
+    pub evicted: AtomicU64,
+    pub stored: AtomicU64,
+    pub evictions: AtomicU64,
+    pub protects: AtomicU64,
+    pub tables_released: AtomicU64,
+    pub waits: AtomicU64,
+    pub failed_faults: AtomicU64,
+    pub failed_stores: AtomicU64,
+}
+
+/// What a memory did so far, and what it holds.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Stats {
+    /// Pages materialised now.
+    pub resident_pages: u64,
+    /// Of these, pages that may be newer than their backing.
+    pub dirty_pages: u64,
+    /// Bytes of page tables (of the lowest level) and of page records now.
+    pub table_bytes: u64,
+    /// Faults that filled a page from the backing.
+    pub fetched: u64,
+    /// Faults that filled a page that was never stored.
+    pub absent: u64,
+    /// Faults by writing to a page that was read before.
+    pub opened: u64,
+    /// Pages taken away again.
+    pub evicted: u64,
+    /// Of these, pages given to the backing first.
+    pub stored: u64,
+    /// Batches they were taken away in.
+    pub evictions: u64,
+    /// Ranges write-protected for that.
+    pub protects: u64,
+    /// Page tables given back.
+    pub tables_released: u64,
+    /// Waits of a fault for another thread, or for room.
+    pub waits: u64,
+    /// Faults that ended in SIGBUS.
+    pub failed_faults: u64,
+    /// Batches that the backing did not take.
+    pub failed_stores: u64,
+}
+
+impl Counters {
+    pub fn add(counter: &AtomicU64, n: u64) {
+        counter.fetch_add(n, Ordering::Relaxed);
+    }
+}
+
+impl Core {
+    pub fn stats(&self) -> Stats {
+        let c = &self.counters;
+        let get = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        let records = u64::from(self.space.records_used()) * RECORD_BYTES as u64;
+        Stats {
+            resident_pages: self.resident.load(Ordering::Relaxed) as u64,
+            dirty_pages: self.dirty.load(Ordering::Relaxed) as u64,
+            table_bytes: self.space.live() as u64 * PAGE_BYTES as u64 + records,
+            fetched: get(&c.fetched),
+            absent: get(&c.absent),
+            opened: get(&c.opened),
+            evicted: get(&c.evicted),
+            stored: get(&c.stored),
+            evictions: get(&c.evictions),
+            protects: get(&c.protects),
+            tables_released: get(&c.tables_released),
+            waits: get(&c.waits),
+            failed_faults: get(&c.failed_faults),
+            failed_stores: get(&c.failed_stores),
+        }
+    }
+}

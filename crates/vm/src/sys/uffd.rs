@@ -1,0 +1,280 @@
+//! User faults (userfaultfd): raw ioctls, as far as they are used.
+//!
+//! Promises: changes page tables of registered ranges only. Never: decides what a fault means. Layouts and numbers are those of
+//! linux/userfaultfd.h, which older headers lack in part.
+
+use super::SystemError;
+use rustix::fd::{AsFd, BorrowedFd, FromRawFd, OwnedFd};
+use rustix::io::Errno;
+use rustix::ioctl::{Opcode, Updater, ioctl, opcode};
+
+const UFFD_API: u64 = 0xAA;
+const GROUP: u8 = 0xAA;
+const FEATURE_PAGEFAULT_FLAG_WP: u64 = 1 << 0;
+const FEATURE_SIGBUS: u64 = 1 << 7;
+const FEATURE_POISON: u64 = 1 << 14;
+const USER_MODE_ONLY: i32 = 1;
+const REGISTER_MISSING_AND_WP: u64 = 1 | 2;
+const COPY_WRITE_PROTECTED: u64 = 2;
+const EVENT_PAGEFAULT: u8 = 0x12;
+const PAGEFAULT_WRITE: u64 = 1;
+const PAGEFAULT_WP: u64 = 2;
+/// How often a call is repeated that was interrupted because the process's mappings changed.
+const AGAIN_MAX: u32 = 10_000;
+
+#[repr(C)]
+struct Api {
+    api: u64,
+    features: u64,
+    ioctls: u64,
+}
+
+#[repr(C)]
+struct Span {
+    start: u64,
+    len: u64,
+}
+
+#[repr(C)]
+struct Register {
+    span: Span,
+    mode: u64,
+    ioctls: u64,
+}
+
+#[repr(C)]
+struct Copy {
+    to: u64,
+    from: u64,
+    len: u64,
+    mode: u64,
+    copied: i64,
+}
+
+#[repr(C)]
+struct Protect {
+    span: Span,
+    mode: u64,
+}
+
+#[repr(C)]
+struct Poison {
+    span: Span,
+    mode: u64,
+    updated: i64,
+}
+
+const IOCTL_API: Opcode = opcode::read_write::<Api>(GROUP, 0x3F);
+const IOCTL_REGISTER: Opcode = opcode::read_write::<Register>(GROUP, 0x00);
+const IOCTL_WAKE: Opcode = opcode::read::<Span>(GROUP, 0x02);
+const IOCTL_COPY: Opcode = opcode::read_write::<Copy>(GROUP, 0x03);
+const IOCTL_PROTECT: Opcode = opcode::read_write::<Protect>(GROUP, 0x06);
+const IOCTL_POISON: Opcode = opcode::read_write::<Poison>(GROUP, 0x08);
+/// Of /dev/userfaultfd.
+const IOCTL_NEW: Opcode = opcode::none(GROUP, 0x00);
+
+/// A fault that a handler thread was told of.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Event {
+    pub address: usize,
+    pub write: bool,
+}
+
+/// The process's faults in registered ranges.
+pub(crate) struct Uffd(OwnedFd);
+
+impl Uffd {
+    /// Faults come as SIGBUS in the faulting thread, or as events.
+    pub fn new(in_thread: bool) -> Result<Uffd, SystemError> {
+        let needed = match in_thread {
+            true => FEATURE_PAGEFAULT_FLAG_WP | FEATURE_SIGBUS,
+            false => FEATURE_PAGEFAULT_FLAG_WP | FEATURE_POISON,
+        };
+        let there = Uffd::open(in_thread)?.handshake(0)?;
+        if there & needed != needed {
+            return Err(SystemError::TooOld {
+                what: "write-protecting and poisoning of user faults",
+                since: "6.6",
+            });
+        }
+        let uffd = Uffd::open(in_thread)?;
+        uffd.handshake(needed)?;
+        Ok(uffd)
+    }
+
+    /// By right, or by the device, or without faults of the kernel's own: those cannot come as signals anyway.
+    fn open(in_thread: bool) -> Result<Uffd, SystemError> {
+        let flags = libc::O_CLOEXEC | libc::O_NONBLOCK;
+        let refused = match create(flags) {
+            Ok(uffd) => return Ok(uffd),
+            Err(Errno::NOSYS) => {
+                return Err(SystemError::TooOld {
+                    what: "userfaultfd",
+                    since: "6.6",
+                });
+            }
+            Err(errno) => errno,
+        };
+        if let Ok(device) = std::fs::File::open("/dev/userfaultfd") {
+            // SAFETY: takes flags as its argument, and answers with a new descriptor.
+            let fd = unsafe {
+                libc::ioctl(
+                    std::os::fd::AsRawFd::as_raw_fd(&device),
+                    libc::c_ulong::from(IOCTL_NEW),
+                    flags,
+                )
+            };
+            if fd >= 0 {
+                // SAFETY: made for us by the call above.
+                return Ok(Uffd(unsafe { OwnedFd::from_raw_fd(fd) }));
+            }
+        }
+        if in_thread && let Ok(uffd) = create(flags | USER_MODE_ONLY) {
+            return Ok(uffd);
+        }
+        Err(SystemError::Refused {
+            errno: refused,
+            in_thread,
+        })
+    }
+
+    fn handshake(&self, features: u64) -> Result<u64, SystemError> {
+        let mut api = Api {
+            api: UFFD_API,
+            features,
+            ioctls: 0,
+        };
+        // SAFETY: opcode and layout of UFFDIO_API.
+        unsafe { ioctl(&self.0, Updater::<IOCTL_API, Api>::new(&mut api)) }
+            .map_err(SystemError::call("agreeing on user faults"))?;
+        Ok(api.features)
+    }
+
+    /// From now on faults of absent and of protected pages in the range are ours.
+    pub fn register(&self, start: usize, len: usize) -> Result<(), SystemError> {
+        let mut register = Register {
+            span: span(start, len),
+            mode: REGISTER_MISSING_AND_WP,
+            ioctls: 0,
+        };
+        // SAFETY: opcode and layout of UFFDIO_REGISTER; the range is the caller's mapping.
+        unsafe {
+            ioctl(
+                &self.0,
+                Updater::<IOCTL_REGISTER, Register>::new(&mut register),
+            )
+        }
+        .map_err(SystemError::call("registering a range for user faults"))
+    }
+
+    /// Puts a page with the contents of `page` at `address`, where none is, and wakes who waits for it.
+    pub fn copy(&self, address: usize, page: &crate::Page, protected: bool) -> Result<(), Errno> {
+        again(|| {
+            let mut copy = Copy {
+                to: address as u64,
+                from: std::ptr::from_ref(page) as u64,
+                len: crate::PAGE_BYTES as u64,
+                mode: if protected { COPY_WRITE_PROTECTED } else { 0 },
+                copied: 0,
+            };
+            // SAFETY: opcode and layout of UFFDIO_COPY; it reads `page` and changes only absent pages of registered ranges.
+            unsafe { ioctl(&self.0, Updater::<IOCTL_COPY, Copy>::new(&mut copy)) }
+        })
+    }
+
+    /// Protects the pages that are in the range from writing, or takes that away and wakes who waits.
+    pub fn protect(&self, start: usize, len: usize, on: bool) -> Result<(), Errno> {
+        again(|| {
+            let mut protect = Protect {
+                span: span(start, len),
+                mode: u64::from(on),
+            };
+            // SAFETY: opcode and layout of UFFDIO_WRITEPROTECT; it works on registered ranges only.
+            unsafe {
+                ioctl(
+                    &self.0,
+                    Updater::<IOCTL_PROTECT, Protect>::new(&mut protect),
+                )
+            }
+        })
+    }
+
+    /// Who touches the absent page at `address` gets SIGBUS, until the page is unmapped.
+    pub fn poison(&self, address: usize) -> Result<(), Errno> {
+        again(|| {
+            let mut poison = Poison {
+                span: span(address, crate::PAGE_BYTES),
+                mode: 0,
+                updated: 0,
+            };
+            // SAFETY: opcode and layout of UFFDIO_POISON; it works on absent pages of registered ranges only.
+            unsafe { ioctl(&self.0, Updater::<IOCTL_POISON, Poison>::new(&mut poison)) }
+        })
+    }
+
+    /// Lets those who wait for the page at `address` try again.
+    pub fn wake(&self, address: usize) -> Result<(), Errno> {
+        let mut range = span(address, crate::PAGE_BYTES);
+        // SAFETY: opcode and layout of UFFDIO_WAKE.
+        unsafe { ioctl(&self.0, Updater::<IOCTL_WAKE, Span>::new(&mut range)) }
+    }
+
+    /// The next fault, if there is one; its thread sleeps until the page is there.
+    pub fn next(&self) -> Result<Option<Event>, Errno> {
+        let mut message = [0u8; 32];
+        match rustix::io::read(&self.0, &mut message) {
+            Ok(32) => {}
+            Ok(_) | Err(Errno::AGAIN | Errno::INTR) => return Ok(None),
+            Err(errno) => return Err(errno),
+        }
+        if message[0] != EVENT_PAGEFAULT {
+            return Ok(None);
+        }
+        let word = |at: usize| {
+            u64::from_ne_bytes(
+                message[at..at + 8]
+                    .try_into()
+                    .expect("eight bytes are eight"),
+            )
+        };
+        Ok(Some(Event {
+            address: word(16) as usize,
+            write: word(8) & (PAGEFAULT_WRITE | PAGEFAULT_WP) != 0,
+        }))
+    }
+}
+
+impl AsFd for Uffd {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}
+
+fn create(flags: i32) -> Result<Uffd, Errno> {
+    // SAFETY: takes flags and answers with a new descriptor.
+    let fd = unsafe { libc::syscall(libc::SYS_userfaultfd, flags) };
+    if fd < 0 {
+        let errno = std::io::Error::last_os_error().raw_os_error();
+        return Err(Errno::from_raw_os_error(errno.unwrap_or(libc::EPERM)));
+    }
+    // SAFETY: made for us by the call above.
+    Ok(Uffd(unsafe { OwnedFd::from_raw_fd(fd as i32) }))
+}
+
+fn span(start: usize, len: usize) -> Span {
+    Span {
+        start: start as u64,
+        len: len as u64,
+    }
+}
+
+/// Repeats what the kernel broke off because mappings were changing.
+fn again(mut call: impl FnMut() -> Result<(), Errno>) -> Result<(), Errno> {
+    for _ in 0..AGAIN_MAX {
+        match call() {
+            Err(Errno::AGAIN | Errno::INTR) => std::hint::spin_loop(),
+            ended => return ended,
+        }
+    }
+    Err(Errno::AGAIN)
+}
