@@ -11,6 +11,7 @@ mod first;
 mod index;
 pub mod load;
 mod machine;
+mod memory;
 mod policy;
 mod process;
 mod progress;
@@ -104,6 +105,12 @@ const BENCHES: &[Bench] = &[
         about: "counts, not timings: hit ratio beside LRU and Belady, live share of DRAM, bytes written a byte updated",
         parts: policy::PARTS,
         run: policy::run,
+    },
+    Bench {
+        name: "memory",
+        about: "memory larger than DRAM: what a fault costs, beside the kernel's part of it",
+        parts: memory::PARTS,
+        run: memory::run,
     },
 ];
 

@@ -144,27 +144,3 @@ fn record(word: u64) -> u32 {
         .expect("a live block has a record");
     index as u32
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_block_lives() {
-        let block = BlockWord::new();
-        assert_eq!(block.pin(), Pin::Empty);
-        assert!(block.occupy(7));
-        assert!(!block.occupy(8), "one record");
-        assert_eq!(block.pin(), Pin::Live(7));
-        assert!(!block.claim(1), "there is another user");
-        assert_eq!(block.unpin(1), Unpin::Kept);
-        assert!(block.claim(1));
-        assert_eq!(block.pin(), Pin::Releasing);
-        assert!(block.await_change());
-        assert!(block.vacate(), "somebody is to be woken");
-        assert!(!block.await_change());
-        assert!(block.occupy(0));
-        assert_eq!(block.unpin(1), Unpin::Last(0));
-        assert!(!block.vacate());
-    }
-}

@@ -10,6 +10,7 @@ mod evict;
 mod fault;
 mod handler;
 mod inside;
+pub mod measure;
 mod memory;
 mod page;
 mod policy;
@@ -22,6 +23,8 @@ mod stats;
 pub mod store;
 mod sync;
 mod sys;
+#[cfg(test)]
+mod words;
 
 pub use backing::{Backing, Changed, FetchError, Fetched, PAGE_BYTES, Page, StoreError};
 pub use memory::{HANDLERS_MAX, Memory, Options, PAGES_MIN, VmError, Way};

@@ -15,7 +15,7 @@ use crate::space::{page_number, place, slot_page, slots_of};
 use crate::sys::Range;
 use std::ops;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
 /// The most pages of a region: 32 TiB.
 pub const REGION_PAGES_MAX: u64 = 1 << 33;
@@ -138,6 +138,14 @@ impl Region {
     /// Length in bytes.
     pub fn bytes(&self) -> usize {
         self.inner().pages as usize * PAGE_BYTES
+    }
+
+    /// The 8 bytes at `at` times 8, as an atomic: memory that faults for code that is not unsafe. Who touches it may be killed by SIGBUS
+    /// if it cannot be read back, as with any memory of a region.
+    pub fn word(&self, at: usize) -> &AtomicU64 {
+        assert!(at < self.bytes() / 8, "word {at} of a region of {} bytes", self.bytes());
+        // SAFETY: within the region, aligned, and as old as it; any bits are a value, and atomics may be shared.
+        unsafe { &*self.base().cast::<AtomicU64>().add(at) }
     }
 
     /// Frees pages: they read as zeros, and the backing is told to discard them. Nobody may touch them meanwhile.

@@ -1,0 +1,40 @@
+//! `bench memory`: memory larger than DRAM, beside what users have today.
+//!
+//! Parts have the letters of the table they were asked for with: `a`, what a fault costs. Promises: each part measures its yardstick
+//! in the same run. Never: a figure from elsewhere.
+
+mod fault_cost;
+
+use crate::report::Report;
+use crate::{Setting, stop};
+use anyhow::Result;
+
+/// A part: its letter, and what runs it.
+type Row = (&'static str, fn(&Setting, &mut Report) -> Result<()>);
+
+const ROWS: &[Row] = &[("a", fault_cost::run)];
+
+/// What may be asked for with `--only`.
+pub const PARTS: &[&str] = &["a"];
+
+/// Runs the parts that are wanted.
+pub fn run(setting: &Setting, report: &mut Report) -> Result<()> {
+    stop::listen()?;
+    for (name, run) in ROWS {
+        if setting.wants(name) {
+            run(setting, report)?;
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_part_has_a_name() {
+        let names: Vec<&str> = ROWS.iter().map(|row| row.0).collect();
+        assert_eq!(names, PARTS);
+    }
+}

@@ -1,0 +1,187 @@
+//! What the kernel's part of a fault costs, without anything of this crate's around it: the yardstick of `terrace bench memory`.
+//!
+//! A bare cycle touches pages that are not there; a signal handler that does nothing else puts a prepared page in place; and every so
+//! many pages all are taken away again by one call (pages that were written to are write-protected first, as they must be so that
+//! nothing is lost while they are copied). The calls are the ones a [`Memory`](crate::Memory) makes, with the same ranges.
+//!
+//! Promises: measures in the calling thread, one at a time in a process. Never: used by the product.
+
+use crate::backing::{PAGE_BYTES, Page};
+use crate::block::BLOCK_BYTES;
+use crate::memory::VmError;
+use crate::sys::{Range, SystemError, Uffd, Unmapper};
+use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous, munmap};
+use std::mem::MaybeUninit;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicPtr, AtomicU64, AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+/// How pages lie and how they are used.
+#[derive(Debug, Clone, Copy)]
+pub struct Cycle {
+    /// Pages touched.
+    pub pages: usize,
+    /// Pages taken away together, at most 1,024.
+    pub batch: usize,
+    /// How far apart they lie, in pages; with 512 or more each has a page table of its own, which is given back with it.
+    pub stride_pages: usize,
+    /// Whether they are written to.
+    pub write: bool,
+}
+
+/// Time that a cycle took.
+#[derive(Debug, Clone, Copy)]
+pub struct Times {
+    /// Touching.
+    pub fault: Duration,
+    /// Protecting and taking away.
+    pub evict: Duration,
+}
+
+static ONE: Mutex<()> = Mutex::new(());
+static UFFD: AtomicPtr<Uffd> = AtomicPtr::new(std::ptr::null_mut());
+static PROTECTED: AtomicUsize = AtomicUsize::new(0);
+static FAILED: AtomicU64 = AtomicU64::new(0);
+static PREPARED: Page = Page([1; PAGE_BYTES]);
+
+extern "C" fn put_page(_: i32, info: *mut libc::siginfo_t, _: *mut libc::c_void) {
+    // SAFETY: the kernel gives a valid siginfo; `bare` keeps the userfaultfd while this handler is installed.
+    let (address, uffd) = unsafe { ((*info).si_addr() as usize, &*UFFD.load(Ordering::Acquire)) };
+    let protected = PROTECTED.load(Ordering::Relaxed) != 0;
+    if uffd.copy(address & !(PAGE_BYTES - 1), &PREPARED, protected).is_err() {
+        FAILED.fetch_add(1, Ordering::Relaxed);
+        crate::signal::die(format_args!("a bare copy failed at {address:#x}"));
+    }
+}
+
+/// Addresses of our own, and a handler that was there before.
+struct Bed {
+    base: usize,
+    len: usize,
+    uffd: Box<Uffd>,
+    unmapper: Unmapper,
+    before: libc::sigaction,
+}
+
+impl Bed {
+    fn new(len: usize) -> Result<Bed, VmError> {
+        let uffd = Box::new(Uffd::new(true)?);
+        let unmapper = Unmapper::new()?;
+        let len = len.next_multiple_of(BLOCK_BYTES) + BLOCK_BYTES;
+        let (access, flags) = (
+            ProtFlags::READ | ProtFlags::WRITE,
+            MapFlags::PRIVATE | MapFlags::NORESERVE,
+        );
+        // SAFETY: a fresh anonymous mapping at an address the kernel chooses.
+        let mapped = unsafe { mmap_anonymous(std::ptr::null_mut(), len, access, flags) };
+        let base = mapped.map_err(|errno| SystemError::Addresses {
+            asked_bytes: len as u64,
+            errno,
+        })? as usize;
+        // SAFETY: our own mapping.
+        unsafe { madvise(base as *mut _, len, Advice::LinuxNoHugepage) }
+            .map_err(SystemError::call("advising on reserved addresses"))?;
+        uffd.register(base, len)?;
+        UFFD.store(std::ptr::from_ref(&*uffd).cast_mut(), Ordering::Release);
+        let mut before = MaybeUninit::uninit();
+        let handler: extern "C" fn(i32, *mut libc::siginfo_t, *mut libc::c_void) = put_page;
+        // SAFETY: a structure of integers; the handler has the type that SA_SIGINFO asks for.
+        let before = unsafe {
+            let mut action: libc::sigaction = std::mem::zeroed();
+            action.sa_sigaction = handler as usize;
+            action.sa_flags = libc::SA_SIGINFO;
+            action.sa_mask = crate::signal::deferred();
+            libc::sigaction(libc::SIGBUS, &action, before.as_mut_ptr());
+            before.assume_init()
+        };
+        Ok(Bed {
+            base,
+            len,
+            uffd,
+            unmapper,
+            before,
+        })
+    }
+}
+
+impl Drop for Bed {
+    fn drop(&mut self) {
+        // SAFETY: what was installed before, and our own mapping.
+        unsafe {
+            libc::sigaction(libc::SIGBUS, &self.before, std::ptr::null_mut());
+            UFFD.store(std::ptr::null_mut(), Ordering::Release);
+            let _ = munmap(self.base as *mut _, self.len);
+        }
+    }
+}
+
+/// Runs a bare cycle.
+pub fn bare(cycle: &Cycle) -> Result<Times, VmError> {
+    let _one = ONE.lock().unwrap_or_else(|e| e.into_inner());
+    let stride = cycle.stride_pages * PAGE_BYTES;
+    let bed = Bed::new(cycle.pages * stride)?;
+    let base = bed.base.next_multiple_of(BLOCK_BYTES);
+    PROTECTED.store(usize::from(!cycle.write), Ordering::Relaxed);
+    let mut times = Times {
+        fault: Duration::ZERO,
+        evict: Duration::ZERO,
+    };
+    let mut ranges = Vec::with_capacity(cycle.batch);
+    let mut at = 0;
+    while at < cycle.pages {
+        let batch = at..(at + cycle.batch).min(cycle.pages);
+        let began = Instant::now();
+        for page in batch.clone() {
+            let pointer = (base + page * stride) as *mut u8;
+            // SAFETY: within the bed.
+            unsafe {
+                match cycle.write {
+                    true => pointer.write_volatile(2),
+                    false => assert_eq!(pointer.read_volatile(), 1),
+                }
+            }
+        }
+        let touched = Instant::now();
+        ranges.clear();
+        ranges.extend(batch.clone().map(|page| match cycle.stride_pages {
+            512.. => Range {
+                start: (base + page * stride) & !(BLOCK_BYTES - 1),
+                len: BLOCK_BYTES,
+            },
+            _ => Range {
+                start: base + page * stride,
+                len: PAGE_BYTES,
+            },
+        }));
+        let call = SystemError::call("a bare eviction");
+        if cycle.write {
+            let len = (batch.len() - 1) * stride + PAGE_BYTES;
+            bed.uffd.protect(base + batch.start * stride, len, true).map_err(&call)?;
+        }
+        // SAFETY: pages of the bed, which nobody needs.
+        unsafe { bed.unmapper.unmap(&ranges) }.map_err(&call)?;
+        times.fault += touched - began;
+        times.evict += touched.elapsed();
+        at = batch.end;
+    }
+    Ok(times)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_bare_cycle_touches_and_takes_away() {
+        for (stride_pages, write) in [(1, false), (1, true), (600, false), (600, true)] {
+            let cycle = Cycle {
+                pages: 300,
+                batch: 128,
+                stride_pages,
+                write,
+            };
+            let times = bare(&cycle).unwrap();
+            assert!(times.fault > Duration::ZERO && times.evict > Duration::ZERO);
+        }
+    }
+}
