@@ -152,13 +152,15 @@ impl Fault<'_> {
         match seen.phase() {
             Phase::Absent => self.fill(pinned, region, seen),
             Phase::Clean | Phase::Dirty if self.touch != Touch::Read => {
-                if !self.may_dirty(seen.phase() == Phase::Clean) {
+                let counts = seen.phase() == Phase::Clean;
+                if !self.may_dirty(counts) {
                     return match self.make_room(true) {
                         Ok(()) => self.again(pinned),
                         Err(cause) => Step::Failed(cause),
                     };
                 }
                 if !state.begin_open(seen) {
+                    core.undirty(counts, 1);
                     return self.again(pinned);
                 }
                 self.open(pinned, region, seen)

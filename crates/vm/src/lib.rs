@@ -12,6 +12,7 @@ mod handler;
 mod inside;
 pub mod measure;
 mod memory;
+pub mod opp;
 mod page;
 mod policy;
 mod region;

@@ -48,7 +48,10 @@ extern "C" fn put_page(_: i32, info: *mut libc::siginfo_t, _: *mut libc::c_void)
     // SAFETY: the kernel gives a valid siginfo; `bare` keeps the userfaultfd while this handler is installed.
     let (address, uffd) = unsafe { ((*info).si_addr() as usize, &*UFFD.load(Ordering::Acquire)) };
     let protected = PROTECTED.load(Ordering::Relaxed) != 0;
-    if uffd.copy(address & !(PAGE_BYTES - 1), &PREPARED, protected).is_err() {
+    if uffd
+        .copy(address & !(PAGE_BYTES - 1), &PREPARED, protected)
+        .is_err()
+    {
         FAILED.fetch_add(1, Ordering::Relaxed);
         crate::signal::die(format_args!("a bare copy failed at {address:#x}"));
     }
@@ -156,7 +159,9 @@ pub fn bare(cycle: &Cycle) -> Result<Times, VmError> {
         let call = SystemError::call("a bare eviction");
         if cycle.write {
             let len = (batch.len() - 1) * stride + PAGE_BYTES;
-            bed.uffd.protect(base + batch.start * stride, len, true).map_err(&call)?;
+            bed.uffd
+                .protect(base + batch.start * stride, len, true)
+                .map_err(&call)?;
         }
         // SAFETY: pages of the bed, which nobody needs.
         unsafe { bed.unmapper.unmap(&ranges) }.map_err(&call)?;

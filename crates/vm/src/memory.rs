@@ -198,6 +198,11 @@ impl Memory {
         Ok(shrunk?)
     }
 
+    /// Pages that may be materialised at a time.
+    pub fn pages_max(&self) -> usize {
+        self.core.pages_max.load(Ordering::Relaxed)
+    }
+
     /// Evicts every page that can be, of all regions; changed ones are written back first.
     pub fn evict_all(&self) -> Result<(), VmError> {
         let inside = Inside::enter()?;

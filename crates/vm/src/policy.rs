@@ -11,6 +11,21 @@ pub(crate) fn batch_pages(pages_max: usize) -> usize {
     (pages_max / 8).clamp(1, BATCH_PAGES_MAX)
 }
 
+/// DRAM that a page buffer of `pages_max` can come to, if all its pages are scattered: each has a page table and a record of its
+/// own.
+pub(crate) fn buffer_bytes(pages_max: usize) -> u64 {
+    (pages_max * (2 * crate::PAGE_BYTES + crate::space::RECORD_BYTES)) as u64
+}
+
+/// Pages of a buffer that has its share of a cap: one part in this many.
+const BUFFER_SHARE: u64 = 16;
+
+/// How many pages are materialised at a time under a cap.
+pub(crate) fn pages_of_cap(cap_bytes: u64) -> usize {
+    let pages = cap_bytes / BUFFER_SHARE / buffer_bytes(1);
+    (pages as usize).max(crate::memory::PAGES_MIN)
+}
+
 /// Dirty pages that a buffer of `pages_max` may hold: if the backing takes none, reading goes on in what is left.
 pub(crate) fn dirty_pages_max(pages_max: usize) -> usize {
     pages_max - (pages_max / 8).max(1)

@@ -143,7 +143,11 @@ impl Region {
     /// The 8 bytes at `at` times 8, as an atomic: memory that faults for code that is not unsafe. Who touches it may be killed by SIGBUS
     /// if it cannot be read back, as with any memory of a region.
     pub fn word(&self, at: usize) -> &AtomicU64 {
-        assert!(at < self.bytes() / 8, "word {at} of a region of {} bytes", self.bytes());
+        assert!(
+            at < self.bytes() / 8,
+            "word {at} of a region of {} bytes",
+            self.bytes()
+        );
         // SAFETY: within the region, aligned, and as old as it; any bits are a value, and atomics may be shared.
         unsafe { &*self.base().cast::<AtomicU64>().add(at) }
     }
@@ -221,11 +225,12 @@ fn discard_in_block(
             let seen = record.pages[at].look();
             match seen.phase() {
                 Phase::Absent if region.is_none() => break None,
-                Phase::Absent | Phase::Clean | Phase::Dirty => {
-                    if record.pages[at].begin_discard(seen) {
-                        break Some(seen.phase());
-                    }
+                phase @ (Phase::Absent | Phase::Clean | Phase::Dirty)
+                    if record.pages[at].begin_discard(seen) =>
+                {
+                    break Some(phase);
                 }
+                Phase::Absent | Phase::Clean | Phase::Dirty => {}
                 _ if record.pages[at].await_change(seen) => core.space.rooms.wait(&ticket),
                 _ => {}
             }

@@ -270,11 +270,12 @@ impl Machine {
             let ticket = self.ticket();
             let seen = state.look();
             match seen.phase() {
-                Phase::Absent | Phase::Clean | Phase::Dirty => {
-                    if state.begin_discard(seen) {
-                        break seen.phase();
-                    }
+                phase @ (Phase::Absent | Phase::Clean | Phase::Dirty)
+                    if state.begin_discard(seen) =>
+                {
+                    break phase;
                 }
+                Phase::Absent | Phase::Clean | Phase::Dirty => {}
                 _ if state.await_change(seen) => self.wait(ticket),
                 _ => {}
             }

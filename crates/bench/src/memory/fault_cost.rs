@@ -14,7 +14,9 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Instant;
 use terrace_vm::measure::{Cycle, bare};
 use terrace_vm::store::{Objects, Store, StoreOptions};
-use terrace_vm::{Backing, Changed, FetchError, Fetched, Memory, Options, PAGE_BYTES, Page, Region, StoreError};
+use terrace_vm::{
+    Backing, Changed, FetchError, Fetched, Memory, Options, PAGE_BYTES, Page, Region, StoreError,
+};
 
 /// The bar: the whole over the bare cycle.
 const WHOLE_MAX: f64 = 1.35;
@@ -44,10 +46,26 @@ struct Case {
 }
 
 const CASES: &[Case] = &[
-    Case { name: "read, objects apart", stride_pages: SCATTER_PAGES, write: false },
-    Case { name: "written, objects apart", stride_pages: SCATTER_PAGES, write: true },
-    Case { name: "read, neighbours", stride_pages: 1, write: false },
-    Case { name: "written, neighbours", stride_pages: 1, write: true },
+    Case {
+        name: "read, objects apart",
+        stride_pages: SCATTER_PAGES,
+        write: false,
+    },
+    Case {
+        name: "written, objects apart",
+        stride_pages: SCATTER_PAGES,
+        write: true,
+    },
+    Case {
+        name: "read, neighbours",
+        stride_pages: 1,
+        write: false,
+    },
+    Case {
+        name: "written, neighbours",
+        stride_pages: 1,
+        write: true,
+    },
 ];
 
 /// Runs the part.
@@ -70,9 +88,15 @@ pub fn run(setting: &Setting, report: &mut Report) -> Result<()> {
         }
         let ratio = paired_ratio(&ours, &kernel, "whole_us").map(|ratio| ratio.median);
         part.rows.push(Row::measured(case.name, "terrace", &ours));
-        part.rows.push(Row::measured(case.name, "bare userfaultfd", &kernel));
-        let name = format!("a, {}: whole over bare copy and batched eviction", case.name);
-        report.bars.push(Bar::new(name, Side::AtMost, WHOLE_MAX, ratio));
+        part.rows
+            .push(Row::measured(case.name, "bare userfaultfd", &kernel));
+        let name = format!(
+            "a, {}: whole over bare copy and batched eviction",
+            case.name
+        );
+        report
+            .bars
+            .push(Bar::new(name, Side::AtMost, WHOLE_MAX, ratio));
     }
     drop(busy);
     part.notes.push(
@@ -248,7 +272,13 @@ impl<'a> Bed<'a> {
         self.timed.store_ns.store(0, Ordering::Relaxed);
         self.touch(self.case.write);
         self.timed.on.store(false, Ordering::Relaxed);
-        samples.add("materialise_us", us(self.timed.fetch_ns.load(Ordering::Relaxed)));
-        samples.add("dematerialise_us", us(self.timed.store_ns.load(Ordering::Relaxed)));
+        samples.add(
+            "materialise_us",
+            us(self.timed.fetch_ns.load(Ordering::Relaxed)),
+        );
+        samples.add(
+            "dematerialise_us",
+            us(self.timed.store_ns.load(Ordering::Relaxed)),
+        );
     }
 }

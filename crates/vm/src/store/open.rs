@@ -245,6 +245,18 @@ impl Store {
         let ledger = self.pool.ledger();
         (ledger.cap_bytes(), ledger.total())
     }
+    /// Bytes of entries that its SSD takes, headers included.
+    pub fn usable_bytes(&self) -> u64 {
+        (0..self.lanes())
+            .map(|lane| self.pool.lane(lane).usable_bytes())
+            .sum()
+    }
+    /// Whether an object has this id. Reads nothing.
+    pub fn contains(&self, table: u16, id: u64) -> Result<bool, ObjectError> {
+        self.shape(table)?;
+        let (oid, lane) = self.place(table, id)?;
+        Ok(self.pool.lane(lane).dir.get(oid) != State::Free)
+    }
     /// Counters and gauges.
     pub fn stats(&self) -> Stats {
         self.pool.stats()

@@ -150,6 +150,11 @@ impl Objects {
             bytes: bytes as usize,
         })
     }
+
+    /// Where on its page object `object` starts.
+    pub(crate) fn offset(&self, object: u64) -> usize {
+        offset(object, self.bytes)
+    }
 }
 
 /// Where on its page an object of `bytes` bytes starts: spread over the page by its number.

@@ -1,0 +1,325 @@
+//! Objects on pages of their own, end to end: faults above, a pool on a file below, under a cap of 32 MiB.
+//!
+//! Against a plain copy: several threads read, write, allocate, free and resize at random; every object holds what was written to it
+//! last, and a new one zeros.
+
+mod common;
+
+use common::Random;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+use terrace_vm::opp::{Heap, HeapError};
+use terrace_vm::store::{Pages, Store, StoreOptions};
+use terrace_vm::{PAGE_BYTES, Way};
+
+const CAP_BYTES: u64 = 32 << 20;
+const THREADS: usize = 4;
+const ROUND: Duration = Duration::from_secs(3);
+const WAYS: [Way; 2] = [Way::InThread, Way::Handlers(2)];
+
+fn heap(way: Way, ssd_bytes: u64) -> (tempfile::TempDir, Heap) {
+    let dir = tempfile::tempdir().expect("a directory");
+    let store = Store::open(&StoreOptions::scratch(dir.path(), CAP_BYTES, ssd_bytes)).unwrap();
+    (dir, Heap::open(store, way).unwrap())
+}
+
+fn cap_holds(heap: &Heap) {
+    let (cap, used) = heap.store().cap_and_used_bytes();
+    assert!(used <= cap, "{used} bytes of {cap}");
+    let stats = heap.memory().stats();
+    assert!(stats.resident_pages <= heap.memory().pages_max() as u64 + THREADS as u64);
+}
+
+fn seed() -> u64 {
+    let given = std::env::var("SHADOW_SEED")
+        .ok()
+        .and_then(|s| s.parse().ok());
+    let seed = given.unwrap_or_else(|| u64::from(std::process::id()));
+    println!("repeat with SHADOW_SEED={seed}");
+    seed
+}
+
+fn read(object: *mut u64, words: usize, expected: u64, what: u64) {
+    for word in [0, words / 2, words - 1] {
+        // SAFETY: an object that is allocated, of so many words; only this thread uses it.
+        let seen = unsafe { object.add(word).read_volatile() };
+        let expected = if expected == 0 {
+            0
+        } else {
+            expected + word as u64
+        };
+        assert_eq!(seen, expected, "object {what}, word {word}");
+    }
+}
+
+fn write(object: *mut u64, words: usize, value: u64) {
+    for word in 0..words {
+        // SAFETY: as for `read`.
+        unsafe { object.add(word).write_volatile(value + word as u64) };
+    }
+}
+
+fn random_value(random: &mut Random) -> u64 {
+    random.next() >> 8 | 1
+}
+
+/// Each thread has a part of the array, and resizing takes part of the last one's.
+fn array_round(heap: &Heap, seed: u64, for_how_long: Duration) {
+    const PER_THREAD: u64 = 60_000;
+    const WORDS: usize = 16;
+    let all = PER_THREAD * THREADS as u64;
+    let array = heap.array(all + 1000, 8 * WORDS as u32, all * 2).unwrap();
+    let ends = Instant::now() + for_how_long;
+    std::thread::scope(|scope| {
+        for thread in 0..THREADS as u64 {
+            let array = &array;
+            scope.spawn(move || {
+                let mut random = Random::new(seed + thread);
+                let mut shadow = vec![0; PER_THREAD as usize];
+                while Instant::now() < ends {
+                    for _ in 0..200 {
+                        let n = match random.below(2) {
+                            0 => random.below(500),
+                            _ => random.below(PER_THREAD),
+                        };
+                        let index = thread * PER_THREAD + n;
+                        let object = array.address(index).cast::<u64>();
+                        read(object, WORDS, shadow[n as usize], index);
+                        match random.below(20) {
+                            0 => {
+                                array.clear(index).unwrap();
+                                shadow[n as usize] = 0;
+                            }
+                            1..=9 => {
+                                shadow[n as usize] = random_value(&mut random);
+                                write(object, WORDS, shadow[n as usize]);
+                            }
+                            _ => {}
+                        }
+                    }
+                }
+            });
+        }
+        let mut random = Random::new(seed);
+        while Instant::now() < ends {
+            let object = array.address(all + random.below(500)).cast::<u64>();
+            write(object, WORDS, 7);
+            array.resize(all + 1000 + random.below(1000)).unwrap();
+            array.resize(all).unwrap();
+            array.resize(all + 500).unwrap();
+            read(object, WORDS, 0, 0);
+            cap_holds(heap);
+            std::thread::sleep(Duration::from_millis(2));
+        }
+    });
+}
+
+/// Threads share a pool; each knows the objects it allocated.
+fn pool_round(heap: &Heap, seed: u64, for_how_long: Duration) {
+    const WORDS: usize = 25;
+    const EACH_MAX: usize = 25_000;
+    let pool = heap.pool(8 * WORDS as u32, 1 << 20).unwrap();
+    let ends = Instant::now() + for_how_long;
+    std::thread::scope(|scope| {
+        for thread in 0..THREADS as u64 {
+            let pool = &pool;
+            scope.spawn(move || {
+                let mut random = Random::new(seed ^ thread << 20);
+                let mut mine: Vec<(usize, u64)> = Vec::new();
+                while Instant::now() < ends {
+                    for _ in 0..200 {
+                        if mine.is_empty() || (mine.len() < EACH_MAX && random.below(3) == 0) {
+                            let object = pool.alloc().unwrap();
+                            read(object.cast(), WORDS, 0, object as u64);
+                            mine.push((object as usize, 0));
+                        }
+                        let at = random.below(mine.len() as u64) as usize;
+                        let (object, value) = &mut mine[at];
+                        read(*object as *mut u64, WORDS, *value, *object as u64);
+                        match random.below(8) {
+                            0 => {
+                                pool.free(*object as *mut u8).unwrap();
+                                mine.swap_remove(at);
+                            }
+                            1..=3 => {
+                                *value = random_value(&mut random);
+                                write(*object as *mut u64, WORDS, *value);
+                            }
+                            _ => {}
+                        }
+                    }
+                }
+                for (object, value) in mine {
+                    read(object as *mut u64, WORDS, value, object as u64);
+                    pool.free(object as *mut u8).unwrap();
+                }
+            });
+        }
+        while Instant::now() < ends {
+            cap_holds(heap);
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    });
+    assert!(pool.is_empty());
+}
+
+/// Whole pages, part of which lz4 shortens.
+fn pages_round(heap: &Heap, seed: u64, for_how_long: Duration) {
+    const PAGES: u64 = 20_000;
+    const WORDS: usize = PAGE_BYTES / 8;
+    let pages = Arc::new(Pages::new(heap.store().clone(), 4000).unwrap());
+    let region = heap.memory().region(PAGES, pages).unwrap();
+    let ends = Instant::now() + for_how_long;
+    std::thread::scope(|scope| {
+        for thread in 0..THREADS {
+            let region = &region;
+            scope.spawn(move || {
+                let mut random = Random::new(seed + 77 * thread as u64);
+                let mut shadow = vec![0u64; PAGES as usize * WORDS / THREADS / 8];
+                while Instant::now() < ends {
+                    // A word of this thread's on each line, and one of 8 lines.
+                    let page = random.below(PAGES) as usize;
+                    let line = random.below((WORDS / THREADS / 8) as u64) as usize;
+                    let word = region.word(page * WORDS + line * THREADS * 8 + thread);
+                    let shadow = &mut shadow[page * (WORDS / THREADS / 8) + line];
+                    assert_eq!(
+                        word.load(Ordering::Relaxed),
+                        *shadow,
+                        "page {page} line {line}"
+                    );
+                    if random.below(2) == 0 {
+                        *shadow = random.next();
+                        word.store(*shadow, Ordering::Relaxed);
+                    }
+                }
+            });
+        }
+        while Instant::now() < ends {
+            cap_holds(heap);
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    });
+    drop(region);
+    heap.store().drop_table(4000).unwrap();
+}
+
+#[test]
+fn arrays_pools_and_pages_against_plain_copies() {
+    let seed = seed();
+    for way in WAYS {
+        let (_dir, heap) = heap(way, 400 << 20);
+        array_round(&heap, seed, ROUND);
+        pool_round(&heap, seed, ROUND);
+        pages_round(&heap, seed, ROUND);
+        let stats = heap.memory().stats();
+        assert_eq!(
+            (stats.resident_pages, stats.dirty_pages),
+            (0, 0),
+            "{stats:?}"
+        );
+        println!("{way:?}: {stats:?}");
+    }
+}
+
+#[test]
+#[ignore = "runs for SOAK_SECONDS"]
+fn soak_opp() {
+    let seconds: u64 = std::env::var("SOAK_SECONDS").map_or(60, |s| s.parse().unwrap());
+    let ends = Instant::now() + Duration::from_secs(seconds);
+    let mut seed = seed();
+    while Instant::now() < ends {
+        for way in WAYS {
+            let (_dir, heap) = heap(way, 400 << 20);
+            array_round(&heap, seed, ROUND * 4);
+            pool_round(&heap, seed, ROUND * 4);
+            pages_round(&heap, seed, ROUND * 4);
+        }
+        seed += 1;
+    }
+}
+
+#[test]
+fn a_full_ssd_refuses_allocations_and_kills_nothing() {
+    let (_dir, heap) = heap(Way::InThread, 64 << 20);
+    let pool = heap.pool(1024, 1 << 20).unwrap();
+    let mut objects = Vec::new();
+    let refused = loop {
+        match pool.alloc() {
+            Ok(object) => {
+                write(object.cast(), 128, objects.len() as u64 + 1);
+                objects.push(object as usize);
+            }
+            Err(e) => break e,
+        }
+    };
+    assert!(
+        matches!(&refused, HeapError::Store(e) if e.is_full()),
+        "{refused}"
+    );
+    assert!(objects.len() as u64 > heap.store().usable_bytes() / 1024 / 2);
+    for (n, object) in objects.iter().enumerate() {
+        read(*object as *mut u64, 128, n as u64 + 1, n as u64);
+    }
+    // All is overwritten while it is full.
+    for (n, object) in objects.iter().enumerate() {
+        write(*object as *mut u64, 128, n as u64 + 2);
+    }
+    let refused = heap.array(1 << 20, 1024, 1 << 20).err().unwrap();
+    assert!(refused.to_string().contains("no room for"), "{refused}");
+    for object in objects.drain(..objects.len() / 2) {
+        pool.free(object as *mut u8).unwrap();
+    }
+    write(pool.alloc().unwrap().cast(), 128, 1);
+}
+
+#[test]
+fn misuse_is_an_error() {
+    let (_dir, heap) = heap(Way::InThread, 64 << 20);
+    let pool = heap.pool(100, 1000).unwrap();
+    let object = pool.alloc().unwrap();
+    let wrong = [
+        object.wrapping_add(8),
+        std::ptr::null_mut(),
+        object.wrapping_add(4096 * 5000),
+    ];
+    for address in wrong {
+        let refused = pool.free(address).unwrap_err();
+        assert!(
+            matches!(refused, HeapError::NotAnObject { .. }),
+            "{refused}"
+        );
+    }
+    pool.free(object).unwrap();
+    let twice = pool.free(object).unwrap_err().to_string();
+    assert!(twice.contains("freed already"), "{twice}");
+    assert!(heap.pool(4097, 10).is_err());
+    let array = heap.array(10, 64, 20).unwrap();
+    let refused = array.resize(21).unwrap_err().to_string();
+    assert!(
+        refused.contains("21 objects") && refused.contains("20"),
+        "{refused}"
+    );
+}
+
+#[test]
+fn a_pool_has_as_many_objects_as_it_was_made_for() {
+    let (_dir, heap) = heap(Way::InThread, 64 << 20);
+    let pool = heap.pool(64, 100).unwrap();
+    let mut objects = Vec::new();
+    let refused = loop {
+        match pool.alloc() {
+            Ok(object) => objects.push(object),
+            Err(e) => break e,
+        }
+    };
+    assert!(
+        matches!(refused, HeapError::TooMany { max: 100, .. }),
+        "{refused}"
+    );
+    assert!(objects.len() > 90, "{} objects", objects.len());
+    let distinct: std::collections::HashSet<_> = objects.iter().collect();
+    assert_eq!(distinct.len(), objects.len());
+    pool.free(objects.pop().unwrap()).unwrap();
+    pool.alloc().unwrap();
+}
