@@ -310,8 +310,10 @@ impl<D: Snapshot> Lane<D> {
     }
 
     fn check_arrived(&mut self) {
+        // An epoch of which a batch was given up never arrives.
         if let Phase::Writing(epoch) = self.phase
             && self.io.batches() == 0
+            && self.failed.is_none()
         {
             self.phase = Phase::Arrived(epoch);
         }
@@ -341,7 +343,8 @@ impl<D: Snapshot> Lane<D> {
             tracing::error!(lane = self.cfg.lane, segment, %error, "a write failed; writing it elsewhere");
             self.restage(segment, header, start);
         }
-        if self.io.batches_of(segment) == 0 {
+        // What could not be written anywhere stays readable from its buffer.
+        if self.io.batches_of(segment) == 0 && self.failed.is_none() {
             self.ssd.written(segment);
         }
         self.check_arrived();

@@ -39,8 +39,8 @@ struct Shared {
 }
 
 impl Driver {
-    /// Starts the background thread of `pool`.
-    pub(crate) fn start(pool: &Arc<Pool<Tables>>) -> Result<Driver, PoolError> {
+    /// Starts the background thread of `pool`, if there is to be one.
+    pub(crate) fn start(pool: &Arc<Pool<Tables>>, background: bool) -> Result<Driver, PoolError> {
         let bell = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
             .map_err(|e| system_error(pool, e.into()))?;
         let shared = Arc::new(Shared {
@@ -59,13 +59,15 @@ impl Driver {
         });
         *shared.hands.lock() = Some(Hands::new(pool.sole_worker(wake)?));
         let own = shared.clone();
-        let thread = std::thread::Builder::new()
-            .name("terrace-store".into())
-            .spawn(move || own.run())
-            .map_err(|e| system_error(pool, e))?;
+        let start = || {
+            let named = std::thread::Builder::new().name("terrace-store".into());
+            named
+                .spawn(move || own.run())
+                .map_err(|e| system_error(pool, e))
+        };
         Ok(Driver {
+            thread: background.then(start).transpose()?,
             shared,
-            thread: Some(thread),
         })
     }
 

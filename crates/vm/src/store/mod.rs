@@ -15,6 +15,8 @@ mod pages;
 mod read;
 mod table;
 mod tables;
+#[cfg(test)]
+mod tests;
 mod write;
 
 pub use error::ObjectError;

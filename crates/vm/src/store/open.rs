@@ -102,11 +102,14 @@ impl Store {
         let options = options.pool();
         let make = make_tables(&options);
         let pool = Pool::open_objects(options, &make, &mut |_, _, _| {})?;
-        Store::on_pool(pool)
+        Store::on_pool(pool, true)
     }
 
-    /// Over a pool that is open.
-    pub(crate) fn on_pool(pool: Arc<Pool<Tables>>) -> Result<Arc<Store>, PoolError> {
+    /// Over a pool that is open. Without a thread in the `background`, whoever waits for room does all of its work.
+    pub(crate) fn on_pool(
+        pool: Arc<Pool<Tables>>,
+        background: bool,
+    ) -> Result<Arc<Store>, PoolError> {
         let superblock = pool.superblock();
         if !superblock.lanes.is_power_of_two() {
             return Err(PoolError::Setting {
@@ -115,7 +118,7 @@ impl Store {
                 allowed: "a pool of objects has a power of two; make it anew".into(),
             });
         }
-        let driver = Driver::start(&pool)?;
+        let driver = Driver::start(&pool, background)?;
         Ok(Arc::new(Store {
             lane_mask: u64::from(pool.superblock().lanes) - 1,
             keeps: pool.options().contents == Contents::Objects,

@@ -1,0 +1,171 @@
+//! A store over a simulated device: what it does when reads, writes and checksums fail.
+
+use super::open::{StoreOptions, make_tables};
+use super::{ObjectError, Shape, Store};
+use std::sync::Arc;
+use terrace_log::INLINE_MAX_BYTES;
+use terrace_media::sim::{Fault, SimDevice};
+use terrace_media::{Arena, Device};
+use terrace_pool::{ManualClock, Options, Pool, Superblock};
+
+const SEGMENT: usize = 64 << 10;
+const BYTES: usize = 128;
+const TABLE: u16 = 3;
+
+pub(super) fn options(durable: bool) -> Options {
+    let mut options = StoreOptions::scratch("sim", 4 << 20, 0);
+    options.durable = durable;
+    Options {
+        segment_bytes: SEGMENT,
+        ..options.pool()
+    }
+}
+
+/// A device with an empty pool of objects.
+pub(super) fn device(options: &Options, segments: u64, seed: u64) -> SimDevice {
+    let len = (segments + 1) * SEGMENT as u64;
+    let device = SimDevice::new(len, seed);
+    let plan = Superblock::plan(options, len, [seed | 1, 2, 3]).expect("a plan");
+    plan.write(&mut *device.queue(8).expect("a queue"))
+        .expect("written");
+    device
+}
+
+pub(super) fn pool(device: &SimDevice, options: Options) -> Arc<Pool<super::tables::Tables>> {
+    let arena = Arena::new_plain(SEGMENT, 4096).expect("an arena");
+    let make = make_tables(&options);
+    let device = Arc::new(device.clone());
+    let clock = Box::new(ManualClock::default());
+    Pool::objects_on_device(device, options, clock, Some(arena), &make).expect("a pool")
+}
+
+fn store(device: &SimDevice) -> Arc<Store> {
+    let store = Store::on_pool(pool(device, options(false)), true).expect("a store");
+    store
+        .make_table(TABLE, Shape::Fixed(BYTES as u32))
+        .expect("a table");
+    store
+}
+
+fn value(id: u64) -> [u8; BYTES] {
+    let mut value = [id as u8; BYTES];
+    value[..8].copy_from_slice(&id.to_le_bytes());
+    value
+}
+
+/// Stores `count` objects, more than DRAM takes.
+fn fill(store: &Store, count: u64) {
+    for id in 0..count {
+        store.put(TABLE, id, &value(id)).expect("put");
+    }
+}
+
+fn read(store: &Store, id: u64) -> Result<bool, ObjectError> {
+    let mut out = [0; BYTES];
+    let len = store.get(TABLE, id, &mut out)?;
+    Ok(len == Some(BYTES) && out == value(id))
+}
+
+#[test]
+fn an_object_that_cannot_be_read_is_an_error_with_its_place_and_only_that() {
+    let device = device(&options(false), 512, 1);
+    let store = store(&device);
+    fill(&store, 60_000);
+    device.faults().fail_read(Fault::eio().always());
+    let errors: Vec<ObjectError> = (0..60_000)
+        .filter_map(|id| read(&store, id).err())
+        .collect();
+    assert!(
+        errors.len() > 10_000,
+        "{} objects were on the device",
+        errors.len()
+    );
+    let io = |e: &ObjectError| matches!(e, ObjectError::Io { errno: 5, offset, .. } if *offset > 0);
+    assert!(errors.iter().all(io), "{:?}", errors[0]);
+    let ids: Vec<u64> = (0..500).collect();
+    assert!(store.get_many(TABLE, &ids, |_, _| {}).is_err());
+    device.faults().clear();
+    for id in 0..60_000 {
+        assert_eq!(read(&store, id), Ok(true), "object {id}");
+    }
+    assert_eq!(store.failure(), None);
+}
+
+#[test]
+fn a_damaged_object_is_an_error_and_its_place_is_used_again() {
+    let device = device(&options(false), 512, 2);
+    let store = store(&device);
+    fill(&store, 60_000);
+    // Every block of the log but the first segment loses a bit.
+    for block in (SEGMENT as u64..device.len_bytes()).step_by(4096) {
+        device.faults().flip_bit(block + 700, 3);
+    }
+    let damaged =
+        (0..60_000).filter(|&id| matches!(read(&store, id), Err(ObjectError::Damaged { .. })));
+    let damaged: Vec<u64> = damaged.collect();
+    assert!(damaged.len() > 500, "{} objects", damaged.len());
+    for id in damaged {
+        store.put(TABLE, id, &value(id)).expect("put");
+        assert_eq!(read(&store, id), Ok(true));
+    }
+}
+
+#[test]
+fn a_write_back_that_fails_loses_nothing_and_refuses_what_is_new() {
+    let device = device(&options(false), 512, 3);
+    let store = store(&device);
+    fill(&store, 30_000);
+    device.faults().fail_write(Fault::eio().always());
+    let mut stored = 30_000;
+    let refused = loop {
+        match store.put(TABLE, stored, &value(stored)) {
+            Ok(()) => stored += 1,
+            Err(e) => break e,
+        }
+        assert!(stored < 200_000, "writes fail and nobody says so");
+    };
+    assert_eq!(refused, ObjectError::ReadOnly);
+    assert!(
+        store
+            .failure()
+            .is_some_and(|why| why.contains("keep failing"))
+    );
+    assert_eq!(store.insert(TABLE, &value(0)), Err(ObjectError::ReadOnly));
+    for id in 0..stored {
+        assert_eq!(read(&store, id), Ok(true), "object {id}");
+    }
+}
+
+#[test]
+fn a_write_that_fails_once_is_made_elsewhere() {
+    let device = device(&options(false), 512, 4);
+    let store = store(&device);
+    for n in 0..6 {
+        device.faults().fail_write(Fault::eio().after(7 * n));
+    }
+    fill(&store, 60_000);
+    for id in 0..60_000 {
+        assert_eq!(read(&store, id), Ok(true), "object {id}");
+    }
+    assert_eq!(store.failure(), None);
+    assert!(store.stats().lanes.failed_writes >= 6);
+}
+
+#[test]
+fn objects_of_every_length_come_back_from_the_device() {
+    let device = device(&options(false), 512, 5);
+    let store = Store::on_pool(pool(&device, options(false)), true).expect("a store");
+    store.make_table(1, Shape::Any).expect("a table");
+    let lengths: Vec<usize> = (0..4000).map(|n| n * 37 % (8 << 10)).collect();
+    for (id, len) in lengths.iter().enumerate() {
+        store.put(1, id as u64, &vec![id as u8; *len]).expect("put");
+    }
+    for (id, len) in lengths.iter().enumerate() {
+        let whole = store.read(1, id as u64, |v| match v {
+            super::Value::Bytes(b) => b.len() == *len && b.iter().all(|x| *x == id as u8),
+            _ => false,
+        });
+        assert_eq!(whole, Ok(true), "object {id} of {len} bytes");
+    }
+    assert!(store.put(1, 1, &vec![0; INLINE_MAX_BYTES + 1]).is_err());
+}
