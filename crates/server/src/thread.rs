@@ -23,7 +23,7 @@ use crate::resp::encode;
 use crate::service::{Status, service};
 use crate::shared::{Client, Counters, Message, Shared, add, lock};
 use crate::store::Store;
-use crate::together::{TOGETHER_BYTES, TOGETHER_MAX, TOGETHER_WHILE_READING, Together};
+use crate::together::{AT_ONCE_WHILE_READING, TOGETHER_BYTES, TOGETHER_MAX, Together};
 
 /// The token of the thread's waker.
 pub const WAKER: Token = Token(usize::MAX - 1);
@@ -157,10 +157,15 @@ impl<S: Store> Thread<S> {
     /// # Errors
     /// When the poll fails, or the store could not be left cleanly.
     pub fn run(mut self) -> Result<(), String> {
-        let mut events = Events::with_capacity(EVENTS_MAX);
+        let mut many = Events::with_capacity(EVENTS_MAX);
+        let mut few = Events::with_capacity(AT_ONCE_WHILE_READING);
         let mut timeout = Duration::ZERO;
         while !self.env.shared.stopping.load(Ordering::Acquire) {
-            self.poll_once(&mut events, timeout)?;
+            let events = match self.env.store.is_reading() {
+                true => &mut few,
+                false => &mut many,
+            };
+            self.poll_once(events, timeout)?;
             timeout = self.turn();
         }
         self.stop()
@@ -199,21 +204,17 @@ impl<S: Store> Thread<S> {
                 }
             }
         }
-        for slots in moved.chunks(self.together_max()) {
+        self.serve_chunks(moved);
+        Ok(())
+    }
+
+    /// Serves connections that moved, so many together as there is memory for, and hands their list back, empty.
+    fn serve_chunks(&mut self, mut moved: Vec<usize>) {
+        for slots in moved.chunks(TOGETHER_MAX) {
             self.serve_together(slots);
         }
         moved.clear();
         self.moved = moved;
-        Ok(())
-    }
-
-    /// How many connections are served together: few while the device works, which gets its reads between them. Given
-    /// all at once, it answers them all at once, and device and processor take turns instead of working together.
-    fn together_max(&self) -> usize {
-        match self.env.store.is_reading() {
-            true => TOGETHER_WHILE_READING,
-            false => TOGETHER_MAX,
-        }
     }
 
     /// Serves connections that moved at the same time: first what they sent is executed for all, then all is sent.
@@ -238,7 +239,7 @@ impl<S: Store> Thread<S> {
         // What is served below may have begun reads or filled an epoch.
         let served = !ready.is_empty() || !self.again.is_empty() || turn.room;
         let mut moved = std::mem::take(&mut self.moved);
-        for key in ready.drain(..) {
+        for key in ready.drain(..ready.len().min(AT_ONCE_WHILE_READING)) {
             if let Some(slot) = self.slot_of(key)
                 && self.conns[slot].block == Block::Io
             {
@@ -246,11 +247,7 @@ impl<S: Store> Thread<S> {
                 moved.push(slot);
             }
         }
-        for slots in moved.chunks(self.together_max()) {
-            self.serve_together(slots);
-        }
-        moved.clear();
-        self.moved = moved;
+        self.serve_chunks(moved);
         self.ready = ready;
         self.retry(turn.room);
         self.release_held();
