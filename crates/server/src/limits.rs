@@ -51,6 +51,10 @@ pub const SCAN_REPLY_BYTES: usize = 64 << 10;
 pub const ARGS_FREE: usize = 1_024;
 /// Events fetched by one poll.
 pub const EVENTS_MAX: usize = 1_024;
+/// While the device reads, a turn takes at most so many connections that moved, and so many whose reads are done
+/// (docs/adr/0016). Given all reads at once, the device answers all at once, and it, this thread and the clients take
+/// turns instead of working at the same time.
+pub const AT_ONCE_WHILE_READING: usize = 8;
 /// Sockets accepted in a row before other work gets its turn.
 pub const ACCEPT_MAX: usize = 256;
 /// The longest a thread sleeps.

@@ -16,14 +16,15 @@ use crate::budget::Budget;
 use crate::commands::Session;
 use crate::conn::{Block, Conn};
 use crate::limits::{
-    ACCEPT_MAX, EVENTS_MAX, GRANT_WAIT_MAX_MS, OUTPUT_LIMIT_BYTES, ROOM_RETRY_MS, SCRATCH_BYTES,
-    SLEEP_MAX_MS, STANDING_BYTES, START_GRANT_MS, STARVE_CHECK_MS, STOP_DRAIN_MS, STUCK_AFTER_MS,
+    ACCEPT_MAX, AT_ONCE_WHILE_READING, EVENTS_MAX, GRANT_WAIT_MAX_MS, OUTPUT_LIMIT_BYTES,
+    ROOM_RETRY_MS, SCRATCH_BYTES, SLEEP_MAX_MS, STANDING_BYTES, START_GRANT_MS, STARVE_CHECK_MS,
+    STOP_DRAIN_MS, STUCK_AFTER_MS,
 };
 use crate::resp::encode;
 use crate::service::{Status, service};
 use crate::shared::{Client, Counters, Message, Shared, add, lock};
 use crate::store::Store;
-use crate::together::{AT_ONCE_WHILE_READING, TOGETHER_BYTES, TOGETHER_MAX, Together};
+use crate::together::{TOGETHER_BYTES, TOGETHER_MAX, Together};
 
 /// The token of the thread's waker.
 pub const WAKER: Token = Token(usize::MAX - 1);

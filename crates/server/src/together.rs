@@ -15,10 +15,6 @@ use crate::thread::Env;
 
 /// Connections that are served together.
 pub const TOGETHER_MAX: usize = 32;
-/// While the device reads, a turn of the loop takes at most so many connections that moved, and so many whose reads are
-/// done (docs/adr/0016). Given all reads at once, the device answers all at once, and it, this thread and the client take turns
-/// instead of working at the same time.
-pub const AT_ONCE_WHILE_READING: usize = 8;
 /// What is received of each; one that sent more goes on alone.
 const EARLY_BYTES: usize = 4 << 10;
 /// Longest reply buffer that is kept.
