@@ -7,7 +7,7 @@
 //! Promises: measures in the calling thread, one at a time in a process. Never: used by the product.
 
 use crate::backing::{PAGE_BYTES, Page};
-use crate::block::BLOCK_BYTES;
+use crate::block::{BLOCK_BYTES, BLOCK_PAGES};
 use crate::memory::VmError;
 use crate::sys::{Range, SystemError, Uffd, Unmapper};
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous, munmap};
@@ -21,6 +21,8 @@ use std::time::{Duration, Instant};
 pub struct Cycle {
     /// Pages touched.
     pub pages: usize,
+    /// Pages that are there at a time: the oldest go when more are touched.
+    pub resident: usize,
     /// Pages taken away together, at most 1,024.
     pub batch: usize,
     /// How far apart they lie, in pages; with 512 or more each has a page table of its own, which is given back with it.
@@ -29,9 +31,11 @@ pub struct Cycle {
     pub write: bool,
 }
 
-/// Time that a cycle took.
+/// Time that a cycle took, once as many pages were there as may be.
 #[derive(Debug, Clone, Copy)]
 pub struct Times {
+    /// Pages that were touched, and as many taken away.
+    pub pages: usize,
     /// Touching.
     pub fault: Duration,
     /// Protecting and taking away.
@@ -126,6 +130,7 @@ pub fn bare(cycle: &Cycle) -> Result<Times, VmError> {
     let base = bed.base.next_multiple_of(BLOCK_BYTES);
     PROTECTED.store(usize::from(!cycle.write), Ordering::Relaxed);
     let mut times = Times {
+        pages: 0,
         fault: Duration::ZERO,
         evict: Duration::ZERO,
     };
@@ -145,31 +150,52 @@ pub fn bare(cycle: &Cycle) -> Result<Times, VmError> {
             }
         }
         let touched = Instant::now();
-        ranges.clear();
-        ranges.extend(batch.clone().map(|page| match cycle.stride_pages {
-            512.. => Range {
-                start: (base + page * stride) & !(BLOCK_BYTES - 1),
-                len: BLOCK_BYTES,
-            },
-            _ => Range {
-                start: base + page * stride,
-                len: PAGE_BYTES,
-            },
-        }));
-        let call = SystemError::call("a bare eviction");
-        if cycle.write {
-            let len = (batch.len() - 1) * stride + PAGE_BYTES;
-            bed.uffd
-                .protect(base + batch.start * stride, len, true)
-                .map_err(&call)?;
+        // As many go as came.
+        if let Some(oldest) = batch.start.checked_sub(cycle.resident) {
+            let pages = oldest..oldest + batch.len();
+            evict(&bed, cycle, base, pages, &mut ranges)?;
+            times.pages += batch.len();
+            times.fault += touched - began;
+            times.evict += touched.elapsed();
         }
-        // SAFETY: pages of the bed, which nobody needs.
-        unsafe { bed.unmapper.unmap(&ranges) }.map_err(&call)?;
-        times.fault += touched - began;
-        times.evict += touched.elapsed();
         at = batch.end;
     }
     Ok(times)
+}
+
+/// Takes pages away.
+fn evict(
+    bed: &Bed,
+    cycle: &Cycle,
+    base: usize,
+    pages: std::ops::Range<usize>,
+    ranges: &mut Vec<Range>,
+) -> Result<(), VmError> {
+    let stride = cycle.stride_pages * PAGE_BYTES;
+    let call = SystemError::call("a bare eviction");
+    ranges.clear();
+    for page in pages.clone() {
+        let start = base + page * stride;
+        match ranges.last_mut() {
+            _ if cycle.stride_pages >= BLOCK_PAGES => ranges.push(Range {
+                start: start & !(BLOCK_BYTES - 1),
+                len: BLOCK_BYTES,
+            }),
+            Some(last) if last.start + last.len == start => last.len += PAGE_BYTES,
+            _ => ranges.push(Range {
+                start,
+                len: PAGE_BYTES,
+            }),
+        }
+    }
+    if cycle.write {
+        let len = (pages.len() - 1) * stride + PAGE_BYTES;
+        let start = base + pages.start * stride;
+        bed.uffd.protect(start, len, true).map_err(&call)?;
+    }
+    // SAFETY: pages of the bed, which nobody needs.
+    unsafe { bed.unmapper.unmap(ranges) }.map_err(&call)?;
+    Ok(())
 }
 
 #[cfg(test)]
@@ -181,6 +207,7 @@ mod tests {
         for (stride_pages, write) in [(1, false), (1, true), (600, false), (600, true)] {
             let cycle = Cycle {
                 pages: 300,
+                resident: 150,
                 batch: 128,
                 stride_pages,
                 write,

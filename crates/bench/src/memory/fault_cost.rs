@@ -144,11 +144,12 @@ fn measure_bare(setting: &Setting, case: &Case, samples: &mut Samples) -> Result
     let pages = pages(setting);
     let times = bare(&Cycle {
         pages,
+        resident: BUFFER_PAGES,
         batch: BATCH_PAGES,
         stride_pages: case.stride_pages,
         write: case.write,
     })?;
-    let us = |time: std::time::Duration| time.as_secs_f64() * 1e6 / pages as f64;
+    let us = |time: std::time::Duration| time.as_secs_f64() * 1e6 / times.pages as f64;
     samples.round();
     samples.add("fault_us", us(times.fault));
     samples.add("evict_us", us(times.evict));
