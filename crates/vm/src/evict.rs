@@ -1,8 +1,8 @@
 //! Pages taken away again, in batches.
 //!
-//! A hand goes round over all addresses and takes what it meets: who was touched since cannot be known without making every touch
-//! a fault, and without it no order of eviction beats another (for independent accesses FIFO and random replacement hit equally
-//! often). In the order of addresses, though, pages to be protected lie in few ranges, and each range costs a flush of the
+//! A hand goes round over all addresses and takes what it meets, except clean pages that came back soon after they left (`ghost`):
+//! who was touched since it came cannot be known without making every touch a fault, and without it no order of eviction beats
+//! another (for independent accesses FIFO and random replacement hit equally often). In the order of addresses, though, pages to be protected lie in few ranges, and each range costs a flush of the
 //! processors' caches of translations; and whole blocks empty together, so that their page tables go.
 //!
 //! A batch: take (each page is *leaving* now, nobody else changes it), protect the dirty ones, give them to their backing straight
@@ -13,6 +13,7 @@
 
 use crate::backing::{Changed, PAGE_BYTES, Page, StoreError};
 use crate::block::{BLOCK_BYTES, BLOCK_PAGES};
+use crate::ghost::HEAT_MAX;
 use crate::memory::Core;
 use crate::page::{Phase, Then};
 use crate::policy::{self, BATCH_PAGES_MAX};
@@ -27,6 +28,25 @@ const STORE_PAGES_MAX: usize = 64;
 const STORE_AGAIN_MS: u64 = 20;
 /// Rounds of [`Core::shrink_to`] in which nothing could be evicted: a second.
 const IDLE_MAX: u32 = 50;
+/// Rounds of the hand in one batch: at their end the hottest page is cold.
+const ROUNDS_MAX: u64 = (HEAT_MAX as u64 + 2) * policy::ROUNDS_A_HEAT;
+
+/// Where eviction goes on.
+#[derive(Default)]
+pub(crate) struct Hand {
+    page: u64,
+    round: u64,
+}
+
+/// What the hand takes.
+#[derive(Clone, Copy)]
+struct Look {
+    with_dirty: bool,
+    /// Pages with heat lose some.
+    cools: bool,
+    /// Live blocks it came by in this batch.
+    passed: u64,
+}
 
 #[derive(Clone, Copy)]
 struct Victim {
@@ -130,34 +150,36 @@ impl Core {
         }
     }
 
-    /// Makes up to `want` pages leave, from the hand on, at most twice round.
+    /// Makes up to `want` pages leave, from the hand on, at most so often round that the hottest are cold.
     fn take(&self, work: &mut Workspace, want: usize, with_dirty: bool) {
         let mut hand = self.hand.lock();
         let end = self.blocks_end.load(Ordering::Acquire);
-        let (start, mut from) = place(*hand);
-        let mut block = start.min(end);
-        let mut rounds = 0;
-        let mut passed = 0;
+        let (mut block, mut from) = place(hand.page);
+        let mut look = Look {
+            with_dirty,
+            cools: policy::cools(hand.round),
+            passed: 0,
+        };
+        let last_round = hand.round + ROUNDS_MAX;
         while work.victims.len() < want {
             match self.space.next_live(block, end) {
                 Some(live) => {
                     if live != block {
                         from = 0;
                     }
-                    passed += 1;
-                    let next = self.take_block(work, live, from, want, with_dirty, passed);
+                    look.passed += 1;
+                    let next = self.take_block(work, live, from, want, look);
                     (block, from) = next.map_or((live + 1, 0), |next| (live, next));
                 }
+                None if hand.round == last_round => break,
                 None => {
-                    rounds += 1;
+                    hand.round += 1;
+                    look.cools = policy::cools(hand.round);
                     (block, from) = (0, 0);
                 }
             }
-            if rounds > 2 || (rounds == 2 && block > start) {
-                break;
-            }
         }
-        *hand = (block * BLOCK_PAGES + from) as u64;
+        hand.page = (block * BLOCK_PAGES + from) as u64;
     }
 
     /// The same within one block. The page to go on with, if it is not done.
@@ -167,8 +189,7 @@ impl Core {
         block: usize,
         from: usize,
         want: usize,
-        with_dirty: bool,
-        passed: u64,
+        look: Look,
     ) -> Option<usize> {
         let pinned = self.space.pin_live(block)?;
         let record = self.space.record(pinned);
@@ -183,11 +204,14 @@ impl Core {
             let seen = record.pages[at].look();
             let dirty = match seen.phase() {
                 Phase::Clean => false,
-                Phase::Dirty if with_dirty => true,
+                Phase::Dirty if look.with_dirty => true,
                 _ => continue,
             };
-            if seen.young() {
-                record.pages[at].age(seen);
+            // A dirty page that stayed would be protected with its neighbours, and pay more for that than a fault.
+            if !dirty && seen.heat() > 0 {
+                if look.cools {
+                    record.pages[at].cool(seen);
+                }
             } else if record.pages[at].begin_leave(seen) {
                 work.victims.push(Victim {
                     page: (block * BLOCK_PAGES + at) as u64,
@@ -207,7 +231,7 @@ impl Core {
                 victims,
                 staying: 0,
                 released: false,
-                passed,
+                passed: look.passed,
             });
         }
         next
@@ -366,7 +390,7 @@ impl Core {
             };
             let then = match victim.stays {
                 true => Then::Dirty {
-                    young: false,
+                    heat: 0,
                     unsure: victim.unsure,
                 },
                 false => Then::Absent,
@@ -374,6 +398,7 @@ impl Core {
             if !victim.stays {
                 evicted.pages += 1;
                 evicted.dirty += usize::from(victim.dirty);
+                self.ghost.leaves(victim.page);
                 record.forget(at);
             }
             if record.pages[at].end(from, then) {

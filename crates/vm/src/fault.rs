@@ -206,7 +206,7 @@ impl Fault<'_> {
         }
         // On failure too: a page that may be writable must not pass for clean.
         let then = Then::Dirty {
-            young: seen.young(),
+            heat: seen.heat(),
             unsure: false,
         };
         self.end(pinned, Phase::Opening, then);
@@ -246,12 +246,13 @@ impl Fault<'_> {
         match self.put(region, writable) {
             Ok(()) => {
                 record.note(at);
+                let heat = core.ghost.comes(self.page);
                 let then = match writable {
                     true => Then::Dirty {
-                        young: false,
+                        heat,
                         unsure: !write,
                     },
-                    false => Then::Clean { young: false },
+                    false => Then::Clean { heat },
                 };
                 self.end(pinned, Phase::Filling, then);
                 // The pin stays: the page is a user of its block now.

@@ -8,6 +8,7 @@ mod backing;
 mod block;
 mod evict;
 mod fault;
+mod ghost;
 mod handler;
 mod inside;
 pub mod measure;

@@ -4,7 +4,8 @@
 //! starts a thread where faults are taken in the faulting thread.
 
 use crate::backing::{Backing, StoreError};
-use crate::evict::Workspace;
+use crate::evict::{Hand, Workspace};
+use crate::ghost::Ghost;
 use crate::handler::Handlers;
 use crate::inside::Inside;
 use crate::region::Region;
@@ -109,9 +110,10 @@ pub(crate) struct Core {
     /// Of these, those that may be newer than their backing.
     pub dirty: AtomicUsize,
     pub scratch: Scratch,
+    pub ghost: Ghost,
     pub workspaces: [Lock<Workspace>; EVICTORS_MAX],
-    /// The page that eviction goes on at.
-    pub hand: Lock<u64>,
+    /// Where eviction goes on.
+    pub hand: Lock<Hand>,
     /// Where threads wait for pages to be evicted.
     pub freed: Rooms,
     pub waiting: AtomicUsize,
@@ -156,8 +158,9 @@ impl Memory {
             resident: AtomicUsize::new(0),
             dirty: AtomicUsize::new(0),
             scratch: Scratch::new(),
+            ghost: Ghost::new(options.pages_max),
             workspaces: std::array::from_fn(|_| Lock::new(Workspace::new())),
-            hand: Lock::new(0),
+            hand: Lock::default(),
             freed: Rooms::new(),
             waiting: AtomicUsize::new(0),
             failed: Lock::new(None),

@@ -21,7 +21,7 @@
 //! evictor that protects a range may hit pages it does not own: protection is all it adds, and a write to such a page just faults
 //! once more.
 //!
-//! Besides the state: *young*: the evictor's next visit takes this away instead of the page; *unsure*, with dirty: it was made
+//! Besides the state: *heat*: so many visits of an evictor take one of it away instead of the page, while it is clean; *unsure*, with dirty: it was made
 //! writable without being written to, so it may be as it was fetched; *awaited*, in busy states, tells the owner to wake others.
 //!
 //! Promises: no transition that the table does not have (each is asserted). Never: waits, or touches the page.
@@ -29,9 +29,10 @@
 use crate::sync::atomic::{AtomicU8, Ordering};
 
 const PHASE: u8 = 0x07;
-const YOUNG: u8 = 0x08;
-const AWAITED: u8 = 0x10;
-const UNSURE: u8 = 0x20;
+const HEAT: u8 = 0x18;
+const HEAT_ONE: u8 = 0x08;
+const AWAITED: u8 = 0x20;
+const UNSURE: u8 = 0x40;
 
 /// The states of the table.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -74,8 +75,8 @@ impl Seen {
         Phase::ALL[usize::from(self.0 & PHASE)]
     }
 
-    pub fn young(self) -> bool {
-        self.0 & YOUNG != 0
+    pub fn heat(self) -> u8 {
+        (self.0 & HEAT) / HEAT_ONE
     }
 
     pub fn unsure(self) -> bool {
@@ -87,18 +88,18 @@ impl Seen {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Then {
     Absent,
-    Clean { young: bool },
-    Dirty { young: bool, unsure: bool },
+    Clean { heat: u8 },
+    Dirty { heat: u8, unsure: bool },
 }
 
 impl Then {
     fn word(self) -> u8 {
-        let flag = |set: bool, flag: u8| if set { flag } else { 0 };
+        let heated = |heat: u8| (heat * HEAT_ONE) & HEAT;
         match self {
             Then::Absent => Phase::Absent as u8,
-            Then::Clean { young } => Phase::Clean as u8 | flag(young, YOUNG),
-            Then::Dirty { young, unsure } => {
-                Phase::Dirty as u8 | flag(young, YOUNG) | flag(unsure, UNSURE)
+            Then::Clean { heat } => Phase::Clean as u8 | heated(heat),
+            Then::Dirty { heat, unsure } => {
+                Phase::Dirty as u8 | heated(heat) | if unsure { UNSURE } else { 0 }
             }
         }
     }
@@ -169,10 +170,10 @@ impl PageState {
         before.0 & AWAITED != 0
     }
 
-    /// Takes *young* away; does nothing if the page changed since it was seen.
-    pub fn age(&self, seen: Seen) {
-        assert!(!seen.phase().busy());
-        self.go(seen, seen.0 & !YOUNG);
+    /// Takes one of its heat away; does nothing if the page changed since it was seen.
+    pub fn cool(&self, seen: Seen) {
+        assert!(!seen.phase().busy() && seen.heat() > 0);
+        self.go(seen, seen.0 - HEAT_ONE);
     }
 
     /// Asks the owner of a busy page to wake the caller. False: it changed since it was seen, look again.

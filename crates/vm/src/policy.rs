@@ -40,6 +40,14 @@ pub(crate) fn walk_on(tables: u64) -> bool {
     tables <= WALKED_TABLES_MAX
 }
 
+/// Rounds of the hand after which clean pages cool by one: what is hot is touched every few rounds only.
+pub(crate) const ROUNDS_A_HEAT: u64 = 4;
+
+/// Whether pages with heat lose some in this round of the hand.
+pub(crate) fn cools(round: u64) -> bool {
+    round.is_multiple_of(ROUNDS_A_HEAT)
+}
+
 /// Fills by reading that are looked at together.
 pub(crate) const SAMPLE_FILLS: u32 = 256;
 /// While pages are made writable at once, every so manyth is not, to see what comes of it.
@@ -65,6 +73,12 @@ mod tests {
         }
         assert_eq!(batch_pages(64), 8);
         assert_eq!(dirty_pages_max(64), 56);
+    }
+
+    #[test]
+    fn a_hand_that_goes_round_cools() {
+        let cooled = (0..ROUNDS_A_HEAT * 3).filter(|round| cools(*round)).count();
+        assert_eq!(cooled, 3);
     }
 
     #[test]

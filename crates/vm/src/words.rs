@@ -13,13 +13,14 @@ mod of_page {
         let seen = page.look();
         assert!(page.await_change(seen));
         assert!(page.await_change(page.look()), "a second one waits too");
-        let clean = Then::Clean { young: true };
+        let clean = Then::Clean { heat: 1 };
         assert!(page.end(Phase::Filling, clean), "they are woken");
-        page.age(page.look());
-        assert!(!page.look().young());
+        assert_eq!(page.look().heat(), 1);
+        page.cool(page.look());
+        assert_eq!(page.look().heat(), 0);
         assert!(page.begin_open(page.look()));
         let dirty = Then::Dirty {
-            young: false,
+            heat: 0,
             unsure: false,
         };
         assert!(!page.end(Phase::Opening, dirty));
@@ -36,9 +37,9 @@ mod of_page {
     fn only_the_table_is_allowed() {
         let page = PageState::new();
         assert!(page.begin_fill(page.look()));
-        let _ = page.end(Phase::Filling, Then::Clean { young: false });
+        let _ = page.end(Phase::Filling, Then::Clean { heat: 0 });
         assert!(page.begin_leave(page.look()));
-        let _ = page.end(Phase::LeavingClean, Then::Clean { young: false });
+        let _ = page.end(Phase::LeavingClean, Then::Clean { heat: 0 });
     }
 }
 

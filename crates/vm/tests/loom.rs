@@ -53,9 +53,9 @@ struct Machine {
     woken: Condvar,
 }
 
-const CLEAN: Then = Then::Clean { young: false };
+const CLEAN: Then = Then::Clean { heat: 0 };
 const DIRTY: Then = Then::Dirty {
-    young: false,
+    heat: 0,
     unsure: false,
 };
 

@@ -113,17 +113,21 @@ struct Busy(Arc<AtomicBool>, Option<std::thread::JoinHandle<()>>);
 
 impl Busy {
     fn start() -> Result<Busy> {
-        machine::pin_this_thread(machine::SERVER_CPU)?;
         let stop = Arc::new(AtomicBool::new(false));
         let seen = stop.clone();
+        let (tell, pinned) = std::sync::mpsc::channel();
         let thread = std::thread::Builder::new().spawn(move || {
-            // Where there is no other CPU it is none of its own either.
-            let _ = machine::pin_this_thread(machine::LOAD_CPU);
+            // Told in any case; with a hung-up receiver nobody waits for it.
+            let _ = tell.send(machine::pin_this_thread(machine::LOAD_CPU));
             while !seen.load(Ordering::Relaxed) {
                 std::hint::spin_loop();
             }
         })?;
-        Ok(Busy(stop, Some(thread)))
+        let busy = Busy(stop, Some(thread));
+        // First the other: a thread that is pinned starts others where it is.
+        pinned.recv()??;
+        machine::pin_this_thread(machine::SERVER_CPU)?;
+        Ok(busy)
     }
 }
 
