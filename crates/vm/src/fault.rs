@@ -165,7 +165,7 @@ impl Fault<'_> {
                 }
                 self.open(pinned, region, seen)
             }
-            Phase::Clean | Phase::Opening | Phase::Dirty => {
+            Phase::Clean | Phase::Dirty => {
                 core.unpin(pinned, 1);
                 Step::Done { woken: false }
             }

@@ -10,6 +10,8 @@ use std::sync::atomic::{AtomicU32, Ordering};
 /// Entries for each page of the buffer, about how many that left are remembered: with independent accesses by Zipf's law the last
 /// page worth keeping comes back after ten times as many others as the buffer holds.
 const ENTRIES_PER_PAGE: usize = 16;
+/// Their bytes.
+pub(crate) const BYTES_PER_PAGE: usize = ENTRIES_PER_PAGE * size_of::<AtomicU32>();
 /// The highest heat.
 pub(crate) const HEAT_MAX: u8 = 3;
 const HEAT: u32 = 3;
@@ -22,9 +24,10 @@ pub(crate) struct Ghost {
 impl Ghost {
     /// For a buffer of `pages_max` pages.
     pub fn new(pages_max: usize) -> Ghost {
-        let len = (pages_max.saturating_mul(ENTRIES_PER_PAGE))
-            .clamp(64, 1 << 24)
-            .next_power_of_two();
+        let len = pages_max
+            .saturating_mul(ENTRIES_PER_PAGE)
+            .clamp(64, 1 << 24);
+        let len = 1usize << len.ilog2();
         Ghost {
             entries: (0..len).map(|_| AtomicU32::new(0)).collect(),
         }

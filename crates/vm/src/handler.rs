@@ -47,13 +47,6 @@ impl Handlers {
 
 impl Drop for Handlers {
     fn drop(&mut self) {
-        if signal::check_not_forked().is_err() {
-            // They stayed with the parent.
-            std::mem::take(&mut self.threads)
-                .into_iter()
-                .for_each(std::mem::forget);
-            return;
-        }
         let _ = rustix::io::write(&*self.stop, &1u64.to_ne_bytes());
         for thread in self.threads.drain(..) {
             // It says nothing when it ends, and aborts the program rather than panic.

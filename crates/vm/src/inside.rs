@@ -3,7 +3,7 @@
 //! Promises: while a thread is inside, its signal handlers wait, and a fault of its own in a region ends the program with a
 //! message: the runtime does not touch what it serves. Never: waits.
 
-use crate::memory::VmError;
+use crate::memory::{Core, VmError};
 use crate::signal;
 use std::cell::Cell;
 use std::mem::MaybeUninit;
@@ -17,12 +17,18 @@ pub(crate) fn depth() -> u32 {
     DEPTH.get()
 }
 
-/// Runs `work` as part of the runtime, in a thread whose signals are blocked already.
+/// Runs `work` as part of the runtime, without waiting signals: where they are blocked already, or for a moment.
 pub(crate) fn run<R>(work: impl FnOnce() -> R) -> R {
+    /// Counts down on a panic as well.
+    struct Leave;
+    impl Drop for Leave {
+        fn drop(&mut self) {
+            DEPTH.set(DEPTH.get() - 1);
+        }
+    }
     DEPTH.set(DEPTH.get() + 1);
-    let result = work();
-    DEPTH.set(DEPTH.get() - 1);
-    result
+    let _leave = Leave;
+    work()
 }
 
 /// Held by a thread that is inside because it called.
@@ -34,8 +40,8 @@ pub(crate) struct Inside {
 
 impl Inside {
     /// Error: this process is a fork of the one that the memory belongs to.
-    pub fn enter() -> Result<Inside, VmError> {
-        signal::check_not_forked()?;
+    pub fn enter(core: &Core) -> Result<Inside, VmError> {
+        signal::check_not_forked(core)?;
         let mut before = MaybeUninit::uninit();
         // SAFETY: sets of the right type; blocking signals of our own thread has no other effect.
         let before = unsafe {

@@ -104,6 +104,8 @@ pub(crate) struct Core {
     pub uffd: Uffd,
     pub unmapper: Unmapper,
     pub way: Way,
+    /// The process it belongs to.
+    pub generation: u32,
     pub pages_max: AtomicUsize,
     /// Pages that are not absent, or about to be.
     pub resident: AtomicUsize,
@@ -143,7 +145,6 @@ impl Memory {
     /// Reserves addresses and takes over the faults in them. Errors say what to set on a machine that does not allow it.
     pub fn new(options: Options) -> Result<Memory, VmError> {
         check(&options)?;
-        signal::check_not_forked()?;
         let space = Space::new(options.reserve_bytes)?;
         let uffd = Uffd::new(options.way == Way::InThread)?;
         let (start, len) = space.addresses();
@@ -154,6 +155,7 @@ impl Memory {
             uffd,
             unmapper: Unmapper::new()?,
             way: options.way,
+            generation: signal::generation(),
             pages_max: AtomicUsize::new(options.pages_max),
             resident: AtomicUsize::new(0),
             dirty: AtomicUsize::new(0),
@@ -194,7 +196,7 @@ impl Memory {
     /// Errors: out of bounds; changed pages could not be written back (then the bound holds for all other pages).
     pub fn set_pages_max(&self, pages_max: usize) -> Result<(), VmError> {
         check_pages(pages_max)?;
-        let inside = Inside::enter()?;
+        let inside = Inside::enter(&self.core)?;
         self.core.pages_max.store(pages_max, Ordering::Relaxed);
         let shrunk = self.core.shrink_to(pages_max);
         drop(inside);
@@ -208,7 +210,7 @@ impl Memory {
 
     /// Evicts every page that can be, of all regions; changed ones are written back first.
     pub fn evict_all(&self) -> Result<(), VmError> {
-        let inside = Inside::enter()?;
+        let inside = Inside::enter(&self.core)?;
         let evicted = self.core.shrink_to(0);
         drop(inside);
         Ok(evicted?)
@@ -245,6 +247,12 @@ fn check_pages(pages_max: usize) -> Result<(), VmError> {
 
 impl Drop for Life {
     fn drop(&mut self) {
+        if signal::check_not_forked(&self.core).is_err() {
+            // Threads and addresses stayed with the parent: nothing of it is given back here.
+            std::mem::forget(self.handlers.take());
+            std::mem::forget(self.core.clone());
+            return;
+        }
         drop(self.handlers.take());
         registry::remove(&self.core);
     }

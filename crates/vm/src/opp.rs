@@ -164,14 +164,18 @@ impl Shown {
                 Ok((objects, region))
             });
         match made {
-            Ok((objects, region)) => Ok(Shown {
-                heap: heap.clone(),
-                table,
-                bytes,
-                objects,
-                region: Some(region),
-                promised: AtomicU64::new(0),
-            }),
+            Ok((objects, region)) => {
+                let addresses = policy::addresses_bytes(objects_max);
+                heap.0.store.count_pages(0, addresses);
+                Ok(Shown {
+                    heap: heap.clone(),
+                    table,
+                    bytes,
+                    objects,
+                    region: Some(region),
+                    promised: AtomicU64::new(0),
+                })
+            }
             Err(e) => {
                 heap.give_table(table);
                 Err(e)
@@ -237,6 +241,8 @@ impl Heap {
 
 impl Drop for Shown {
     fn drop(&mut self) {
+        let addresses = policy::addresses_bytes(self.objects_max());
+        self.heap.0.store.count_pages(addresses, 0);
         // First what shows it, so that nothing is written to the table after it is gone.
         self.region = None;
         self.unpromise(self.promised.load(Ordering::Relaxed));

@@ -11,10 +11,22 @@ pub(crate) fn batch_pages(pages_max: usize) -> usize {
     (pages_max / 8).clamp(1, BATCH_PAGES_MAX)
 }
 
-/// DRAM that a page buffer of `pages_max` can come to, if all its pages are scattered: each has a page table and a record of its
-/// own.
+/// DRAM of one page of a buffer: it, and, if it is scattered, a page table and a record of its own; and what is remembered of
+/// pages that left.
+const PAGE_TOTAL_BYTES: usize =
+    2 * crate::PAGE_BYTES + crate::space::RECORD_BYTES + crate::ghost::BYTES_PER_PAGE;
+
+/// DRAM that a page buffer of `pages_max` can come to.
 pub(crate) fn buffer_bytes(pages_max: usize) -> u64 {
-    (pages_max * (2 * crate::PAGE_BYTES + crate::space::RECORD_BYTES)) as u64
+    (pages_max * PAGE_TOTAL_BYTES + crate::scratch::SCRATCH_BYTES) as u64
+}
+
+/// DRAM that the addresses of a region of `pages` pages come to once all were touched: the word of each block, and the two upper levels
+/// of page tables.
+pub(crate) fn addresses_bytes(pages: u64) -> u64 {
+    let blocks = pages.div_ceil(crate::block::BLOCK_PAGES as u64);
+    let uppers = blocks.div_ceil(512);
+    blocks * 8 + (uppers + uppers.div_ceil(512)) * crate::PAGE_BYTES as u64
 }
 
 /// Pages of a buffer that has its share of a cap: one part in this many.
@@ -22,7 +34,7 @@ const BUFFER_SHARE: u64 = 16;
 
 /// How many pages are materialised at a time under a cap.
 pub(crate) fn pages_of_cap(cap_bytes: u64) -> usize {
-    let pages = cap_bytes / BUFFER_SHARE / buffer_bytes(1);
+    let pages = cap_bytes / BUFFER_SHARE / PAGE_TOTAL_BYTES as u64;
     (pages as usize).max(crate::memory::PAGES_MIN)
 }
 
@@ -32,8 +44,9 @@ pub(crate) fn dirty_pages_max(pages_max: usize) -> usize {
 }
 
 /// Page tables that are walked rather than left out by ending one range and beginning another: a walk costs 1 µs, another range 18
-/// µs. But what is walked over is protected too, if it is dirty, and pays 22 µs if it is written to once more.
-const WALKED_TABLES_MAX: u64 = 6;
+/// µs. What is walked over is protected too, and pays 22 µs if it is dirty and written to once more; but the hand takes all dirty
+/// pages that it meets, so there are few such.
+const WALKED_TABLES_MAX: u64 = 16;
 
 /// Whether a range to be protected goes on over `tables` page tables in which nothing is to be protected.
 pub(crate) fn walk_on(tables: u64) -> bool {

@@ -92,8 +92,8 @@ impl Region {
                 allowed: format!("1 to {REGION_PAGES_MAX}"),
             });
         }
-        signal::check_not_forked()?;
         let core = &memory.core;
+        signal::check_not_forked(core)?;
         let slots = slots_of(pages);
         let first_slot = take_slots(core, slots).ok_or_else(|| VmError::NoAddresses {
             asked_bytes: pages * PAGE_BYTES as u64,
@@ -157,8 +157,8 @@ impl Region {
     /// Errors: pages that the region does not have; a fork.
     pub fn discard(&self, pages: ops::Range<u64>) -> Result<(), VmError> {
         self.check(&pages)?;
-        let inside = Inside::enter()?;
         let core = &self.memory.core;
+        let inside = Inside::enter(core)?;
         let first = self.inner().first_page;
         let (mut at, end) = (first + pages.start, first + pages.end);
         while at < end {
@@ -314,7 +314,7 @@ impl Core {
 
 impl Drop for Region {
     fn drop(&mut self) {
-        let Ok(inside) = Inside::enter() else {
+        let Ok(inside) = Inside::enter(&self.memory.core) else {
             // A fork: all this is the parent's.
             return;
         };

@@ -3,6 +3,7 @@
 //! Promises: a memory that was found stays until the finder is done. Never: allocates or takes a lock.
 
 use crate::memory::{Core, VmError};
+use crate::signal;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
 
@@ -59,7 +60,9 @@ pub(crate) fn find<R>(address: usize, with: impl FnOnce(&Core) -> R) -> Option<R
         // SAFETY: `remove` clears the pointer and then waits for users, and this thread became one before it read the pointer; the
         // memory's owner calls `remove` before it lets go.
         let core = unsafe { core.as_ref() };
-        if let Some(core) = core.filter(|core| core.space.page_at(address).is_some()) {
+        let ours = |core: &&Core| core.generation == signal::generation();
+        if let Some(core) = core.filter(|core| ours(core) && core.space.page_at(address).is_some())
+        {
             let result = with(core);
             entry.users.fetch_sub(1, Ordering::SeqCst);
             return Some(result);

@@ -11,6 +11,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Pages that can be filled at the same time: a bit each.
 const SCRATCH_PAGES: usize = 64;
+/// Their bytes.
+pub(crate) const SCRATCH_BYTES: usize = SCRATCH_PAGES * crate::PAGE_BYTES;
 
 /// The pages.
 pub(crate) struct Scratch {

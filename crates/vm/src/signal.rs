@@ -15,14 +15,15 @@ use crate::sys::SystemError;
 use std::fmt::{self, Write};
 use std::mem::MaybeUninit;
 use std::sync::Once;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicU32, Ordering};
 
 /// The longest message, in bytes; what is longer is cut.
 const MESSAGE_BYTES_MAX: usize = 512;
 /// Times one thread may find a page there and fault on it again at once, before that is called an error.
 const IN_VAIN_MAX: u32 = 1_000_000;
 
-static FORKED: AtomicBool = AtomicBool::new(false);
+/// How many forks lie between this process and the one that installed the handler.
+static FORKS: AtomicU32 = AtomicU32::new(0);
 static INSTALL: Once = Once::new();
 static mut PREVIOUS: MaybeUninit<libc::sigaction> = MaybeUninit::uninit();
 
@@ -51,16 +52,21 @@ pub(crate) fn deferred() -> libc::sigset_t {
     }
 }
 
-/// Refuses in a fork.
-pub(crate) fn check_not_forked() -> Result<(), VmError> {
-    match FORKED.load(Ordering::Relaxed) {
-        true => Err(VmError::Forked),
-        false => Ok(()),
+/// Which process this is: a number that a fork has not in common with its parent.
+pub(crate) fn generation() -> u32 {
+    FORKS.load(Ordering::Relaxed)
+}
+
+/// Refuses in a fork of the process that the memory belongs to.
+pub(crate) fn check_not_forked(core: &Core) -> Result<(), VmError> {
+    match core.generation == generation() {
+        true => Ok(()),
+        false => Err(VmError::Forked),
     }
 }
 
 extern "C" fn after_fork_in_child() {
-    FORKED.store(true, Ordering::Relaxed);
+    FORKS.fetch_add(1, Ordering::Relaxed);
 }
 
 /// Installs the handler, once in a process; it stays.

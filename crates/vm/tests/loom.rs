@@ -191,7 +191,7 @@ impl Machine {
                 }
                 self.unpin(1);
             }
-            Phase::Clean | Phase::Opening | Phase::Dirty => self.unpin(1),
+            Phase::Clean | Phase::Dirty => self.unpin(1),
             _ => {
                 let asked = state.await_change(seen);
                 self.unpin(1);

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 use terrace_vm::opp::{Heap, HeapError};
-use terrace_vm::store::{Pages, Store, StoreOptions};
+use terrace_vm::store::{Pages, Shape, Store, StoreOptions};
 use terrace_vm::{PAGE_BYTES, Way};
 
 const CAP_BYTES: u64 = 32 << 20;
@@ -300,6 +300,35 @@ fn misuse_is_an_error() {
         refused.contains("21 objects") && refused.contains("20"),
         "{refused}"
     );
+}
+
+/// What would otherwise wait for itself ends with a message.
+#[test]
+fn a_buffer_for_the_store_must_not_lie_in_a_region() {
+    let exe = std::env::current_exe().unwrap();
+    let output = std::process::Command::new(exe)
+        .args([
+            "--exact",
+            "child_stores_from_a_region",
+            "--ignored",
+            "--nocapture",
+        ])
+        .output()
+        .unwrap();
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(!output.status.success());
+    assert!(said.contains("must not lie in a region"), "{said}");
+}
+
+#[test]
+#[ignore = "run by a_buffer_for_the_store_must_not_lie_in_a_region"]
+fn child_stores_from_a_region() {
+    let (_dir, heap) = heap(Way::InThread, 64 << 20);
+    let array = heap.array(10, 64, 10).unwrap();
+    heap.store().make_table(9, Shape::Any).unwrap();
+    // SAFETY: the array has it, and nobody writes to it; it is not there yet.
+    let object = unsafe { std::slice::from_raw_parts(array.address(3), 64) };
+    let _ = heap.store().put(9, 1, object);
 }
 
 #[test]

@@ -288,6 +288,13 @@ fn threads_come_and_go() {
     }
 }
 
+fn wait(child: i32) -> i32 {
+    let mut status = 0;
+    // SAFETY: our own child.
+    unsafe { libc::waitpid(child, &mut status, 0) };
+    status
+}
+
 #[test]
 fn a_fork_fails_loudly_and_leaves_its_parent_alone() {
     let memory = memory(Way::InThread, 64);

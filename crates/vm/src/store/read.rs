@@ -7,6 +7,7 @@ use super::error::ObjectError;
 use super::open::Store;
 use super::table::{Shape, State};
 use super::tables::Tables;
+use crate::inside;
 use terrace_log::entry::Entry;
 use terrace_log::{Directory, Kind, Loc, ObjectId, Slot};
 use terrace_pool::Lane;
@@ -136,12 +137,14 @@ impl Store {
         // `f` is used once: by the look, or after the read.
         let mut f = Some(f);
         let mut show = |value: Value<'_>, at| (f.take().expect("shown once"))(value, at);
-        let plan = {
+        // A fault of `f`'s own in a region would want the lane that is locked: it ends the program with a message instead.
+        let looked = inside::run(|| {
             let mut lane = self.pool.lane(lane_id);
-            match look(&mut lane, oid, |value| show(value, None)) {
-                Look::Seen(seen) => return Ok(seen),
-                Look::Read(plan) => plan,
-            }
+            look(&mut lane, oid, |value| show(value, None))
+        });
+        let plan = match looked {
+            Look::Seen(seen) => return Ok(seen),
+            Look::Read(plan) => plan,
         };
         let mut buf = self.take_buf(plan.len);
         let read = self

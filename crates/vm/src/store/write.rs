@@ -9,6 +9,7 @@ use super::open::{OBJECT_MAX_BYTES, Store, forget};
 use super::read::{Value, copy_out, near};
 use super::table::{Shape, State};
 use super::tables::Tables;
+use crate::inside;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 use terrace_log::entry::entry_bytes;
@@ -94,7 +95,8 @@ impl Store {
             if self.pool.failure().is_some() {
                 return Err(ObjectError::ReadOnly);
             }
-            let done = {
+            // As in `read_at`: what is stored must not lie in a region.
+            let done = inside::run(|| {
                 let mut lane = self.pool.lane(lane_id);
                 let done = f(&mut lane);
                 let pressed = lane.phase() == Phase::Idle && lane.wants_epoch(&lane.pressure());
@@ -103,7 +105,7 @@ impl Store {
                     self.driver.ring();
                 }
                 done
-            };
+            });
             match done {
                 Ok(r) => return Ok(r),
                 Err(Refusal::Final(e)) => return Err(e),
