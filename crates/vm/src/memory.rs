@@ -129,6 +129,10 @@ pub(crate) struct Core {
 }
 
 /// Memory larger than DRAM. Dropped after its regions (each holds it).
+///
+/// A fork leaves its regions with the parent: a child that touches one gets SIGSEGV, calls about it answer [`VmError::Forked`], and
+/// what the child drops changes nothing; it can make a memory of its own. A thread that takes its faults itself needs up to 64 KiB of
+/// stack for that, and its stack must not lie in a region.
 #[derive(Clone)]
 pub struct Memory {
     pub(crate) core: Arc<Core>,

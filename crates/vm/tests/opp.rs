@@ -302,6 +302,27 @@ fn misuse_is_an_error() {
     );
 }
 
+/// Faults, evictions, and waits for room on the SSD, all in a thread with a stack of 64 KiB (and what the thread itself needs).
+#[test]
+fn a_fault_needs_little_stack() {
+    let (_dir, heap) = heap(Way::InThread, 200 << 20);
+    let array = heap.array(160_000, 256, 160_000).unwrap();
+    std::thread::scope(|scope| {
+        let thread = std::thread::Builder::new().stack_size(80 << 10);
+        let work = || {
+            for round in 0..2 {
+                for index in 0..array.len() {
+                    let word = array.word(index, 3);
+                    let expected = if round == 0 { 0 } else { index + round };
+                    assert_eq!(word.load(Ordering::Relaxed), expected);
+                    word.store(index + round + 1, Ordering::Relaxed);
+                }
+            }
+        };
+        thread.spawn_scoped(scope, work).unwrap();
+    });
+}
+
 /// What would otherwise wait for itself ends with a message.
 #[test]
 fn a_buffer_for_the_store_must_not_lie_in_a_region() {
