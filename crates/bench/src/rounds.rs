@@ -62,6 +62,7 @@ pub fn spec(setting: &Setting, part: &str, peer: Peer, dram_bytes: u64, ssd_byte
         ssd_bytes,
         durability: Durability::Async,
         cpu: Some(SERVER_CPU),
+        threads: 1,
     }
 }
 

@@ -112,6 +112,8 @@ pub struct Spec {
     pub durability: Durability,
     /// The CPU it stays on; None lets it use all.
     pub cpu: Option<usize>,
+    /// Threads that serve, ours and memcached's; Redis has one.
+    pub threads: usize,
 }
 
 impl Spec {
@@ -144,7 +146,7 @@ impl Spec {
             "--durability",
             durability,
             "--threads",
-            "1",
+            &self.threads.to_string(),
         ])
     }
 
@@ -185,7 +187,7 @@ impl Spec {
             "-U",
             "0",
             "-t",
-            "1",
+            &self.threads.to_string(),
             "-m",
             &(self.dram_bytes >> 20).to_string(),
         ])
@@ -421,6 +423,7 @@ mod tests {
             ssd_bytes: 4 << 30,
             durability: Durability::Async,
             cpu: Some(0),
+            threads: 1,
         };
         let argv = spec.argv(7000).join(" ");
         let contract = "t serve --pool /p --dram 256M --ssd 4096M --resp 127.0.0.1:7000 --durability async --threads 1";

@@ -1,6 +1,6 @@
 //! `bench serve`: is the server faster than what people use, close to the device, and without a cliff?
 //!
-//! The parts are the rows `a` to `i` of docs/benchmarks.md, with their bars. Never drives two servers at a time, and never judges
+//! The parts are the rows `a` to `i` of docs/benchmarks.md, with their bars, and `threads`, which has none. Never drives two servers at a time, and never judges
 //! a ratio whose two sides were not measured in turns in the same run.
 
 pub mod dram;
@@ -9,6 +9,7 @@ mod index;
 mod reads;
 mod sync;
 mod tail;
+mod threads;
 pub mod tiered;
 mod writes;
 
@@ -17,7 +18,7 @@ use crate::report::Report;
 use anyhow::Result;
 
 /// The parts.
-pub const PARTS: &[&str] = &["a", "b", "c", "d", "e", "f", "g", "h", "i"];
+pub const PARTS: &[&str] = &["a", "b", "c", "d", "e", "f", "g", "h", "i", "threads"];
 
 type Run = fn(&Setting, &mut Report) -> Result<()>;
 
@@ -30,6 +31,7 @@ const RUNS: &[(&[&str], Run)] = &[
     (&["g"], growth::run),
     (&["h"], tail::run),
     (&["i"], index::run),
+    (&["threads"], threads::run),
 ];
 
 /// Runs the parts that were asked for.
