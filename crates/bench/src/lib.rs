@@ -68,6 +68,11 @@ impl Default for Options {
     }
 }
 
+/// Runs the process that a load of `bench memory` is in; the bench itself starts it.
+pub fn memory_child(args: &[String]) -> Result<()> {
+    memory::child::run(args)
+}
+
 struct Bench {
     name: &'static str,
     about: &'static str,

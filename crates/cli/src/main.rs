@@ -60,6 +60,12 @@ enum Command {
     /// Measure beside peers (`terrace bench list` names the benches)
     #[command(after_help = "Example:\n  terrace bench first --out out/bench/first")]
     Bench(BenchArgs),
+    /// A process under load of `bench memory`, which starts it
+    #[command(hide = true, name = "bench-memory-child")]
+    MemoryChild {
+        /// Kind of memory, directory, limit in bytes, objects
+        args: Vec<String>,
+    },
 }
 
 #[derive(Args)]
@@ -119,6 +125,9 @@ fn main() -> ExitCode {
         Command::Pool(command) => pool::run(command),
         Command::Doctor(args) => run_doctor(&args),
         Command::Bench(args) => run_bench(args),
+        Command::MemoryChild { args } => terrace_bench::memory_child(&args)
+            .map(|()| 0)
+            .map_err(Failure::from),
     };
     match ended {
         Ok(code) => ExitCode::from(code),

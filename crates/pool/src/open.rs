@@ -396,6 +396,10 @@ impl<D: Snapshot + Send> Pool<D> {
         catch_up(self, &mut guard, self.commit.open());
         guard
     }
+    /// Everything up to this epoch is durable.
+    pub fn durable_epoch(&self) -> u64 {
+        self.commit.durable()
+    }
     /// Its device, for reads in the calling thread.
     pub fn device(&self) -> &Arc<dyn Device> {
         &self.device

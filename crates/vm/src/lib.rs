@@ -11,6 +11,7 @@ mod fault;
 mod ghost;
 mod handler;
 mod inside;
+pub mod mapped;
 pub mod measure;
 mod memory;
 pub mod opp;

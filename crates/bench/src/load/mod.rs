@@ -7,7 +7,7 @@
 //! It never starts servers, never prints, and keeps no state between runs.
 
 mod conn;
-mod keys;
+pub(crate) mod keys;
 mod memcached;
 mod reply;
 mod words;

@@ -1,9 +1,13 @@
 //! `bench memory`: memory larger than DRAM, beside what users have today.
 //!
-//! Parts have the letters of the table they were asked for with: `a`, what a fault costs. Promises: each part measures its yardstick
+//! Parts have the letters of the table they were asked for with: `a`, what a fault costs; `b`, small objects in several times
+//! the memory beside swap and a mapped file, with the bars of `c`, `d` and `h`. Promises: each part measures its yardstick
 //! in the same run. Never: a figure from elsewhere.
 
+mod beside;
+pub mod child;
 mod fault_cost;
+mod kind;
 
 use crate::report::Report;
 use crate::{Setting, stop};
@@ -12,10 +16,10 @@ use anyhow::Result;
 /// A part: its letter, and what runs it.
 type Row = (&'static str, fn(&Setting, &mut Report) -> Result<()>);
 
-const ROWS: &[Row] = &[("a", fault_cost::run)];
+const ROWS: &[Row] = &[("a", fault_cost::run), ("b", beside::run)];
 
 /// What may be asked for with `--only`.
-pub const PARTS: &[&str] = &["a"];
+pub const PARTS: &[&str] = &["a", "b"];
 
 /// Runs the parts that are wanted.
 pub fn run(setting: &Setting, report: &mut Report) -> Result<()> {

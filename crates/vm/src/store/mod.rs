@@ -7,10 +7,14 @@
 //! is bounded and ends in an error that says what is full. Never: hands a request to another thread.
 
 mod ahead;
+#[cfg(test)]
+mod crash;
 mod driver;
 mod error;
 mod many;
+mod named;
 mod open;
+mod pack;
 mod pages;
 mod read;
 mod table;
@@ -20,6 +24,7 @@ mod tests;
 mod write;
 
 pub use error::ObjectError;
+pub use named::{NAMED_MAX, NAMED_PAGES_MAX, Named};
 pub use open::{Store, StoreOptions};
 pub use pages::{Objects, Pages};
 pub use read::Value;

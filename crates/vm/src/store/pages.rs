@@ -14,6 +14,7 @@
 
 use super::error::ObjectError;
 use super::open::Store;
+use super::pack::{ROOM_BYTES, one_byte, pack, unpack};
 use super::read::Value;
 use super::table::Shape;
 use crate::{Backing, Changed, FetchError, Fetched, PAGE_BYTES, Page, StoreError};
@@ -21,10 +22,6 @@ use std::ops::Range;
 use std::sync::Arc;
 use terrace_media::Buf;
 
-/// A packed page is at most so long; a longer one is kept as it is.
-const PACKED_MAX_BYTES: usize = PAGE_BYTES / 4 * 3;
-/// What lz4 may write while it tries.
-const PACK_ROOM_BYTES: usize = lz4_flex::block::get_maximum_output_size(PAGE_BYTES);
 /// Objects start at multiples of a cache line.
 const LINE_BYTES: usize = 64;
 
@@ -51,22 +48,11 @@ impl Pages {
         match one_byte(bytes) {
             Some(0) => return store.free(table, page).map(|_| ()),
             Some(byte) if !store.keeps => return store.put_fill(table, page, byte),
-            Some(byte) => return store.put_changed(table, page, &[byte], surely),
-            None => {}
+            _ => {}
         }
-        // Its room is enough for any page, so it does not fail.
-        let packed = lz4_flex::block::compress_into(bytes, room).unwrap_or(PAGE_BYTES);
-        match packed <= PACKED_MAX_BYTES {
-            true => store.put_changed(table, page, &room[..packed], surely),
-            false => store.put_changed(table, page, bytes, surely),
-        }
+        let len = pack(bytes, room);
+        store.put_changed(table, page, &room[..len], surely)
     }
-}
-
-/// The byte that a page consists of, if it is one.
-fn one_byte(bytes: &[u8; PAGE_BYTES]) -> Option<u8> {
-    // A page equals itself moved by one exactly if all its bytes are equal.
-    (bytes[1..] == bytes[..PAGE_BYTES - 1]).then_some(bytes[0])
 }
 
 impl Backing for Pages {
@@ -74,7 +60,7 @@ impl Backing for Pages {
         let mut packed: Option<(Buf, usize)> = None;
         let seen = self.store.read(self.table, page, |value| match value {
             Value::Free | Value::Zeros => Fetched::Absent,
-            Value::Fill(byte) | Value::Bytes(&[byte]) => {
+            Value::Fill(byte) => {
                 into.0.fill(byte);
                 Fetched::Filled
             }
@@ -92,10 +78,10 @@ impl Backing for Pages {
         });
         let seen = seen.map_err(fetch_error)?;
         if let Some((buf, len)) = packed {
-            let unpacked = lz4_flex::block::decompress_into(&buf[..len], &mut into.0);
+            let whole = unpack(&buf[..len], &mut into.0);
             self.store.keep_buf(buf);
             // The bytes passed their checksum, so they are what was packed.
-            if !matches!(unpacked, Ok(PAGE_BYTES)) {
+            if !whole {
                 return Err(FetchError::Damaged {
                     offset: 0,
                     len: len as u32,
@@ -106,7 +92,7 @@ impl Backing for Pages {
     }
 
     fn store(&self, pages: &[Changed<'_>]) -> Result<usize, StoreError> {
-        let mut room = self.store.take_buf(PACK_ROOM_BYTES);
+        let mut room = self.store.take_buf(ROOM_BYTES);
         let mut result = Ok(pages.len());
         for (at, changed) in pages.iter().enumerate() {
             if let Err(e) = self.put(changed, &mut room) {
@@ -214,7 +200,7 @@ fn discard(store: &Store, table: u16, page: u64) {
     }
 }
 
-fn fetch_error(e: ObjectError) -> FetchError {
+pub(super) fn fetch_error(e: ObjectError) -> FetchError {
     match e {
         ObjectError::Io { offset, len, errno } => FetchError::Io { offset, len, errno },
         ObjectError::Damaged { offset, len } => FetchError::Damaged { offset, len },
@@ -222,7 +208,7 @@ fn fetch_error(e: ObjectError) -> FetchError {
     }
 }
 
-fn store_error(e: ObjectError) -> StoreError {
+pub(super) fn store_error(e: ObjectError) -> StoreError {
     match e {
         ObjectError::Full { asked_bytes } => StoreError::Full { asked_bytes },
         ObjectError::ReadOnly => StoreError::Io {
@@ -235,16 +221,6 @@ fn store_error(e: ObjectError) -> StoreError {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn a_page_of_one_byte_is_told_from_others() {
-        assert_eq!(one_byte(&[7; PAGE_BYTES]), Some(7));
-        for at in [0, 1, 2000, PAGE_BYTES - 1] {
-            let mut page = [7; PAGE_BYTES];
-            page[at] = 8;
-            assert_eq!(one_byte(&page), None);
-        }
-    }
 
     #[test]
     fn objects_are_spread_over_the_page_and_stay_in_it() {

@@ -17,6 +17,7 @@ pub(super) fn options(durable: bool) -> Options {
     options.durable = durable;
     Options {
         segment_bytes: SEGMENT,
+        recovery_threads: 1,
         ..options.pool()
     }
 }

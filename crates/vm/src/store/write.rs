@@ -19,6 +19,8 @@ use terrace_tiers::{Phase, Refused};
 
 /// Longest wait for room.
 const ROOM_WAIT_MAX: Duration = Duration::from_secs(10);
+/// Longest wait for an epoch to become durable.
+const DURABLE_WAIT_MAX: Duration = Duration::from_secs(30);
 /// Fewer DRAM segments than this in a lane, and updates are refused: the tables have taken the cap.
 const SEGMENTS_MIN: usize = 6;
 
@@ -190,6 +192,25 @@ impl Store {
             }
         }
         Ok(())
+    }
+
+    /// Waits until everything stored so far is durable. Works towards it itself.
+    pub(crate) fn make_durable(&self) -> Result<(), ObjectError> {
+        let until = Instant::now() + DURABLE_WAIT_MAX;
+        let epoch = self.pool.lane(0).open_epoch();
+        loop {
+            if self.pool.failure().is_some() {
+                return Err(ObjectError::ReadOnly);
+            }
+            let undurable = |lane| self.pool.lane(lane).has_undurable();
+            if self.pool.durable_epoch() >= epoch || !(0..self.lanes()).any(undurable) {
+                return Ok(());
+            }
+            if Instant::now() >= until {
+                return Err(ObjectError::Full { asked_bytes: 0 });
+            }
+            self.driver.help();
+        }
     }
 
     /// Says that all bytes of an object are `byte`: costs a slot and no entry. Only in scratch stores, where sizes differ.

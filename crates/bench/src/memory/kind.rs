@@ -1,0 +1,53 @@
+//! What kinds of memory a load runs on.
+
+use anyhow::{Result, bail};
+
+/// One kind.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Kind {
+    /// A store's handles: `get_many` and `put`.
+    Handles,
+    /// Objects on pages of their own.
+    Opp,
+    /// Whole pages, packed.
+    Mp,
+    /// Anonymous memory, swapped to a file.
+    Swapped,
+    /// A file mapped with MADV_RANDOM.
+    Mapped,
+}
+
+impl Kind {
+    /// All of them, ours first.
+    pub const ALL: &[Kind] = &[
+        Kind::Handles,
+        Kind::Opp,
+        Kind::Mp,
+        Kind::Swapped,
+        Kind::Mapped,
+    ];
+
+    /// Its name in tables and on command lines.
+    pub fn name(self) -> &'static str {
+        match self {
+            Kind::Handles => "handles",
+            Kind::Opp => "opp",
+            Kind::Mp => "mp",
+            Kind::Swapped => "swap",
+            Kind::Mapped => "mapped-file",
+        }
+    }
+
+    /// The kind of that name.
+    pub fn parse(name: &str) -> Result<Kind> {
+        match Kind::ALL.iter().find(|kind| kind.name() == name) {
+            Some(kind) => Ok(*kind),
+            None => bail!("there is no kind of memory called `{name}`"),
+        }
+    }
+
+    /// Whether it is a peer of ours.
+    pub fn is_peer(self) -> bool {
+        matches!(self, Kind::Swapped | Kind::Mapped)
+    }
+}
