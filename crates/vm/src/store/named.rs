@@ -10,7 +10,7 @@
 //! | pending | its generation is above: only this process knows that it is the page's newest |
 //! | dead | its generation lies in a range that an earlier process left pending |
 //!
-//! A sync makes pending versions durable, then the control, each with an epoch of the pool: before the control is durable nothing has
+//! A sync stores the control behind the pending versions and waits for its epoch: before that is durable nothing has
 //! happened, after it all has. Pending pages outside of what is synced are written again under the next generation first.
 //! Promises: a sync of any size is atomic; a page costs one write a sync. Never: moves committed bytes.
 
@@ -292,7 +292,7 @@ impl Named {
             self.read(page, &mut bytes)?;
             self.write(page, &bytes.0, control.working + 1)?;
         }
-        self.store.make_durable()?;
+        // Epochs are in order: where the control is durable, what was stored before it is too.
         control.synced = control.working;
         control.working += 1;
         self.store.put(self.control_table, 0, &control.encode())?;
