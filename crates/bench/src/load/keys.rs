@@ -62,7 +62,7 @@ pub fn mix(mut x: u64) -> u64 {
 }
 
 /// A source of key numbers.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub enum KeySource {
     InOrder { next: u64, keys: u64 },
     Uniform { keys: u64 },
@@ -99,7 +99,7 @@ impl KeySource {
 }
 
 /// Zipf after Gray et al., "Quickly generating billion-record synthetic databases" (as YCSB does it), then scattered.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub struct Zipf {
     keys: u64,
     theta: f64,
@@ -160,7 +160,7 @@ fn zeta_exact(terms: u64, theta: f64) -> f64 {
 }
 
 /// A one-to-one map of 0..keys onto itself that looks random.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 struct Scatter {
     keys: u64,
     mask: u64,

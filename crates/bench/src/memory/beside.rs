@@ -20,7 +20,7 @@ use std::process::{Child, ChildStdin, ChildStdout, Stdio};
 const ARRAY_BYTES: u64 = 4 << 30;
 const LIMIT_BYTES: u64 = 512 << 20;
 /// The limit may not fall below this when scaled down: a store needs some.
-const LIMIT_BYTES_MIN: u64 = 64 << 20;
+const LIMIT_BYTES_MIN: u64 = 128 << 20;
 /// Room for what is swapped out, beyond the array.
 const SWAP_SPARE_BYTES: u64 = 1 << 30;
 const COLUMNS: &[&str] = &[

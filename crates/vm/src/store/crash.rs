@@ -92,7 +92,7 @@ fn live(
                     .clone()
                     .for_each(|p| next[p as usize] = now[p as usize]);
                 told.states.lock().expect("unharmed").push(next);
-                named.sync(&[range]).expect("sync");
+                named.sync(std::slice::from_ref(&range)).expect("sync");
                 told.complete.fetch_add(1, Ordering::SeqCst);
             }
             1 => {
@@ -155,7 +155,7 @@ fn at_every_crash_point_a_region_is_as_at_a_completed_sync() {
             );
             // The next life goes on from there: what was pending in the last one never comes back.
             put(&named, 0, 1);
-            named.sync(&[0..PAGES]).expect("sync");
+            named.sync(std::slice::from_ref(&(0..PAGES))).expect("sync");
             drop(named);
             drop(store);
             let (_store, named) = open(&after);
