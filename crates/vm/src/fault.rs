@@ -4,10 +4,11 @@
 //! reads; every wait ends, after [`WAIT_MS_MAX`] with a failure. Never: allocates, or touches the page it fills.
 
 use crate::backing::{FetchError, Fetched, StoreError};
-use crate::memory::Core;
+use crate::memory::{Core, Way};
 use crate::page::{Phase, Seen, Then};
 use crate::policy;
 use crate::region::RegionCore;
+use crate::signal;
 use crate::space::{NoRecord, Pinned, page_number, place};
 use crate::stats::Counters;
 use crate::sys::now_ms;
@@ -132,14 +133,27 @@ impl Core {
 
 impl Fault<'_> {
     fn failed(&self, address: usize, region: Option<&RegionCore>, cause: Cause) -> Outcome {
+        let mut failure = match region {
+            Some(region) => self.failure(region, cause),
+            None => Failure {
+                address,
+                region: 0,
+                page: self.page,
+                cause,
+            },
+        };
+        failure.address = address;
+        Outcome::Failed(failure)
+    }
+
+    fn failure(&self, region: &RegionCore, cause: Cause) -> Failure {
         Counters::add(&self.core.counters.failed_faults, 1);
-        let first = region.map_or(0, |region| region.first_page);
-        Outcome::Failed(Failure {
-            address,
-            region: self.core.space.address_of(first),
-            page: self.page - first,
+        Failure {
+            address: self.core.space.address_of(self.page),
+            region: self.core.space.address_of(region.first_page),
+            page: self.page - region.first_page,
             cause,
-        })
+        }
     }
 
     /// Looks at the page's word and does what it calls for. The pin is kept when the page becomes a user of its block in its place,
@@ -151,6 +165,10 @@ impl Fault<'_> {
         let seen = state.look();
         match seen.phase() {
             Phase::Absent => self.fill(pinned, region, seen),
+            Phase::Clean if seen.poisoned() => {
+                core.unpin(pinned, 1);
+                Step::Done { woken: false }
+            }
             Phase::Clean | Phase::Dirty if self.touch != Touch::Read => {
                 let counts = seen.phase() == Phase::Clean;
                 if !self.may_dirty(counts) {
@@ -260,6 +278,15 @@ impl Fault<'_> {
             }
             Err(cause) => {
                 core.undirty(writable, 1);
+                if core.way != Way::InThread {
+                    // Told before, since whoever waits for it wakes with the poison.
+                    signal::report(&self.failure(region, cause));
+                    if core.uffd.poison(core.space.address_of(self.page)).is_ok() {
+                        record.note(at);
+                        self.end(pinned, Phase::Filling, Then::Poisoned);
+                        return Step::Done { woken: true };
+                    }
+                }
                 core.leave(1);
                 self.end(pinned, Phase::Filling, Then::Absent);
                 Step::Failed(cause)

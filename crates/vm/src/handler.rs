@@ -96,7 +96,10 @@ fn serve_ready(core: &Core) {
                 signal::report(&failure);
                 refuse(core, event.address);
             }
-            Outcome::Foreign => refuse(core, event.address),
+            Outcome::Foreign => {
+                let _ = core.uffd.poison(event.address);
+                wake(core, event.address);
+            }
         }
     }
 }
@@ -104,7 +107,7 @@ fn serve_ready(core: &Core) {
 /// The thread meets SIGBUS when it tries again, unless the page has come since.
 fn refuse(core: &Core, address: usize) {
     if let Some(page) = core.space.page_at(address) {
-        core.poison(page, true);
+        core.poison(page);
     }
     wake(core, address);
 }

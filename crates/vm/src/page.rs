@@ -22,7 +22,7 @@
 //! once more.
 //!
 //! Besides the state: *heat*: so many visits of an evictor take one of it away instead of the page, while it is clean; *unsure*, with dirty: it was made
-//! writable without being written to, so it may be as it was fetched; *awaited*, in busy states, tells the owner to wake others.
+//! writable without being written to, so it may be as it was fetched; with clean: it could not be fetched and is *poisoned* until it leaves; *awaited*, in busy states, tells the owner to wake others.
 //!
 //! Promises: no transition that the table does not have (each is asserted). Never: waits, or touches the page.
 
@@ -82,14 +82,25 @@ impl Seen {
     pub fn unsure(self) -> bool {
         self.0 & UNSURE != 0
     }
+
+    pub fn poisoned(self) -> bool {
+        self.phase() == Phase::Clean && self.unsure()
+    }
 }
 
 /// What a page becomes when its busy state ends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Then {
     Absent,
-    Clean { heat: u8 },
-    Dirty { heat: u8, unsure: bool },
+    Clean {
+        heat: u8,
+    },
+    /// Clean, but what is there is a mark that ends every access in SIGBUS.
+    Poisoned,
+    Dirty {
+        heat: u8,
+        unsure: bool,
+    },
 }
 
 impl Then {
@@ -98,6 +109,7 @@ impl Then {
         match self {
             Then::Absent => Phase::Absent as u8,
             Then::Clean { heat } => Phase::Clean as u8 | heated(heat),
+            Then::Poisoned => Phase::Clean as u8 | UNSURE,
             Then::Dirty { heat, unsure } => {
                 Phase::Dirty as u8 | heated(heat) | if unsure { UNSURE } else { 0 }
             }
@@ -160,7 +172,7 @@ impl PageState {
         let allowed = match (from, then) {
             (Phase::Filling | Phase::LeavingClean | Phase::Discarding, Then::Absent)
             | (Phase::LeavingDirty, Then::Absent | Then::Dirty { .. })
-            | (Phase::Filling, Then::Clean { .. } | Then::Dirty { .. }) => true,
+            | (Phase::Filling, Then::Clean { .. } | Then::Poisoned | Then::Dirty { .. }) => true,
             (Phase::Opening, Then::Dirty { unsure, .. }) => !unsure,
             _ => false,
         };

@@ -274,29 +274,62 @@ fn discard_in_block(
 }
 
 impl Core {
-    /// An absent page is poisoned: who touches it gets SIGBUS. Or that is lifted, so that the next access asks for it again.
-    pub fn poison(&self, page: u64, on: bool) {
+    /// Poisons an absent page: who touches it gets SIGBUS until it leaves, or until that is lifted.
+    pub fn poison(&self, page: u64) {
         let (block, at) = place(page);
         let Ok(pinned) = self.space.pin(block) else {
             return;
         };
-        let state = &self.space.record(pinned).pages[at];
-        let seen = state.look();
-        if seen.phase() == Phase::Absent && state.begin_discard(seen) {
-            let start = self.space.address_of(page);
-            if !on {
-                let len = PAGE_BYTES;
-                self.drop_ranges(&[Range { start, len }]);
-            } else if let Err(errno) = self.uffd.poison(start) {
-                signal::die(format_args!(
-                    "poisoning the page at {start:#x} failed: {errno}"
-                ));
+        let record = self.space.record(pinned);
+        let seen = record.pages[at].look();
+        if seen.phase() != Phase::Absent || !record.pages[at].begin_fill(seen) {
+            return self.unpin(pinned, 1);
+        }
+        let start = self.space.address_of(page);
+        if let Err(errno) = self.uffd.poison(start) {
+            signal::die(format_args!(
+                "poisoning the page at {start:#x} failed: {errno}"
+            ));
+        }
+        // One more than there may be, for as long as nobody evicts: it takes no memory.
+        self.resident.fetch_add(1, Ordering::Relaxed);
+        record.note(at);
+        if record.pages[at].end(Phase::Filling, Then::Poisoned) {
+            self.space.rooms.wake(page_number(page));
+        }
+    }
+
+    /// Lifts the poison of a page, so that the next access asks for it again.
+    pub fn lift_poison(&self, page: u64) {
+        let (block, at) = place(page);
+        let Some(pinned) = self.space.pin_live(block) else {
+            return;
+        };
+        let record = self.space.record(pinned);
+        let lifted = loop {
+            let ticket = self.space.rooms.ticket(page_number(page));
+            let seen = record.pages[at].look();
+            match seen.phase() {
+                Phase::Clean if seen.poisoned() && record.pages[at].begin_discard(seen) => {
+                    break true;
+                }
+                Phase::Clean if seen.poisoned() => {}
+                Phase::Absent | Phase::Clean | Phase::Dirty => break false,
+                _ if record.pages[at].await_change(seen) => self.space.rooms.wait(&ticket),
+                _ => {}
             }
-            if state.end(Phase::Discarding, Then::Absent) {
+        };
+        if lifted {
+            let start = self.space.address_of(page);
+            let len = PAGE_BYTES;
+            self.drop_ranges(&[Range { start, len }]);
+            record.forget(at);
+            if record.pages[at].end(Phase::Discarding, Then::Absent) {
                 self.space.rooms.wake(page_number(page));
             }
+            self.leave(1);
         }
-        self.unpin(pinned, 1);
+        self.unpin(pinned, 1 + u32::from(lifted));
     }
 
     /// Empties all blocks of a region that has no slots any more.

@@ -124,7 +124,7 @@ fn take(core: &Core, address: usize, touch: Touch) -> bool {
         // A page that a handler thread could not read, and said so.
         inside::run(|| {
             if let Some(page) = core.space.page_at(address) {
-                core.poison(page, false);
+                core.lift_poison(page);
             }
         });
         return false;

@@ -5,7 +5,7 @@ mod common;
 use common::{Plain, Random};
 use std::process::Command;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
 use terrace_vm::{Memory, Options, PAGE_BYTES, Region, VmError, Way};
 
 const WAYS: [Way; 2] = [Way::InThread, Way::Handlers(2)];
@@ -239,6 +239,48 @@ fn child_touches_in_thread() {
 #[ignore = "run by a_page_that_cannot_be_read_back_kills_who_touches_it_with_a_message"]
 fn child_touches_by_handler() {
     touch_what_cannot_be_read(Way::Handlers(1));
+}
+
+static FAILING: AtomicPtr<Plain> = AtomicPtr::new(std::ptr::null_mut());
+static SIGNALS: AtomicU64 = AtomicU64::new(0);
+
+/// A program's own handler, there before the memory: it repairs the device, once.
+extern "C" fn repair(_: i32) {
+    if SIGNALS.fetch_add(1, Ordering::Relaxed) > 0 {
+        // SAFETY: ends the process; the access did not ask again.
+        unsafe { libc::_exit(9) };
+    }
+    // SAFETY: set before it is needed, to a backing that lives as long as the process.
+    let backing = unsafe { &*FAILING.load(Ordering::Relaxed) };
+    backing.fetch_fails.store(false, Ordering::Relaxed);
+}
+
+/// In a process of its own, for the handler.
+#[test]
+fn a_page_that_could_not_be_read_is_asked_for_again() {
+    in_child("child_repairs", |output| {
+        assert!(output.status.success(), "{output:?}");
+    });
+}
+
+#[test]
+#[ignore = "run by a_page_that_could_not_be_read_is_asked_for_again"]
+fn child_repairs() {
+    let handler: extern "C" fn(i32) = repair;
+    // SAFETY: a function of the right type that only stores to atomics, or exits.
+    unsafe { libc::signal(libc::SIGBUS, handler as usize) };
+    for way in WAYS {
+        let memory = memory(way, 64);
+        let backing = Arc::new(Plain::new());
+        let region = memory.region(10, backing.clone()).unwrap();
+        write(&region, 7, 5);
+        memory.evict_all().unwrap();
+        backing.fetch_fails.store(true, Ordering::Relaxed);
+        FAILING.store(Arc::as_ptr(&backing).cast_mut(), Ordering::Relaxed);
+        SIGNALS.store(0, Ordering::Relaxed);
+        assert_eq!(read(&region, 7), 5);
+        assert_eq!(SIGNALS.load(Ordering::Relaxed), 1);
+    }
 }
 
 #[test]
