@@ -111,7 +111,7 @@ fn expire_seen(t: &Task, lane: &mut Lane, at: Place, key: &[u8]) {
             }
         }
         Kind::Binder => lane.note_expired_binder(key),
-        Kind::Tombstone => {}
+        Kind::Tombstone | Kind::Freed => {}
     }
 }
 

@@ -92,3 +92,46 @@ fn several_threads_find_what_one_finds() {
         assert!(hurt > 0, "seed {seed}: no damage was met");
     }
 }
+
+/// What was free before a crash is free after it, also what no checkpoint lists: else a lane that is nearly full
+/// could neither write a checkpoint nor take updates. And it is taken again before a checkpoint lists it.
+#[test]
+fn a_crash_loses_no_free_segment() {
+    let shape = Shape {
+        durability: Durability::Async,
+        segments_per_lane: 56,
+        memory_segments: 16,
+        ..Shape::default()
+    };
+    let device = shape.device(5);
+    let mut rig = Rig::open(&device, shape, clock());
+    let mut rng = Rng::new(5);
+    let stats = |rig: &Rig| rig.pool.stats().lanes;
+    let (mut emptied_by_checkpoint, mut most) = ((0, 0), 0);
+    for round in 0..300 {
+        for _ in 0..12 {
+            let key = format!("key:{}", rng.below(250)).into_bytes();
+            let len = 1000 + rng.below(300);
+            let v = value(&mut rng, len);
+            rig.set(&key, &v, Expiry::None).unwrap();
+        }
+        rig.settle();
+        let before = stats(&rig);
+        if before.checkpoints != emptied_by_checkpoint.0 {
+            emptied_by_checkpoint = (before.checkpoints, before.segments_cleaned);
+        }
+        most = most.max(before.segments_cleaned - emptied_by_checkpoint.1);
+        let after = SimDevice::with_image(device.durable_image(), round);
+        let after = stats(&Rig::open(&after, shape, clock()));
+        assert!(
+            after.ssd_free_segments >= before.ssd_free_segments,
+            "round {round}: {} of {} free segments are left",
+            after.ssd_free_segments,
+            before.ssd_free_segments
+        );
+    }
+    assert!(
+        most > 20,
+        "{most} segments were emptied between two checkpoints, and could be taken before the second"
+    );
+}

@@ -24,7 +24,7 @@ use crate::{INLINE_MAX_BYTES, KEY_MAX_BYTES, Subject};
 pub const HEADER_BYTES: usize = 24;
 /// Flag: an absolute expiry in ms follows the header.
 pub const FLAG_EXPIRY: u8 = 1;
-/// Flag: an explicit version follows (a tombstone that was moved keeps its own).
+/// Flag: an explicit version follows (a tombstone that was moved keeps its own; of [`Kind::Freed`] it is a generation).
 pub const FLAG_VERSION: u8 = 2;
 /// Memory only: no slot names it any more.
 pub const FLAG_DEAD: u8 = 0x20;
@@ -44,6 +44,8 @@ pub enum Kind {
     Binder = 2,
     /// The key was deleted or has expired.
     Tombstone = 3,
+    /// No key's: the segment that `link` names, in the life that the version field names, is free.
+    Freed = 4,
 }
 
 impl Kind {
@@ -52,6 +54,7 @@ impl Kind {
             1 => Some(Kind::Value),
             2 => Some(Kind::Binder),
             3 => Some(Kind::Tombstone),
+            4 => Some(Kind::Freed),
             _ => None,
         }
     }
@@ -113,6 +116,20 @@ pub fn entry_bytes(key_len: usize, value_len: usize, expiry: bool, version: bool
 }
 
 impl<'a> NewEntry<'a> {
+    /// Says that the segment that starts at `segment` is free, once its epoch is durable.
+    pub fn freed(segment: Loc, generation: u32) -> NewEntry<'static> {
+        NewEntry {
+            kind: Kind::Freed,
+            space: 1,
+            flags: 0,
+            link: segment,
+            expiry_ms: None,
+            version: Some(u64::from(generation)),
+            key: &[],
+            value: &[],
+        }
+    }
+
     /// Length in bytes once written, padding included.
     pub fn len_bytes(&self) -> usize {
         entry_bytes(
@@ -250,7 +267,7 @@ impl<'a> Entry<'a> {
     pub fn expiry_ms(&self) -> Option<u64> {
         (self.flags() & FLAG_EXPIRY != 0).then(|| rd_u64(self.bytes, HEADER_BYTES))
     }
-    /// Explicit version of a moved tombstone.
+    /// Explicit version of a moved tombstone, or generation of a freed segment.
     pub fn version(&self) -> Option<u64> {
         let at = HEADER_BYTES + 8 * usize::from(self.flags() & FLAG_EXPIRY != 0);
         (self.flags() & FLAG_VERSION != 0).then(|| rd_u64(self.bytes, at))

@@ -433,6 +433,7 @@ fn lane_config(
     let segment = superblock.segment_bytes as usize;
     Config {
         lane,
+        lanes: superblock.lanes,
         pool: match options.without_rule {
             Some(Rule::BoundToPool) => 0,
             _ => superblock.pool,

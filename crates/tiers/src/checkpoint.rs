@@ -13,7 +13,7 @@
 //! | Durable | the epoch that staged the newest saved location is durable, and the image is written |
 //! | Flush, Root, RootFlush | each operation completed |
 //!
-//! At the end, segments that waited for a checkpoint are free.
+//! At the end, segments that waited for a checkpoint and the last one's image are free.
 //! Never: saves a location in memory, nor anything while a flush of all keys is
 //! not durable.
 
@@ -140,13 +140,21 @@ pub(crate) struct CheckpointJob {
     step: Step,
     image: ImageWriter,
     root: Root,
-    /// Segments that are free once this is durable.
+    /// Segments that are free once this is durable, if they are not before.
     frees: Vec<u32>,
+    /// Everything of epochs below this is in the image.
+    epoch: u64,
+    /// Segments that were being filled or written when it was begun.
+    heads: Vec<u32>,
     waiting: bool,
     failed: bool,
 }
 
 impl<D: Snapshot> Lane<D> {
+    /// Heads of the checkpoint being made, once it was begun.
+    pub(crate) fn heads_being_saved(&self) -> &[u32] {
+        self.checkpoint.as_ref().map_or(&[], |job| &job.heads)
+    }
     /// Asks for a checkpoint soon.
     pub fn ask_checkpoint(&mut self) {
         self.checkpoint_asked = true;
@@ -163,12 +171,11 @@ impl<D: Snapshot> Lane<D> {
     fn checkpoint_due(&self) -> bool {
         let appended = self.appended_total - self.appended_at_checkpoint;
         let lane_bytes = (self.ssd.count() * self.cfg.segment_bytes) as u64;
+        let lanes = u64::from(self.cfg.lanes);
         let short = self.ssd.free().len() < self.clean_target();
-        let worth = self.releasable.len() >= policy::checkpoint_worth(self.checkpoint_segments())
-            || ((self.writers_wait || self.segments_low()) && !self.releasable.is_empty());
         self.checkpoint_asked
-            || (short && worth)
-            || policy::checkpoint_due(appended, lane_bytes, self.dir.bytes() as u64)
+            || (short && self.wants_listing())
+            || policy::checkpoint_due(appended, lane_bytes, lanes, self.dir.bytes() as u64)
     }
 
     /// One step towards a checkpoint, if one is due. True if it could go on at once.
@@ -221,6 +228,8 @@ impl<D: Snapshot> Lane<D> {
                 ..Root::default()
             },
             frees: Vec::new(),
+            epoch: 0,
+            heads: Vec::new(),
             waiting: false,
             failed: false,
         });
@@ -228,8 +237,14 @@ impl<D: Snapshot> Lane<D> {
 
     /// Saves what is known of the segments; pieces of the directory follow.
     fn begin(&mut self, job: &mut CheckpointJob) -> Result<(), Stalled> {
-        job.frees = self.releasable.clone();
-        let header = self.image_header(&job.frees);
+        let (frees, told) = self.free_with_checkpoint();
+        job.frees = frees;
+        job.epoch = self.phase.epoch().unwrap_or(self.open_epoch);
+        job.heads = (0..self.ssd.count() as u32)
+            .filter(|&id| self.ssd.writer(id).is_some())
+            .collect();
+        let lists: [&[u32]; 3] = [&told, &job.frees, &self.image_segments];
+        let header = self.image_header(&lists.concat(), &job.heads);
         job.root.replay_from_seq = self.version_now() >> frame::VERSION_UNIT_BITS;
         self.dir.keep_still(true);
         job.step = Step::Pieces(Order::default());
@@ -268,18 +283,15 @@ impl<D: Snapshot> Lane<D> {
     }
 
     /// Header of the image: what is known of each segment, the free list, the open heads.
-    fn image_header(&self, frees: &[u32]) -> Vec<u8> {
+    fn image_header(&self, frees: &[u32], heads: &[u32]) -> Vec<u8> {
         let mut out = Vec::new();
         let mut word = |w: u32| out.extend_from_slice(&w.to_le_bytes());
         let free = self.ssd.free();
-        let heads: Vec<u32> = (0..self.ssd.count() as u32)
-            .filter(|&id| self.ssd.writer(id).is_some())
-            .collect();
         word(IMAGE_MAGIC);
         word(self.ssd.count() as u32);
         word((free.len() + frees.len()) as u32);
         word(heads.len() as u32);
-        for id in free.iter().chain(frees).chain(&heads) {
+        for id in free.iter().chain(frees).chain(heads) {
             word(*id);
         }
         for s in self.ssd.segments() {
@@ -415,9 +427,8 @@ impl<D: Snapshot> Lane<D> {
         }
         let old = std::mem::replace(&mut self.image_segments, job.image.segments().to_vec());
         self.give_back(old);
-        self.releasable.retain(|id| !job.frees.contains(id));
-        self.give_back(job.frees);
-        self.writers_wait = false;
+        self.release_listed(job.frees, job.epoch, job.heads);
+        self.tell_room();
     }
 
     /// Gives up the checkpoint under way; it starts over when its writes are finished.

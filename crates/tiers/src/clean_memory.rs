@@ -131,8 +131,10 @@ impl<D: Snapshot> Lane<D> {
 
     fn copy_to_middle(&mut self, loc: Loc, slot: Slot) -> Option<Loc> {
         let free = self.middle.as_ref()?.free_segments();
-        let admitted = policy::admit_to_middle(slot.heat() > 0 || self.was_promoted(loc), free);
-        if loc.terrace() != Terrace::Dram || !admitted {
+        if loc.terrace() != Terrace::Dram {
+            return None;
+        }
+        if !policy::admit_to_middle(slot.heat() > 0 || self.was_promoted(loc), free) {
             return None;
         }
         if free <= SPARE_SEGMENTS {
@@ -144,7 +146,7 @@ impl<D: Snapshot> Lane<D> {
         middle.append(Head::Probation, &new, SPARE_SEGMENTS)
     }
 
-    /// An entry that was read since it was written lies in a segment of copies.
+    /// An entry of DRAM that was read since it was written lies in a segment of copies.
     fn was_promoted(&self, loc: Loc) -> bool {
         self.mem.born_clean(loc)
     }

@@ -9,7 +9,7 @@
 //! | anything else | is dropped with its segment |
 //!
 //! Promises: a victim's segment is released only when the epoch that moved its
-//! entries is durable and a checkpoint was begun after that. A victim with damage
+//! entries is durable, and as `release` says. A victim with damage
 //! in it is set aside and never overwritten. Never: reads more than
 //! `JOBS_MAX` segments ahead.
 
@@ -55,17 +55,17 @@ pub(crate) struct CleanJob {
 }
 
 impl<D: Snapshot> Lane<D> {
-    /// Segments that are free or will be without more cleaning.
-    fn free_soon(&self) -> usize {
-        self.ssd.free().len() + self.releasable.len() + self.emptied.len()
-    }
     /// Segments the cleaner wants to have free or about to be.
     pub(crate) fn clean_target(&self) -> usize {
         let segment = self.cfg.segment_bytes as u64;
         let checkpoint = self.checkpoint_segments();
-        let stepping = policy::dirty_segments(self.dirty_max, segment) + CLEANER_SEGMENTS;
-        let waiting = policy::checkpoint_worth(checkpoint);
-        (checkpoint + stepping + waiting).max(policy::kept_free(self.ssd.count()))
+        // A scratch lane's epochs are of its oldest entries: all that is dirty counts.
+        let stepping = match self.cfg.scratch {
+            true => self.dirty_max,
+            false => policy::dirty_ahead_bytes(self.dirty_max, self.wanted_bytes),
+        };
+        let stepping = policy::dirty_segments(stepping, segment) + CLEANER_SEGMENTS;
+        (checkpoint + stepping).max(policy::kept_free(self.ssd.count()))
     }
 
     /// Starts reads of victims when segments run low. For background slices.
@@ -99,7 +99,7 @@ impl<D: Snapshot> Lane<D> {
 
     /// Segments with batches of this epoch or a later one are left alone: a full
     /// scan judges the youngest epoch by its batches, so they must not vanish.
-    fn settled_epoch(&self) -> u64 {
+    pub(crate) fn settled_epoch(&self) -> u64 {
         self.phase.epoch().unwrap_or(self.open_epoch - 1)
     }
 
@@ -112,14 +112,7 @@ impl<D: Snapshot> Lane<D> {
             if s.live_class_bytes > 0 || s.tomb_bytes > 0 || !self.may_clean(id) {
                 continue;
             }
-            self.stats.segments_cleaned += 1;
-            match self.phase.epoch() {
-                Some(epoch) => {
-                    self.ssd.segment_mut(id).state = State::Emptied(epoch);
-                    self.emptied.push(id);
-                }
-                None => self.give_up(id),
-            }
+            self.note_emptied(id);
         }
     }
 
@@ -288,6 +281,10 @@ impl<D: Snapshot> Lane<D> {
     ) -> Result<(), Stalled> {
         let loc = self.ssd.loc(job.segment, offset, e.len_bytes());
         let who = e.subject(&self.cfg.hasher);
+        if e.kind() == Kind::Freed {
+            // The checkpoint that this segment waits for lists it, or lists what it was taken for.
+            return Ok(());
+        }
         if e.kind() == Kind::Tombstone {
             return self.move_tombstone(job.oldest_seq, frame::version(seq, offset), e);
         }
@@ -407,10 +404,7 @@ impl<D: Snapshot> Lane<D> {
             self.ssd.set_aside(job.segment);
             return;
         }
-        let epoch = self.phase.epoch().expect("moving");
-        self.ssd.segment_mut(job.segment).state = State::Emptied(epoch);
-        self.emptied.push(job.segment);
-        self.stats.segments_cleaned += 1;
+        self.note_emptied(job.segment);
     }
 
     /// Slots that a full scan must not lose: for audits.

@@ -11,6 +11,8 @@ use terrace_log::{Hasher, Loc, Slot};
 pub struct Config {
     /// Number of the lane.
     pub lane: u16,
+    /// Lanes of the pool.
+    pub lanes: u16,
     /// Random number of the pool.
     pub pool: u64,
     /// Segment size of every terrace, bytes.
@@ -100,8 +102,10 @@ impl Phase {
 pub enum Rule {
     /// Rule 1: a version below stays live until its successor is staged.
     DeadWhenSuccessorDurable,
-    /// Rule 1: a segment is reused only after a checkpoint that does not point into it.
+    /// Rule 1: a segment is reused only after a checkpoint that does not point into it, or when replay does not need it.
     ReuseAfterCheckpoint,
+    /// Rule 1: what is reused before a checkpoint is told in the log first.
+    FreedIsTold,
     /// Rule 2: a copy that a memory entry's link names is live.
     LinkKeepsAlive,
     /// Rule 3: a tombstone stays while an older segment does.

@@ -10,7 +10,7 @@
 //! Promises: what recovery finds is the state at some epoch's end, never in
 //! between; a failed write changes where bytes lie and nothing else. The copy
 //! below that a staged entry replaces stays on the medium until the epoch is
-//! durable, since its segment cannot be released before.
+//! durable, since its segment cannot be released before (see `release`).
 
 use crate::io::Purpose;
 use crate::lane::{Lane, Phase, Rule};
@@ -47,8 +47,12 @@ impl<D: Snapshot> Lane<D> {
         Pressure {
             open_dirty_bytes: (self.dirty_appended - self.dirty_at_start)
                 + u64::from(self.flushing_all == Some(self.open_epoch)),
-            dirty_max_bytes: self.dirty_max.max(4),
+            dirty_max_bytes: match self.cfg.scratch {
+                true => self.dirty_max.max(4),
+                false => policy::dirty_now_bytes(self.dirty_max, self.steppable_bytes()),
+            },
             writers_wait: self.writers_wait,
+            freed_untold: self.wants_to_tell(),
             cleaning_ready: self.cleaning_ready(),
             ..Pressure::default()
         }
@@ -184,6 +188,17 @@ impl<D: Snapshot> Lane<D> {
         Ok(self.appended(segment, offset, &new_info(new)))
     }
 
+    /// Appends to the batch that is open at `head`, if it fits there.
+    pub(crate) fn append_to_open(&mut self, head: usize, new: &NewEntry<'_>) -> bool {
+        let writer = self.ssd.heads[head].as_mut().expect("open");
+        let Some(offset) = writer.append(new) else {
+            return false;
+        };
+        let segment = writer.life().segment;
+        self.appended(segment, offset, &new_info(new));
+        true
+    }
+
     fn appended(&mut self, segment: u32, offset: usize, new: &Appended) -> Loc {
         let loc = self.ssd.loc(segment, offset, new.len);
         let class_bytes = terrace_log::addr::class_bytes(loc.class()) as u32;
@@ -296,6 +311,7 @@ impl<D: Snapshot> Lane<D> {
             Some(head) => head,
             None => self.open_batch(HOT, UNIT_BYTES)?,
         };
+        self.tell_freed(head, epoch);
         self.end_batch(head, BATCH_END, 0);
         // A head with no room for another batch would only hold its buffer.
         for head in [HOT, COLD] {
@@ -412,7 +428,8 @@ impl<D: Snapshot> Lane<D> {
         let segment = writer.life().segment;
         let to = self.appended(segment, offset, &new_info(&e.to_new()));
         let who = e.subject(&self.cfg.hasher);
-        if e.kind() != Kind::Tombstone && self.repoint(who, old, to) {
+        let has_slot = matches!(e.kind(), Kind::Value | Kind::Binder);
+        if has_slot && self.repoint(who, old, to) {
             self.ssd.kill(old);
             self.ssd.add_live(to);
         }
@@ -457,11 +474,9 @@ impl<D: Snapshot> Lane<D> {
         if self.flushing_all == Some(epoch) {
             self.flushing_all = None;
         }
-        for id in std::mem::take(&mut self.emptied) {
-            self.give_up(id);
-        }
+        self.release_told();
         self.estimate_live();
-        self.writers_wait = false;
+        self.tell_room();
     }
 
     /// Looks at every segment now and then; adds up what was appended in between.

@@ -20,6 +20,7 @@ use crate::ghost::Ghost;
 use crate::io::Io;
 use crate::mem::{Head, MemTerrace, Pos};
 use crate::policy;
+use crate::release::Release;
 use crate::ssd::{ReadPlan, Ssd};
 use crate::stats::LaneStats;
 use crate::warm::WarmJob;
@@ -71,9 +72,8 @@ pub struct Lane<D> {
     /// Bytes ever appended to the SSD log, and at the last checkpoint.
     pub(crate) appended_total: u64,
     pub(crate) appended_at_checkpoint: u64,
-    /// Segments emptied in the epoch under way; emptied and durable.
-    pub(crate) emptied: Vec<u32>,
-    pub(crate) releasable: Vec<u32>,
+    /// Emptied segments on their way to be free again.
+    pub(crate) release: Release,
 
     /// Victims half walked, in DRAM and the middle terrace: where, and why they were taken.
     pub(crate) cleaning_memory: [Option<(u32, usize, policy::Victim)>; 2],
@@ -92,7 +92,9 @@ pub struct Lane<D> {
 
     /// Slots of user keys that name tombstones.
     pub(crate) tombs: u64,
+    /// Somebody was refused room, and for how many bytes at most.
     pub(crate) writers_wait: bool,
+    pub(crate) wanted_bytes: u64,
     /// Keys of big values that the cleaner saw to be expired; `kv` deletes them with their pieces.
     pub(crate) expired_binders: Vec<Box<[u8]>>,
     pub(crate) failed: Option<String>,
@@ -147,8 +149,7 @@ impl<D: Snapshot> Lane<D> {
             estimated_at: (0, 0),
             appended_total: 0,
             appended_at_checkpoint: 0,
-            emptied: Vec::new(),
-            releasable: Vec::new(),
+            release: Release::default(),
             cleaning_memory: [None, None],
             ghost: Ghost::new(policy::ghost_keys(memory_bytes)),
             cleaning_ssd: VecDeque::new(),
@@ -162,6 +163,7 @@ impl<D: Snapshot> Lane<D> {
             warm_written: Vec::new(),
             tombs: 0,
             writers_wait: false,
+            wanted_bytes: 0,
             expired_binders: Vec::new(),
             failed: None,
             now_ms: 0,

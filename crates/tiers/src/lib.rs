@@ -20,6 +20,7 @@ pub mod policy;
 mod pump;
 mod ranks;
 mod rebuild;
+mod release;
 mod room;
 mod scratch;
 mod ssd;

@@ -76,6 +76,7 @@ pub fn close_epoch(p: &Pressure) -> bool {
     };
     due || p.open_dirty_bytes >= p.dirty_max_bytes / 4
         || (anything && p.writers_wait)
+        || p.freed_untold
         || p.cleaning_ready
         || p.asked
 }
@@ -95,6 +96,8 @@ pub struct Pressure {
     pub flush_interval_ms: u64,
     /// Somebody was refused room.
     pub writers_wait: bool,
+    /// Emptied segments are needed, and free once an epoch tells so.
+    pub freed_untold: bool,
     /// A victim is read and segments are needed.
     pub cleaning_ready: bool,
     /// Somebody wants everything durable now (checkpoint, stop).
@@ -141,7 +144,11 @@ pub fn clean_slack(count: usize) -> usize {
 /// Segments that the cleaner keeps free or about to be, at least: where there are few, a
 /// checkpoint more or less matters little, and room much.
 pub fn kept_free(count: usize) -> usize {
-    (count * 5 / 8).min(36)
+    let most = match count < 512 {
+        true => 36,
+        false => 24,
+    };
+    (count * 5 / 8).min(most)
 }
 
 /// The bound on dirty bytes: half of the memory, and little of the SSD, since as much of it stays empty.
@@ -150,11 +157,36 @@ pub fn dirty_max_bytes(memory_bytes: u64, ssd_bytes: u64) -> u64 {
     (memory_bytes / 2).min((ssd_bytes / 64).max(small))
 }
 
+/// Dirty bytes for which the cleaner keeps room ahead. More would be room that lies idle: each per cent of the SSD costs 0.1
+/// bytes written for each byte updated where it is 80 % full. But what a command waits for with `wanted_bytes` at once must come,
+/// whatever others write meanwhile.
+pub fn dirty_ahead_bytes(dirty_max_bytes: u64, wanted_bytes: u64) -> u64 {
+    match wanted_bytes > dirty_max_bytes / 64 {
+        true => dirty_max_bytes,
+        false => dirty_max_bytes / 16,
+    }
+}
+
+/// What may be dirty now, for an epoch to be a part of: half of what the free segments take can enter while the other half steps down.
+pub fn dirty_now_bytes(dirty_max_bytes: u64, steppable_bytes: u64) -> u64 {
+    let now = steppable_bytes.saturating_mul(2).max(dirty_max_bytes / 8);
+    dirty_max_bytes.min(now).max(4)
+}
+
 /// Whether enough was appended since the last checkpoint that replay would grow too long.
-pub fn checkpoint_due(appended_bytes: u64, lane_bytes: u64, directory_bytes: u64) -> bool {
-    let replay_bound = (lane_bytes / 4).clamp(8 << 20, 256 << 20);
+/// A start reads the log of all lanes at once, from one device.
+pub fn checkpoint_due(
+    appended_bytes: u64,
+    lane_bytes: u64,
+    lanes: u64,
+    directory_bytes: u64,
+) -> bool {
+    let replay_bound = (lane_bytes / 2).clamp(8 << 20, (REPLAY_MAX_BYTES / lanes).max(8 << 20));
     appended_bytes >= replay_bound.max(8 * directory_bytes)
 }
+
+/// Log that a start replays, over all lanes, unless directories are large.
+const REPLAY_MAX_BYTES: u64 = 512 << 20;
 
 /// Segments that must wait for a checkpoint of so many segments, so that it is made for them.
 pub fn checkpoint_worth(checkpoint_segments: usize) -> usize {

@@ -93,7 +93,7 @@ impl<D: Snapshot> Lane<D> {
             ssd_live_bytes: self.live_estimate,
             ssd_usable_bytes: self.usable_bytes(),
             ssd_free_segments: self.ssd.free().len() as u64,
-            ssd_waiting_segments: (self.releasable.len() + self.emptied.len()) as u64,
+            ssd_waiting_segments: self.release.len() as u64,
             ssd_bad_segments: self.ssd.bad() as u64,
             ..self.stats
         }

@@ -102,6 +102,7 @@ impl<D: Snapshot> Lane<D> {
         self.open_epoch = valid + 1;
         self.set_now(s.clock_ms);
         self.count_live(&mut s);
+        self.believe_told(&s);
         if s.root.is_none() {
             self.excuse_torn_reuse(&mut s.damage);
         }
@@ -276,6 +277,7 @@ impl<D: Snapshot> Lane<D> {
         let starts: Vec<(Order, u64)> = s.pieces.iter().map(|p| (p.0, p.1)).collect();
         s.pieces = Vec::new();
         let mut floor = root.floor;
+        let mut told = Vec::new();
         let apply = |lane: &mut Self, b: &BatchAt, r: &Record| {
             lane.count_in(b.segment, r);
             if r.kind == Kind::Tombstone {
@@ -285,10 +287,14 @@ impl<D: Snapshot> Lane<D> {
                 floor = b.header.floor;
                 lane.dir.clear();
             }
+            if r.kind == Kind::Freed {
+                told.push((lane.ssd.split(r.link).0, r.version as u32));
+            }
             lane.replay_entry(&starts, b, r);
         };
         let hurt = self.walk(disks, s, apply);
         s.damage.extend(hurt);
+        s.told = told;
         // A flush of everything may have come with a batch that has no entry.
         if self.floor > floor {
             self.dir.clear();
@@ -318,6 +324,7 @@ impl<D: Snapshot> Lane<D> {
                     );
                 }
             }
+            Kind::Freed => {}
         }
     }
 
@@ -342,6 +349,10 @@ impl<D: Snapshot> Lane<D> {
                     lane.count_in(b.segment, r);
                 }
                 let who = r.who;
+                // Of what was free, a scan reads what is left: nothing of it is the newest.
+                if r.kind == Kind::Freed {
+                    return;
+                }
                 if b.header.seq < lane.floor || who.hash.place.rotate_left(17) % parts != part {
                     return;
                 }
@@ -415,10 +426,16 @@ impl<D: Snapshot> Lane<D> {
 
     /// Without a checkpoint it is not known which segments were free. One that was
     /// being written anew when the power went shows its old batches with holes;
-    /// nothing in it is live, and that is what tells it from damage.
-    fn excuse_torn_reuse(&self, damage: &mut Vec<Damage>) {
+    /// nothing in it is live, and that is what tells it from damage. It is free again, unless a
+    /// tombstone in it is the newest that is known of its key.
+    fn excuse_torn_reuse(&mut self, damage: &mut Vec<Damage>) {
         damage.retain(|d| {
-            let live = self.ssd.segment(d.segment).live_class_bytes > 0;
+            let s = self.ssd.segment(d.segment);
+            let live = s.live_class_bytes > 0;
+            let unused = s.state == State::Sealed && !live && s.tomb_bytes == 0;
+            if unused && s.last_epoch < self.settled_epoch() {
+                self.ssd.release(d.segment);
+            }
             if !live {
                 tracing::warn!(
                     lane = d.lane,

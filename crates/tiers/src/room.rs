@@ -15,8 +15,8 @@ pub(crate) const SPARE_SEGMENTS: usize = 1;
 /// Free SSD segments beside a checkpoint's that must be there: to begin an epoch and
 /// to go on moving in it; for calm; to take updates.
 const END_SEGMENTS: usize = 2;
-const CALM_SEGMENTS: usize = 6;
-pub(crate) const CLEANER_SEGMENTS: usize = 10;
+const CALM_SEGMENTS: usize = 4;
+pub(crate) const CLEANER_SEGMENTS: usize = 6;
 
 impl<D: Snapshot> Lane<D> {
     /// Makes sure that updates of `bytes` in all can be appended without anything
@@ -41,16 +41,24 @@ impl<D: Snapshot> Lane<D> {
         let segments = bytes / (capacity - capacity / 4) + 1 + usize::from(bytes > capacity / 4);
         while self.mem.free_segments() < segments + SPARE_SEGMENTS {
             if !self.clean_memory_segment() {
-                self.writers_wait = true;
-                return Err(Refused::Room);
+                return Err(self.wait_for_room(bytes));
             }
         }
         // Last, since cleaning may leave tombstones of expired entries.
         if !self.dirty_fits(bytes) {
-            self.writers_wait = true;
-            return Err(Refused::Room);
+            return Err(self.wait_for_room(bytes));
         }
         Ok(())
+    }
+    fn wait_for_room(&mut self, bytes: usize) -> Refused {
+        self.writers_wait = true;
+        self.wanted_bytes = self.wanted_bytes.max(bytes as u64);
+        Refused::Room
+    }
+    /// Who waits for room may try again, and says again what for.
+    pub(crate) fn tell_room(&mut self) {
+        self.writers_wait = false;
+        self.wanted_bytes = 0;
     }
     /// Whether so many more dirty bytes are within both bounds.
     pub(crate) fn dirty_fits(&self, bytes: usize) -> bool {
@@ -70,7 +78,7 @@ impl<D: Snapshot> Lane<D> {
     }
     /// Dirty bytes that the segments free right now can take, beside what the
     /// cleaner and a checkpoint need to free more: so stepping down never gets stuck.
-    fn steppable_bytes(&self) -> u64 {
+    pub(crate) fn steppable_bytes(&self) -> u64 {
         if !self.rule(Rule::ReserveStays) {
             return u64::MAX;
         }
@@ -101,7 +109,7 @@ impl<D: Snapshot> Lane<D> {
     /// the way up from the lowest step, where a start may find the lane.
     pub(crate) fn move_room(&self) -> bool {
         let spare = self.spare_segments();
-        let first = self.emptied.is_empty() && self.dirty_segments() == 0;
+        let first = self.release.emptied.is_empty() && self.dirty_segments() == 0;
         spare > END_SEGMENTS || (first && spare > 0)
     }
     /// Whether segments that wait for a checkpoint should not wait longer.

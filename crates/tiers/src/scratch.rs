@@ -14,7 +14,6 @@
 use crate::lane::Lane;
 use crate::mem::Pos;
 use crate::policy::Pressure;
-use crate::ssd::State;
 use terrace_log::entry;
 use terrace_log::{Slot, Snapshot, Subject, Terrace};
 
@@ -45,16 +44,6 @@ impl<D: Snapshot> Lane<D> {
                 cut.max(self.epoch_start)
             }
             false => self.mem.dirty_end(),
-        }
-    }
-
-    /// An emptied segment's entries are safe elsewhere.
-    pub(crate) fn give_up(&mut self, id: u32) {
-        self.ssd.segment_mut(id).state = State::Releasable;
-        let waits = self.rule(crate::Rule::ReuseAfterCheckpoint) && !self.cfg.scratch;
-        match waits {
-            true => self.releasable.push(id),
-            false => self.ssd.release(id),
         }
     }
 

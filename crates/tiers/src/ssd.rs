@@ -4,12 +4,13 @@
 //!
 //! | state | entered by | left by |
 //! |---|---|---|
-//! | Free | release by a checkpoint | an append, checkpoint or image takes it |
+//! | Free | release by a checkpoint or a durable epoch | an append, checkpoint or image takes it |
 //! | Open | a head starts it | full, or a write to it failed |
 //! | Sealed | its last batch was handed out | the cleaner chose it |
 //! | Cleaning | chosen | every entry of it was looked at |
 //! | Emptied(e) | all live entries moved in epoch e | e is durable |
-//! | Releasable | epoch durable | a checkpoint begun after that is durable |
+//! | Told(e) | epoch e says that it is free; replay does not need it | e is durable |
+//! | Releasable | epoch durable | a checkpoint begun after that is durable, or an epoch tells that it is free |
 //! | Image | checkpoint or warm image holds it | the next checkpoint replaced it |
 //! | Bad | a write to it failed | never (its earlier entries stay readable) |
 //!
@@ -39,7 +40,9 @@ pub enum State {
     Cleaning,
     /// Emptied in this epoch.
     Emptied(u64),
-    /// Waits for a checkpoint.
+    /// The log says in this epoch that it is free.
+    Told(u64),
+    /// Waits for a checkpoint, or for an epoch that says so.
     Releasable,
     /// Part of a checkpoint or warm image.
     Image,
@@ -277,8 +280,7 @@ impl Ssd {
     /// Replaces the free list (recovery).
     pub fn set_free(&mut self, free: VecDeque<u32>) {
         for &id in &free {
-            let mut s = self.segment_mut(id);
-            *s = s.next_life(State::Free, s.generation);
+            self.next_life(id, State::Free, self.segment(id).generation);
         }
         self.free = free;
     }
@@ -342,17 +344,17 @@ impl Ssd {
             .position(|&id| self.segments[id as usize].readers == 0 || !self.readers_hold)?;
         let id = self.free.remove(at)?;
         self.generation += 1;
-        let generation = self.generation;
+        self.next_life(id, state, self.generation);
+        Some(id)
+    }
+    /// A segment starts over; what the medium still holds of its last life is remembered.
+    pub fn next_life(&mut self, id: u32, state: State, generation: u32) {
         let mut s = self.segment_mut(id);
         *s = s.next_life(state, generation);
-        drop(s);
-        Some(id)
     }
     /// Puts a segment back to the end of the free list.
     pub fn release(&mut self, id: u32) {
-        let mut s = self.segment_mut(id);
-        *s = s.next_life(State::Free, s.generation);
-        drop(s);
+        self.next_life(id, State::Free, self.segment(id).generation);
         self.free.push_back(id);
     }
 

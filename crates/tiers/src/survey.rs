@@ -11,7 +11,7 @@ use crate::bulk::read_in_order;
 use crate::checkpoint::{IMAGE_MAGIC, PIECES_END, Root, SEGMENT_RECORD_BYTES};
 use crate::lane::{Lane, Rule};
 use crate::ssd::State;
-use std::collections::{HashMap, VecDeque};
+use std::collections::{HashMap, HashSet, VecDeque};
 use terrace_log::frame::{
     self, BATCH_END, BATCH_FIRST, BATCH_HEADER_BYTES, BatchHeader, SEGMENT_HEADER_BYTES,
     SegmentHeader, Use,
@@ -77,8 +77,10 @@ pub struct Survey {
     pub(crate) batches: Vec<BatchAt>,
     /// Lower attempts.
     pub(crate) losers: Vec<BatchAt>,
-    /// Segments taken from the checkpoint's free list since.
+    /// Segments taken since the checkpoint.
     pub(crate) taken: Vec<u32>,
+    /// Segments, and which lives of them, that the log behind the checkpoint tells to be free.
+    pub(crate) told: Vec<(u32, u32)>,
     /// Gaps before a batch of this epoch: a torn write, if that epoch is not valid.
     pub(crate) gaps: Vec<(u64, Damage)>,
     /// Highest epoch seen.
@@ -133,7 +135,7 @@ impl<D: Snapshot> Lane<D> {
             }
         }
         let replay = match replay {
-            Some(heads) => self.probe_free(disk, &mut s, heads),
+            Some(heads) => self.probe_taken(disk, &mut s, heads),
             None => self.probe_all(disk, &mut s),
         };
         self.find_batches(disk, &mut s, &replay);
@@ -254,41 +256,53 @@ impl<D: Snapshot> Lane<D> {
         out
     }
 
-    /// Segments are taken from the front of the free list: those written since the
-    /// checkpoint are among its first. Ends after a window without any. Returns
-    /// the segments to replay: the heads and those written since.
-    fn probe_free(&mut self, disk: &mut dyn Disk, s: &mut Survey, heads: Vec<u32>) -> Vec<u32> {
+    /// Finds the segments taken since the checkpoint; returns those to replay: its heads, and of the others those of the log.
+    /// Behind a clean stop's checkpoint only segments of its free list are taken, from the front: a window without any ends
+    /// it. Else segments that the log tells to be free may have been taken too, and all headers are read.
+    fn probe_taken(&mut self, disk: &mut dyn Disk, s: &mut Survey, heads: Vec<u32>) -> Vec<u32> {
         let mut replay = heads;
-        let mut rest: Vec<u32> = std::mem::take(&mut s.free).into();
-        while !rest.is_empty() {
-            let later = rest.split_off(rest.len().min(PROBE_WINDOW));
-            let mut any = false;
-            for (id, header) in rest.iter().copied().zip(self.headers(disk, &rest)) {
-                let known = self.ssd.segment(id).generation;
-                match header.filter(|h| h.life.generation > known) {
-                    Some(header) => {
-                        any = true;
-                        self.ssd.generation = self.ssd.generation.max(header.life.generation);
-                        self.ssd.segment_mut(id).generation = header.life.generation;
-                        match header.used_for {
-                            Use::Log => {
-                                replay.push(id);
-                                s.taken.push(id);
-                            }
-                            _ => s.free.push_back(id),
-                        }
+        let mut ids: Vec<u32> = std::mem::take(&mut s.free).into();
+        let listed: HashSet<u32> = ids.iter().copied().collect();
+        let mut window = PROBE_WINDOW;
+        if !s.clean {
+            ids.extend((0..self.ssd.count() as u32).filter(|id| !listed.contains(id)));
+            window = ids.len();
+        }
+        let mut rest = &ids[..];
+        let mut any = true;
+        while any && !rest.is_empty() {
+            let (now, later) = rest.split_at(rest.len().min(window));
+            any = false;
+            for (id, header) in now.iter().copied().zip(self.headers(disk, now)) {
+                let known = *self.ssd.segment(id);
+                let newer = |h: &SegmentHeader| h.life.generation > known.generation;
+                let taken = header.filter(|h| newer(h) && known.state != State::Bad);
+                any |= taken.is_some();
+                match taken {
+                    Some(h) if self.begin_life(&h) == Use::Log => {
+                        replay.push(id);
+                        s.taken.push(id);
                     }
-                    None => s.free.push_back(id),
+                    // A part of an image that no root names, or of the one that is read.
+                    Some(_) => s.free.push_back(id),
+                    None if listed.contains(&id) => s.free.push_back(id),
+                    None => {}
                 }
             }
             rest = later;
-            if !any {
-                break;
-            }
         }
         s.free.extend(rest);
         self.ssd.generation += GENERATION_GAP;
         replay
+    }
+
+    /// The segment was taken since the checkpoint: what that knows of it is of an earlier life.
+    fn begin_life(&mut self, header: &SegmentHeader) -> Use {
+        let generation = header.life.generation;
+        self.ssd.generation = self.ssd.generation.max(generation);
+        self.ssd
+            .next_life(header.life.segment, State::Sealed, generation);
+        header.used_for
     }
 
     /// Without a checkpoint: every segment that has a header of the log.

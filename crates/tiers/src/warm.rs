@@ -181,8 +181,7 @@ impl<D: Snapshot> Lane<D> {
         self.warm = None;
         for id in std::mem::take(&mut self.warm_written) {
             if self.ssd.segment(id).state == State::Image {
-                self.ssd.segment_mut(id).state = State::Releasable;
-                self.releasable.push(id);
+                self.wait_for_release(id);
             }
         }
     }

@@ -5,9 +5,11 @@
 
 #[path = "../common/mod.rs"]
 mod common;
+mod oracle;
 mod rules;
 mod sim;
 
+use common::Shape;
 use sim::{Plan, live, shapes};
 use std::time::{Duration, Instant};
 
@@ -28,6 +30,8 @@ fn plan(seed: u64, shape: usize) -> Plan {
         scan_every: 3,
         depth: 2,
         only_scans: false,
+        more_bytes: 0,
+        failing_writes: 0,
     }
 }
 
@@ -132,4 +136,62 @@ fn a_full_scan_leaves_a_way_to_free_segments() {
         };
         live(&plan).unwrap_or_else(|e| panic!("seed {seed}: {e}"));
     }
+}
+
+/// Lanes that are so full that segments are emptied and taken again all the time, most of them before the next checkpoint.
+#[test]
+fn nearly_full() {
+    let states = share();
+    let (mut judged, mut fullest, mut seed) = (0, [0; 5], 500_000);
+    while judged < states || fullest.contains(&0) {
+        seed = env("TERRACE_SEED").unwrap_or(seed + 1);
+        let shape = seed as usize % shapes().len();
+        let plan = Plan {
+            commands: 1200,
+            keys: 250,
+            every: 5 + seed % 7,
+            depth: 1,
+            more_bytes: 1100,
+            shape: Shape {
+                segments_per_lane: 48,
+                ..shapes()[shape]
+            },
+            ..plan(seed, shape)
+        };
+        let life = match env("TERRACE_SEED") {
+            Some(_) => {
+                sim::lived(&plan).unwrap();
+                return;
+            }
+            None => rules::quietly(|| sim::lived(&plan)),
+        };
+        let life = life.unwrap_or_else(|e| panic!("TERRACE_SEED={seed} shape {shape}: {e}"));
+        judged += life.judged;
+        fullest[shape] = life.full_percent.max(fullest[shape]);
+    }
+    println!("{judged} crash states judged, at most {fullest:?} % full");
+    assert!(fullest.iter().all(|full| *full >= 50), "{fullest:?}");
+    assert!(fullest.iter().any(|full| *full >= 95), "{fullest:?}");
+}
+
+/// Writes fail now and then, of batches, images and root blocks, and the power goes after.
+#[test]
+fn writes_fail_before_the_crash() {
+    let states = share();
+    let (mut judged, mut seed) = (0, 600_000);
+    while judged < states {
+        seed += 1;
+        let shape = seed as usize % shapes().len();
+        let plan = Plan {
+            commands: 900,
+            keys: 120,
+            every: 5 + seed % 7,
+            depth: 1,
+            more_bytes: 300,
+            failing_writes: 6,
+            ..plan(seed, shape)
+        };
+        judged += live(&plan).unwrap_or_else(|e| panic!("TERRACE_SEED={seed} shape {shape}: {e}"));
+    }
+    println!("{judged} crash states judged");
 }

@@ -63,6 +63,22 @@ fn rule_matters(rule: Rule, only_scans: bool) {
             scan_every: 1,
             depth: 0,
             only_scans,
+            more_bytes: 0,
+            failing_writes: 0,
+        };
+        // What is free then is taken again soon.
+        let full = Plan {
+            keys: 250,
+            more_bytes: 1100,
+            shape: Shape {
+                segments_per_lane: 48,
+                ..plan.shape
+            },
+            ..plan
+        };
+        let plan = match rule {
+            Rule::FreedIsTold => full,
+            _ => plan,
         };
         let broken = Plan {
             shape: without(plan.shape, rule),
@@ -94,6 +110,7 @@ macro_rules! rules {
 rules! {
     rule_1_dead_only_when_the_successor_is_durable DeadWhenSuccessorDurable false
     rule_1_reuse_only_after_a_checkpoint ReuseAfterCheckpoint false
+    rule_1_what_is_reused_before_a_checkpoint_is_told FreedIsTold false
     rule_2_a_link_keeps_alive LinkKeepsAlive false
     rule_3_tombstones_stay TombstonesStay false
     rule_4_an_append_names_what_it_replaces AppendNamesReplaced false

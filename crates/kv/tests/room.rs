@@ -1,0 +1,51 @@
+//! Room in lanes that are nearly full: what is accepted at all is done in the end, however little the cleaner keeps free.
+
+mod common;
+
+use common::{Rig, Shape, clock, value};
+use terrace_kv::Expiry;
+use terrace_media::sim::Rng;
+use terrace_pool::Durability;
+
+/// The cleaner keeps less free than one command may change at once; it must make more when such a command waits.
+#[test]
+fn the_largest_command_finds_room() {
+    let shape = Shape {
+        segments_per_lane: 512,
+        memory_segments: 200,
+        durability: Durability::Async,
+        ..Shape::default()
+    };
+    let device = shape.device(21);
+    let mut rig = Rig::open(&device, shape, clock());
+    let mut rng = Rng::new(21);
+    let lane = |rig: &Rig| rig.pool.stats().lanes;
+    let mut keys = 0;
+    while lane(&rig).ssd_live_bytes < lane(&rig).ssd_usable_bytes / 100 * 70 {
+        let v = value(&mut rng, 1000);
+        rig.set(format!("key:{keys}").as_bytes(), &v, Expiry::None)
+            .unwrap();
+        keys += 1;
+        if keys % 50 == 0 {
+            // The live bytes are an estimate that follows.
+            rig.settle();
+        }
+    }
+    // Until the cleaner has to work for each segment.
+    for _ in 0..3 * keys {
+        let v = value(&mut rng, 1000);
+        let key = format!("key:{}", rng.below(keys));
+        rig.set(key.as_bytes(), &v, Expiry::None).unwrap();
+    }
+    let each = lane(&rig).dirty_max_bytes as usize / 2 / 1200;
+    let kept = lane(&rig).ssd_free_segments as usize * common::SEGMENT;
+    assert!(each > 100 && kept < each * 1100 * 3 / 2, "{each} {kept}");
+    for round in 0..5 {
+        let pairs: Vec<_> = (0..each)
+            .map(|n| (format!("key:{}", n * 7 % keys), vec![round; 1000]))
+            .map(|(key, v)| (key.into_bytes(), v))
+            .collect();
+        rig.settle();
+        rig.mset(&pairs).unwrap();
+    }
+}
