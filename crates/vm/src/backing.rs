@@ -104,6 +104,9 @@ pub enum FetchError {
     /// The pool was closed.
     #[error("its pool is closed: keep the pool open as long as its memory is used")]
     Closed,
+    /// No object is there.
+    #[error("no object is allocated there (a use after free)")]
+    Freed,
 }
 
 /// Why changed pages could not be taken back. They stay resident and changed.

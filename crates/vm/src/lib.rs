@@ -10,6 +10,8 @@ mod evict;
 mod fault;
 mod ghost;
 mod handler;
+pub mod handles;
+pub mod heap;
 mod inside;
 pub mod mapped;
 pub mod measure;

@@ -117,9 +117,16 @@ impl Heap {
         &self.0.store
     }
 
+    /// How many objects of `bytes` bytes the SSD takes, and a few more numbers, so that lanes need not be equally full.
+    pub fn objects_that_fit(&self, bytes: u32) -> u64 {
+        let object = entry_bytes(ObjectId::KEY_BYTES, bytes as usize, false, false) as u64;
+        let fit = self.0.promise_max_bytes / object;
+        (fit + fit / 8 + 1024).min(OBJECTS_MAX_DEFAULT)
+    }
+
     /// An array of `len` objects of `bytes` bytes (up to 4,096), which can be resized up to `objects_max`.
     pub fn array(&self, len: u64, bytes: u32, objects_max: u64) -> Result<Array, HeapError> {
-        let objects = Shown::new(self, bytes, objects_max.max(len))?;
+        let objects = Shown::new(self, bytes, objects_max.max(len), false)?;
         objects.promise(len)?;
         Ok(Array {
             objects,
@@ -129,11 +136,13 @@ impl Heap {
 
     /// A pool of objects of `bytes` bytes (up to 4,096), of up to `objects_max` of them.
     pub fn pool(&self, bytes: u32, objects_max: u64) -> Result<ObjectPool, HeapError> {
-        let objects = Shown::new(self, bytes, objects_max)?;
-        Ok(ObjectPool { objects })
+        Ok(ObjectPool {
+            objects: Shown::new(self, bytes, objects_max, true)?,
+            freeing: std::array::from_fn(|_| Mutex::new(())),
+        })
     }
 
-    fn take_table(&self) -> Result<u16, HeapError> {
+    pub(crate) fn take_table(&self) -> Result<u16, HeapError> {
         let mut tables = self.0.tables.lock().unwrap_or_else(PoisonError::into_inner);
         let free = tables.iter().position(|taken| !taken);
         let free = free.ok_or(HeapError::NoTable { max: TABLES_MAX })?;
@@ -154,12 +163,12 @@ struct Shown {
 }
 
 impl Shown {
-    fn new(heap: &Heap, bytes: u32, objects_max: u64) -> Result<Shown, HeapError> {
+    fn new(heap: &Heap, bytes: u32, objects_max: u64, strict: bool) -> Result<Shown, HeapError> {
         let table = heap.take_table()?;
         let made = Objects::new(heap.0.store.clone(), table, bytes)
             .map_err(HeapError::from)
             .and_then(|objects| {
-                let objects = Arc::new(objects);
+                let objects = Arc::new(if strict { objects.strict() } else { objects });
                 let region = heap.0.memory.region(objects_max, objects.clone())?;
                 Ok((objects, region))
             });
@@ -191,6 +200,10 @@ impl Shown {
         self.region().pages()
     }
 
+    fn addresses(&self) -> (usize, usize) {
+        (self.region().base() as usize, self.region().bytes())
+    }
+
     fn entry_bytes(&self) -> u64 {
         entry_bytes(ObjectId::KEY_BYTES, self.bytes as usize, false, false) as u64
     }
@@ -198,23 +211,14 @@ impl Shown {
     /// Makes sure that so many more objects have room on the SSD.
     fn promise(&self, objects: u64) -> Result<(), HeapError> {
         let bytes = objects.saturating_mul(self.entry_bytes());
-        let shared = &self.heap.0;
-        let promised = shared.promised_bytes.fetch_add(bytes, Ordering::Relaxed);
-        if promised.saturating_add(bytes) > shared.promise_max_bytes {
-            shared.promised_bytes.fetch_sub(bytes, Ordering::Relaxed);
-            return Err(ObjectError::Full { asked_bytes: bytes }.into());
-        }
+        self.heap.promise_bytes(bytes)?;
         self.promised.fetch_add(objects, Ordering::Relaxed);
         Ok(())
     }
 
     fn unpromise(&self, objects: u64) {
         self.promised.fetch_sub(objects, Ordering::Relaxed);
-        let bytes = objects * self.entry_bytes();
-        self.heap
-            .0
-            .promised_bytes
-            .fetch_sub(bytes, Ordering::Relaxed);
+        self.heap.unpromise_bytes(objects * self.entry_bytes());
     }
 
     fn address(&self, object: u64) -> *mut u8 {
@@ -233,7 +237,22 @@ impl Shown {
 }
 
 impl Heap {
-    fn give_table(&self, table: u16) {
+    /// Makes sure that entries of so many more bytes have room on the SSD.
+    pub(crate) fn promise_bytes(&self, bytes: u64) -> Result<(), HeapError> {
+        let shared = &self.0;
+        let promised = shared.promised_bytes.fetch_add(bytes, Ordering::Relaxed);
+        if promised.saturating_add(bytes) > shared.promise_max_bytes {
+            shared.promised_bytes.fetch_sub(bytes, Ordering::Relaxed);
+            return Err(ObjectError::Full { asked_bytes: bytes }.into());
+        }
+        Ok(())
+    }
+
+    pub(crate) fn unpromise_bytes(&self, bytes: u64) {
+        self.0.promised_bytes.fetch_sub(bytes, Ordering::Relaxed);
+    }
+
+    pub(crate) fn give_table(&self, table: u16) {
         let mut tables = self.0.tables.lock().unwrap_or_else(PoisonError::into_inner);
         tables[usize::from(table)] = false;
     }
@@ -279,6 +298,11 @@ impl Array {
         self.objects.address(index)
     }
 
+    /// Where its addresses begin, and how many bytes of them it has.
+    pub fn addresses(&self) -> (usize, usize) {
+        self.objects.addresses()
+    }
+
     /// Objects it has.
     pub fn len(&self) -> u64 {
         *self.len.lock().unwrap_or_else(PoisonError::into_inner)
@@ -319,9 +343,14 @@ impl Array {
     }
 }
 
-/// Objects that are allocated and freed one by one. Dropping it frees them all.
+/// Threads that free objects of one pool at a time.
+const FREEING_MAX: usize = 16;
+
+/// Objects that are allocated and freed one by one. Dropping it frees them all. Who touches one that is freed gets SIGBUS.
 pub struct ObjectPool {
     objects: Shown,
+    /// Of two threads that free the same object, one is told.
+    freeing: [Mutex<()>; FREEING_MAX],
 }
 
 impl ObjectPool {
@@ -358,12 +387,20 @@ impl ObjectPool {
         let Shown { heap, table, .. } = &self.objects;
         let object = self.objects.object_at(address);
         let object = object.ok_or(HeapError::NotAnObject { address })?;
+        let _one = self.freeing[object as usize % FREEING_MAX]
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
         if !heap.0.store.contains(*table, object)? {
             return Err(HeapError::NotAnObject { address });
         }
         self.objects.region().discard(object..object + 1)?;
         self.objects.unpromise(1);
         Ok(())
+    }
+
+    /// Where its addresses begin, and how many bytes of them it has.
+    pub fn addresses(&self) -> (usize, usize) {
+        self.objects.addresses()
     }
 
     /// Objects that are allocated.

@@ -117,6 +117,7 @@ pub struct Objects {
     store: Arc<Store>,
     table: u16,
     bytes: usize,
+    strict: bool,
 }
 
 impl Objects {
@@ -134,7 +135,16 @@ impl Objects {
             store,
             table,
             bytes: bytes as usize,
+            strict: false,
         })
+    }
+
+    /// The same, where a number that is free is no object: who touches its page is told, instead of seeing zeros.
+    pub(crate) fn strict(self) -> Objects {
+        Objects {
+            strict: true,
+            ..self
+        }
     }
 
     /// Where on its page object `object` starts.
@@ -159,17 +169,18 @@ impl Backing for Objects {
     fn fetch(&self, page: u64, into: &mut Page) -> Result<Fetched, FetchError> {
         let into = &mut into.0[self.span(page)];
         let seen = self.store.read(self.table, page, |value| match value {
-            Value::Free | Value::Zeros => Fetched::Absent,
+            Value::Free if self.strict => Err(FetchError::Freed),
+            Value::Free | Value::Zeros => Ok(Fetched::Absent),
             Value::Fill(byte) => {
                 into.fill(byte);
-                Fetched::Filled
+                Ok(Fetched::Filled)
             }
             Value::Bytes(bytes) => {
                 into.copy_from_slice(bytes);
-                Fetched::Filled
+                Ok(Fetched::Filled)
             }
         });
-        seen.map_err(fetch_error)
+        seen.map_err(fetch_error)?
     }
 
     fn store(&self, pages: &[Changed<'_>]) -> Result<usize, StoreError> {

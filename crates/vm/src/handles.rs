@@ -1,0 +1,145 @@
+//! Objects of one size by number, without faults (*handles*): for code that is written for it.
+//!
+//! Promises: a hit in DRAM costs a look-up and a copy; [`Table::get_many`] keeps the device's queue full; what was inserted has room on the
+//! SSD, as objects that fault have. Never: shows an address.
+
+use crate::opp::{Heap, HeapError};
+use crate::store::{ObjectError, Shape, Value};
+use std::sync::atomic::{AtomicU64, Ordering};
+use terrace_log::ObjectId;
+use terrace_log::entry::entry_bytes;
+
+/// Objects of one size. Dropping it frees them all.
+pub struct Table {
+    heap: Heap,
+    table: u16,
+    bytes: u32,
+    len: AtomicU64,
+}
+
+impl Table {
+    /// A table of objects of `bytes` bytes.
+    pub fn new(heap: &Heap, bytes: u32) -> Result<Table, HeapError> {
+        let table = heap.take_table()?;
+        if let Err(e) = heap.store().make_table(table, Shape::Fixed(bytes)) {
+            heap.give_table(table);
+            return Err(e.into());
+        }
+        Ok(Table {
+            heap: heap.clone(),
+            table,
+            bytes,
+            len: AtomicU64::new(0),
+        })
+    }
+
+    /// Bytes of an object.
+    pub fn object_bytes(&self) -> usize {
+        self.bytes as usize
+    }
+
+    /// Objects there are.
+    pub fn len(&self) -> u64 {
+        self.len.load(Ordering::Relaxed)
+    }
+
+    /// Whether there is none.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    fn entry_bytes(&self) -> u64 {
+        entry_bytes(ObjectId::KEY_BYTES, self.bytes as usize, false, false) as u64
+    }
+
+    fn free(&self, id: u64) -> HeapError {
+        let table = self.table;
+        ObjectError::Free { table, id }.into()
+    }
+
+    /// Stores a new object: its number.
+    pub fn insert(&self, value: &[u8]) -> Result<u64, HeapError> {
+        self.heap.promise_bytes(self.entry_bytes())?;
+        match self.heap.store().insert(self.table, value) {
+            Ok(id) => {
+                self.len.fetch_add(1, Ordering::Relaxed);
+                Ok(id)
+            }
+            Err(e) => {
+                self.heap.unpromise_bytes(self.entry_bytes());
+                Err(e.into())
+            }
+        }
+    }
+
+    /// Copies an object to the start of `out`. False: there is none.
+    ///
+    /// `out` must not lie in memory that faults.
+    pub fn get(&self, id: u64, out: &mut [u8]) -> Result<bool, HeapError> {
+        Ok(self.heap.store().get(self.table, id, out)?.is_some())
+    }
+
+    /// Shows objects to `f`, each with its index in `ids`, in any order; None: there is none. `f` is short, calls nothing of the store and
+    /// touches no memory that faults.
+    pub fn get_many(
+        &self,
+        ids: &[u64],
+        mut f: impl FnMut(usize, Option<&[u8]>),
+    ) -> Result<(), HeapError> {
+        let zeros = vec![0; self.object_bytes()];
+        let many = self.heap.store().get_many(self.table, ids, |at, value| {
+            f(
+                at,
+                match value {
+                    Value::Free => None,
+                    Value::Bytes(bytes) => Some(bytes),
+                    // Tables of one size hold no other fill than zeros.
+                    Value::Zeros | Value::Fill(_) => Some(&zeros),
+                },
+            )
+        });
+        Ok(many?)
+    }
+
+    /// Replaces an object that is there.
+    pub fn put(&self, id: u64, value: &[u8]) -> Result<(), HeapError> {
+        let store = self.heap.store();
+        match store.contains(self.table, id)? {
+            true => Ok(store.put(self.table, id, value)?),
+            false => Err(self.free(id)),
+        }
+    }
+
+    /// Changes an object in place: `f` gets a copy of its bytes, and what it leaves is stored. `f` is short, calls nothing of the store and touches
+    /// no memory that faults.
+    pub fn update(&self, id: u64, f: impl FnOnce(&mut [u8])) -> Result<(), HeapError> {
+        Ok(self.heap.store().update(self.table, id, f)?)
+    }
+
+    /// Frees an object that is there.
+    pub fn remove(&self, id: u64) -> Result<(), HeapError> {
+        if !self.heap.store().free(self.table, id)? {
+            return Err(self.free(id));
+        }
+        self.len.fetch_sub(1, Ordering::Relaxed);
+        self.heap.unpromise_bytes(self.entry_bytes());
+        Ok(())
+    }
+
+    /// Says that these objects will be wanted soon. Returns at once; it may be in vain.
+    pub fn prefetch(&self, ids: &[u64]) -> Result<(), HeapError> {
+        Ok(self.heap.store().prefetch(self.table, ids)?)
+    }
+}
+
+impl Drop for Table {
+    fn drop(&mut self) {
+        self.heap.unpromise_bytes(self.len() * self.entry_bytes());
+        match self.heap.store().drop_table(self.table) {
+            Ok(()) => self.heap.give_table(self.table),
+            Err(error) => {
+                tracing::warn!(table = self.table, %error, "a table could not be dropped and is not used again");
+            }
+        }
+    }
+}

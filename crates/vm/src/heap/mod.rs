@@ -1,0 +1,263 @@
+//! A malloc over a region whose pages are a store's (MP): allocations of any size, next to one another.
+//!
+//! Small ones are cut from spans of one size, larger ones are runs of pages. What is known of an allocation is outside of the region:
+//! 4 bytes a page and a bit for each small allocation. So freeing a cold block reads nothing, and a double free or a foreign pointer is found.
+//! Why no allocator from elsewhere does both: ADR 0019.
+//!
+//! Promises: pages that hold allocations have room on the SSD, so that a full SSD is met by an allocation that is refused; what was never used is
+//! known to be zeros; pages without allocations go back to the region, and take no DRAM and no SSD. Never: touches the memory it hands out
+//! with a lock held.
+
+mod alloc;
+mod class;
+mod runs;
+mod span;
+
+use crate::PAGE_BYTES;
+use crate::opp::{Heap, HeapError};
+use crate::policy;
+use crate::region::Region;
+use crate::store::Pages;
+use class::CLASSES;
+use parking_lot::Mutex;
+use runs::Runs;
+use slab::Slab;
+use span::Span;
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use terrace_log::ObjectId;
+use terrace_log::entry::entry_bytes;
+
+/// The most bytes of addresses of a heap: a page's number and a span's must fit 26 bits.
+pub const HEAP_MAX_BYTES: u64 = 1 << 38;
+/// The largest alignment.
+pub const ALIGN_MAX_BYTES: usize = 1 << 20;
+/// In the map of pages: what is above is the class, what is below the span.
+const SPAN_BITS: u32 = 26;
+/// The class of a run of pages.
+const RUN: u32 = 63;
+
+const _: () =
+    assert!((CLASSES as u32) < RUN - 1 && HEAP_MAX_BYTES / PAGE_BYTES as u64 == 1 << SPAN_BITS);
+
+/// Why memory cannot be had or freed.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum AllocError {
+    /// Of the region or the store.
+    #[error(transparent)]
+    Heap(#[from] HeapError),
+    /// No addresses in a row.
+    #[error(
+        "{asked_bytes} bytes: the heap has {heap_bytes} bytes of addresses, and too few in a row are free; make it larger, or free memory"
+    )]
+    NoAddresses {
+        /// Bytes asked for.
+        asked_bytes: usize,
+        /// What the heap has.
+        heap_bytes: u64,
+    },
+    /// Not a power of two, or too large.
+    #[error("an alignment of {asked}: a power of two up to {ALIGN_MAX_BYTES} is allowed")]
+    Alignment {
+        /// What was asked for.
+        asked: usize,
+    },
+    /// Not the start of an allocation.
+    #[error("{address:#x} is not the start of an allocation of this heap")]
+    NotAllocated {
+        /// What was given.
+        address: usize,
+    },
+    /// Freed already.
+    #[error("{address:#x} is freed already (a double free)")]
+    Freed {
+        /// What was given.
+        address: usize,
+    },
+}
+
+/// What a heap holds.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct HeapStats {
+    /// Bytes of allocations, each rounded up to its size class.
+    pub allocated_bytes: u64,
+    /// Bytes of pages that hold them.
+    pub page_bytes: u64,
+    /// DRAM that is taken to know which is which.
+    pub table_bytes: u64,
+}
+
+/// A run of pages.
+struct Run {
+    first_page: u32,
+    pages: u32,
+}
+
+/// Spans of one class.
+#[derive(Default)]
+struct Class {
+    spans: Slab<Span>,
+    /// First page and number of those with room: the lowest is used first, so that others become empty.
+    partial: BTreeSet<(u32, u32)>,
+    /// Spans without any allocation that are kept, so that one that comes and goes takes no new span each time: 0 or 1.
+    empty: u32,
+}
+
+/// Free pages, and runs that are taken.
+struct Space {
+    free: Runs,
+    runs: Slab<Run>,
+}
+
+/// See the head of the file.
+pub struct PageHeap {
+    heap: Heap,
+    table: u16,
+    /// None only while it is dropped.
+    region: Option<Region>,
+    /// What each page belongs to: 0, nothing; or a class, plus one, above the number of its span or run. Of a run only its first page.
+    owner: Box<[AtomicU32]>,
+    classes: [Mutex<Class>; CLASSES],
+    space: Mutex<Space>,
+    allocated_bytes: AtomicU64,
+    page_bytes: AtomicU64,
+    table_bytes: AtomicU64,
+}
+
+/// What pages take of the SSD if lz4 saves nothing.
+fn promise_bytes(pages: u32) -> u64 {
+    let page = entry_bytes(ObjectId::KEY_BYTES, PAGE_BYTES, false, false) as u64;
+    u64::from(pages) * page
+}
+
+impl PageHeap {
+    /// A heap with `bytes_max` bytes of addresses, rounded up to pages; they cost nothing until they are used.
+    pub fn new(heap: &Heap, bytes_max: u64) -> Result<PageHeap, AllocError> {
+        let bytes_max = bytes_max.clamp(1, HEAP_MAX_BYTES);
+        let pages = bytes_max.div_ceil(PAGE_BYTES as u64) as usize;
+        let table = heap.take_table()?;
+        let region = Pages::new(heap.store().clone(), table)
+            .map_err(HeapError::from)
+            .and_then(|backing| Ok(heap.memory().region(pages as u64, Arc::new(backing))?));
+        let region = match region {
+            Ok(region) => region,
+            Err(e) => {
+                heap.give_table(table);
+                return Err(e.into());
+            }
+        };
+        heap.store()
+            .count_pages(0, policy::addresses_bytes(pages as u64));
+        // SAFETY: all zeros is a value of an AtomicU32. From the system's zeroed pages, so that what is not used takes no DRAM.
+        let owner = unsafe { Box::<[AtomicU32]>::new_zeroed_slice(pages).assume_init() };
+        Ok(PageHeap {
+            heap: heap.clone(),
+            table,
+            region: Some(region),
+            owner,
+            classes: std::array::from_fn(|_| Mutex::default()),
+            space: Mutex::new(Space {
+                free: Runs::new(pages as u32),
+                runs: Slab::new(),
+            }),
+            allocated_bytes: AtomicU64::new(0),
+            page_bytes: AtomicU64::new(0),
+            table_bytes: AtomicU64::new(0),
+        })
+    }
+
+    /// Where it begins; its end is [`PageHeap::bytes`] further.
+    pub fn base(&self) -> *mut u8 {
+        self.region().base()
+    }
+
+    /// Bytes of addresses.
+    pub fn bytes(&self) -> usize {
+        self.region().bytes()
+    }
+
+    /// What it holds.
+    pub fn stats(&self) -> HeapStats {
+        HeapStats {
+            allocated_bytes: self.allocated_bytes.load(Ordering::Relaxed),
+            page_bytes: self.page_bytes.load(Ordering::Relaxed),
+            table_bytes: self.table_bytes.load(Ordering::Relaxed),
+        }
+    }
+
+    fn region(&self) -> &Region {
+        self.region.as_ref().expect("there until it is dropped")
+    }
+
+    /// Takes pages that are zeros, and their room on the SSD.
+    fn take_pages(&self, pages: u32, align: u32, asked_bytes: usize) -> Result<u32, AllocError> {
+        self.heap.promise_bytes(promise_bytes(pages))?;
+        let Some(first) = self.space.lock().free.take(pages, align) else {
+            self.heap.unpromise_bytes(promise_bytes(pages));
+            return Err(AllocError::NoAddresses {
+                asked_bytes,
+                heap_bytes: self.bytes() as u64,
+            });
+        };
+        self.count_pages(pages);
+        Ok(first)
+    }
+
+    /// Takes the pages from `first` on, if they are free.
+    fn take_pages_at(&self, first: u32, pages: u32) -> bool {
+        if self.heap.promise_bytes(promise_bytes(pages)).is_err() {
+            return false;
+        }
+        let taken = self.space.lock().free.take_at(first, pages);
+        match taken {
+            true => self.count_pages(pages),
+            false => self.heap.unpromise_bytes(promise_bytes(pages)),
+        }
+        taken
+    }
+
+    fn count_pages(&self, pages: u32) {
+        let bytes = u64::from(pages) * PAGE_BYTES as u64;
+        self.page_bytes.fetch_add(bytes, Ordering::Relaxed);
+    }
+
+    /// Gives pages back that nothing is known of any more.
+    fn give_pages(&self, first: u32, pages: u32) {
+        let range = u64::from(first)..u64::from(first) + u64::from(pages);
+        if let Err(error) = self.region().discard(range) {
+            // They may hold anything, so they are not used again.
+            tracing::warn!(first, pages, %error, "pages of a heap could not be freed and are not used again");
+            return;
+        }
+        self.space.lock().free.give(first, pages);
+        self.heap.unpromise_bytes(promise_bytes(pages));
+        let bytes = u64::from(pages) * PAGE_BYTES as u64;
+        self.page_bytes.fetch_sub(bytes, Ordering::Relaxed);
+    }
+
+    /// Takes note of DRAM for what is known of allocations.
+    fn count_table(&self, before: usize, after: usize) {
+        let change = (after as u64).wrapping_sub(before as u64);
+        self.table_bytes.fetch_add(change, Ordering::Relaxed);
+        self.heap.store().count_pages(before as u64, after as u64);
+    }
+}
+
+impl Drop for PageHeap {
+    fn drop(&mut self) {
+        let addresses = policy::addresses_bytes(self.region().pages());
+        self.heap.store().count_pages(addresses, 0);
+        // First what shows it, so that nothing is written to the table after it is gone.
+        self.region = None;
+        let pages = self.page_bytes.load(Ordering::Relaxed) / PAGE_BYTES as u64;
+        self.heap.unpromise_bytes(promise_bytes(pages as u32));
+        self.count_table(self.table_bytes.load(Ordering::Relaxed) as usize, 0);
+        match self.heap.store().drop_table(self.table) {
+            Ok(()) => self.heap.give_table(self.table),
+            Err(error) => {
+                tracing::warn!(table = self.table, %error, "a table could not be dropped and is not used again");
+            }
+        }
+    }
+}

@@ -1,0 +1,198 @@
+//! The malloc over a region (MP), end to end under a cap of 32 MiB, against a plain copy: several threads allocate, change, grow and free at
+//! random; every allocation holds what was written to it last, none overlaps another, and what is wrongly freed is refused.
+
+mod common;
+
+use common::Random;
+use std::time::{Duration, Instant};
+use terrace_vm::Way;
+use terrace_vm::heap::{ALIGN_MAX_BYTES, AllocError, PageHeap};
+use terrace_vm::opp::Heap;
+use terrace_vm::store::{Store, StoreOptions};
+
+const CAP_BYTES: u64 = 32 << 20;
+const THREADS: u64 = 4;
+const ROUND: Duration = Duration::from_secs(3);
+
+fn heap(ssd_bytes: u64, bytes_max: u64) -> (tempfile::TempDir, Heap, PageHeap) {
+    let dir = tempfile::tempdir().expect("a directory");
+    let store = Store::open(&StoreOptions::scratch(dir.path(), CAP_BYTES, ssd_bytes)).unwrap();
+    let heap = Heap::open(store, Way::InThread).unwrap();
+    let pages = PageHeap::new(&heap, bytes_max).unwrap();
+    (dir, heap, pages)
+}
+
+/// An allocation and what it was filled with, from its address and a number.
+struct Held {
+    address: *mut u8,
+    bytes: usize,
+    seed: u64,
+}
+
+impl Held {
+    fn byte(&self, at: usize) -> u8 {
+        (self.seed as usize).wrapping_add(at.wrapping_mul(31)) as u8
+    }
+    fn fill(&self) {
+        for at in (0..self.bytes).step_by(1 + self.bytes / 64) {
+            // SAFETY: allocated with so many bytes, and only this thread has it.
+            unsafe { self.address.add(at).write(self.byte(at)) };
+        }
+    }
+    fn check(&self, bytes: usize) {
+        for at in (0..bytes).step_by(1 + self.bytes / 64) {
+            // SAFETY: as above.
+            let seen = unsafe { self.address.add(at).read() };
+            assert_eq!(seen, self.byte(at), "byte {at} of {}", self.bytes);
+        }
+    }
+}
+
+fn random_size(random: &mut Random) -> usize {
+    match random.below(20) {
+        0 => random.below(200_000) as usize,
+        1..=4 => random.below(20_000) as usize,
+        _ => random.below(600) as usize,
+    }
+}
+
+fn work(heap: &PageHeap, seed: u64, ends: Instant) {
+    let mut random = Random::new(seed);
+    let mut held: Vec<Held> = Vec::new();
+    while Instant::now() < ends {
+        if held.len() < 4000 && random.below(3) > 0 {
+            let (bytes, zeroed) = (random_size(&mut random).max(1), random.below(4) == 0);
+            let align = 16 << random.below(9);
+            let address = match zeroed {
+                true => heap.alloc_zeroed(bytes, align).unwrap(),
+                false => heap.alloc(bytes, align).unwrap(),
+            };
+            assert_eq!(address as usize % align, 0);
+            if zeroed {
+                for at in (0..bytes).step_by(7) {
+                    // SAFETY: allocated just now.
+                    assert_eq!(unsafe { address.add(at).read() }, 0);
+                }
+            }
+            let new = Held {
+                address,
+                bytes,
+                seed: random.next(),
+            };
+            new.fill();
+            held.push(new);
+        } else if !held.is_empty() {
+            let at = random.below(held.len() as u64) as usize;
+            if random.below(4) == 0 {
+                let (mut one, bytes) = (held.swap_remove(at), random_size(&mut random).max(1));
+                // SAFETY: only this thread has it.
+                let address = unsafe { heap.realloc(one.address, bytes).unwrap() };
+                one.address = address;
+                one.check(bytes.min(one.bytes));
+                one.bytes = bytes;
+                one.fill();
+                held.push(one);
+            } else {
+                let one = held.swap_remove(at);
+                one.check(one.bytes);
+                heap.free(one.address).unwrap();
+            }
+        }
+    }
+    for one in held {
+        one.check(one.bytes);
+        heap.free(one.address).unwrap();
+    }
+}
+
+#[test]
+fn allocations_hold_what_was_written_to_them() {
+    let (_dir, heap, pages) = heap(512 << 20, 1 << 30);
+    let seed = u64::from(std::process::id());
+    println!("seed {seed}");
+    let ends = Instant::now() + ROUND;
+    std::thread::scope(|scope| {
+        for thread in 0..THREADS {
+            let pages = &pages;
+            scope.spawn(move || work(pages, seed + thread, ends));
+        }
+    });
+    assert_eq!(pages.stats().allocated_bytes, 0);
+    let (cap, used) = heap.store().cap_and_used_bytes();
+    assert!(used <= cap, "{used} of {cap}");
+    // What is kept is at most an empty span of each size.
+    assert!(
+        pages.stats().page_bytes <= 36 * 32 * 4096,
+        "{:?}",
+        pages.stats()
+    );
+}
+
+#[test]
+fn what_is_wrongly_freed_is_refused_and_nothing_changes() {
+    let (_dir, _heap, pages) = heap(64 << 20, 32 << 20);
+    for bytes in [1, 100, 5000, 100_000] {
+        let (one, other) = (
+            pages.alloc(bytes, 16).unwrap(),
+            pages.alloc(bytes, 16).unwrap(),
+        );
+        let before = pages.stats();
+        let inside = pages.free(one.wrapping_add(8));
+        assert!(
+            matches!(inside, Err(AllocError::NotAllocated { .. })),
+            "{inside:?}"
+        );
+        let foreign = pages.free((&raw const before).cast_mut().cast());
+        assert!(matches!(foreign, Err(AllocError::NotAllocated { .. })));
+        assert_eq!(pages.stats(), before);
+        pages.free(one).unwrap();
+        let again = pages.free(one);
+        assert!(matches!(
+            again,
+            Err(AllocError::Freed { .. } | AllocError::NotAllocated { .. })
+        ));
+        // SAFETY: nobody has it; it is refused.
+        assert!(unsafe { pages.realloc(one, 10) }.is_err());
+        pages.free(other).unwrap();
+    }
+    assert!(matches!(
+        pages.alloc(10, 24),
+        Err(AllocError::Alignment { .. })
+    ));
+    assert!(matches!(
+        pages.alloc(10, 2 * ALIGN_MAX_BYTES),
+        Err(AllocError::Alignment { .. })
+    ));
+    assert!(pages.alloc(usize::MAX - 10, 16).is_err());
+    let aligned = pages.alloc(10, ALIGN_MAX_BYTES).unwrap();
+    assert_eq!(aligned as usize % ALIGN_MAX_BYTES, 0);
+}
+
+#[test]
+fn a_full_ssd_is_met_by_an_allocation_and_room_comes_back() {
+    let (_dir, _heap, pages) = heap(64 << 20, 1 << 30);
+    let mut held = Vec::new();
+    let mut random = Random::new(1);
+    let refused = loop {
+        match pages.alloc(60_000, 16) {
+            Ok(address) => {
+                for word in 0..60_000 / 8 {
+                    // Bytes that lz4 cannot shorten.
+                    // SAFETY: allocated just now.
+                    unsafe { address.cast::<u64>().add(word).write(random.next()) };
+                }
+                held.push(address);
+            }
+            Err(e) => break e,
+        }
+    };
+    assert!(refused.to_string().contains("SSD is full"), "{refused}");
+    let many = held.len();
+    assert!(many * 60_000 > 32 << 20, "only {many} fit");
+    for address in held.drain(..) {
+        pages.free(address).unwrap();
+    }
+    for _ in 0..many {
+        held.push(pages.alloc(60_000, 16).unwrap());
+    }
+}
