@@ -3,12 +3,13 @@
 #
 # Settings (make NAME=value ...):
 #   POOL, DRAM, SSD, RESP   what `make run` opens, its bounds, and where it listens
+#   PREFIX, DESTDIR         where `make install` puts the C library (/usr/local)
 #   SOAK_SECONDS            how long each long test of `make soak` runs
 #   CARGO_TARGET_DIR        where cargo builds, as everywhere
 
 SHELL := /bin/sh
 .DEFAULT_GOAL := help
-.PHONY: help setup build run test lint bench memcheck soak clean
+.PHONY: help setup build examples install uninstall run test lint bench memcheck soak clean
 .NOTPARALLEL:
 MAKEFLAGS += --no-print-directory
 
@@ -27,10 +28,11 @@ DRAM ?= 256M
 SSD ?= 2G
 RESP ?= 127.0.0.1:6380
 SOAK_SECONDS ?= 3600
-export POOL DRAM SSD RESP SOAK_SECONDS
+PREFIX ?= /usr/local
+export POOL DRAM SSD RESP SOAK_SECONDS PREFIX DESTDIR
 
 help: ## list these targets
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-9s %s\n", $$1, $$2 }' Makefile
 
 setup: ## install what is missing for all of the below
 	@scripts/setup.sh all
@@ -39,6 +41,20 @@ setup: ## install what is missing for all of the below
 build: ## build the release binary
 	@scripts/setup.sh build
 	@cargo build --release --locked
+
+examples: ## the applications of examples/, each with malloc, MP and OPP, into target/examples
+	@scripts/setup.sh build
+	@cargo build --release --locked -p terrace-capi
+	@examples/build.sh "$(CARGO_TARGET_DIR)/examples" "$(CARGO_TARGET_DIR)/release"
+	@examples/changed-lines.sh
+
+install: ## build, then put the C library, its header and terrace.pc below PREFIX
+	@scripts/setup.sh build
+	@cargo build --release --locked -p terrace-capi
+	@scripts/install.sh install
+
+uninstall: ## remove what install put below PREFIX
+	@scripts/install.sh uninstall
 
 run: ## build and start a server on a pool in ./out/run-pool
 	@scripts/setup.sh run

@@ -32,7 +32,7 @@ can_link() { have cc && echo 'int main(void) { return 0; }' | cc -xc - -o /dev/n
 # Prints the Debian packages that a target needs and this machine lacks. The commands are asked for, not the
 # packages, so that a redis-server built by hand, or another distribution, is as good.
 missing_packages() {
-    can_link || echo build-essential
+    { can_link && have c++; } || echo build-essential
     have pkg-config || echo pkg-config
     case "$1" in run | test | bench | all) have redis-cli || echo redis-tools ;; esac
     case "$1" in test | bench | all)

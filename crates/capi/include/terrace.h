@@ -1,0 +1,209 @@
+/* Terrace: memory that is larger than DRAM. Made by cbindgen from crates/capi/src; do not edit.
+ *
+ * A pool is a file on an SSD and a bound on DRAM. Memory from it is plain memory: what is not in DRAM is read when it is touched.
+ *
+ * - Functions that return int return 0, or -1 with errno set. Functions that return a pointer return NULL with errno set; sizes and counts are 0 or
+ *   UINT64_MAX. terrace_last_error says in words what was asked, what is allowed and what to do.
+ * - Any thread may call anything at any time, but not from a signal handler.
+ * - A handle (terrace_pool and its like) that is closed, foreign or of another kind is refused with EBADF or EINVAL, never followed. So is an address to free.
+ * - Unless terrace_options.fault_threads says otherwise, faults are taken in the thread that touches memory, by a handler for SIGBUS. Then a system call that is
+ *   given memory of a pool that is not in DRAM just now fails with EFAULT: read into a buffer of malloc's and copy. Stacks, and locks that are waited on, do not
+ *   belong in such memory.
+ * - What cannot be read back kills what touches it with SIGBUS, after a line on stderr that names page and cause. So does an object that is freed.
+ * - After fork, memory and handles stay with the parent: the child is refused with EPERM, and may open a pool of its own.
+ */
+
+#ifndef TERRACE_H
+#define TERRACE_H
+
+
+
+#include <stddef.h>
+#include <stdint.h>
+
+// An array. Not to be followed.
+typedef struct terrace_array terrace_array;
+
+// Objects of one size. Not to be followed.
+typedef struct terrace_objects terrace_objects;
+
+// A pool that is open. Not to be followed.
+typedef struct terrace_pool terrace_pool;
+
+// A table of objects of one size. Not to be followed.
+typedef struct terrace_table terrace_table;
+
+// How a pool is opened. Set everything to 0 first, then size, path and cap_bytes. New members are added at the end only.
+typedef struct terrace_options {
+  // sizeof(struct terrace_options).
+  size_t size;
+  // Directory of the pool; made if need be. What is in it does not outlive the program that opened it.
+  const char *path;
+  // DRAM in bytes, everything counted.
+  uint64_t cap_bytes;
+  // Size on the SSD in bytes; 0: four times the cap. A pool that is there keeps its size.
+  uint64_t ssd_bytes;
+  // Pages of 4 KiB that the program sees in DRAM at a time; 0: a sixteenth of the cap with their page tables.
+  uint64_t buffer_pages;
+  // Threads that take faults; 0: each is taken in the thread that touches memory, which is quicker (see the top of this file). Up to 64.
+  uint32_t fault_threads;
+  // 0.
+  uint32_t flags;
+} terrace_options;
+
+// Counts since the pool was opened, and what it holds now. New members are added at the end only.
+typedef struct terrace_stats {
+  // The bound on DRAM, bytes.
+  uint64_t cap_bytes;
+  // DRAM held of it.
+  uint64_t used_bytes;
+  // Of it, the tables that say where objects and pages are.
+  uint64_t table_bytes;
+  // Pages of 4 KiB that the program sees in DRAM at most, and now.
+  uint64_t buffer_pages;
+  uint64_t resident_pages;
+  // Faults that brought a page or object back, and that showed one never written to.
+  uint64_t faults_filled;
+  uint64_t faults_zero;
+  // Faults that ended in SIGBUS.
+  uint64_t faults_failed;
+  // Pages taken away from the program again, and of these, those that were written to.
+  uint64_t pages_evicted;
+  uint64_t pages_stored;
+  // Objects and pages found in DRAM, and those that took a device read.
+  uint64_t hits;
+  uint64_t misses;
+  // Device reads and writes, everything counted.
+  uint64_t device_reads;
+  uint64_t device_read_bytes;
+  uint64_t device_writes;
+  uint64_t device_write_bytes;
+  // Live bytes on the SSD, and how many it takes.
+  uint64_t ssd_live_bytes;
+  uint64_t ssd_usable_bytes;
+  // Bytes that terrace_malloc and its like handed out, each rounded up, and bytes of pages that hold them.
+  uint64_t malloc_bytes;
+  uint64_t malloc_page_bytes;
+} terrace_stats;
+
+#ifdef __cplusplus
+extern "C" {
+#endif // __cplusplus
+
+// Makes an array of `len` objects of `bytes` bytes (1 to 4096), zeros, which can grow to `len_max` (0: it cannot grow).
+struct terrace_array *terrace_array_create(struct terrace_pool *pool, uint64_t len, size_t bytes, uint64_t len_max);
+
+// The address of object `index`, which stays until the array ends. NULL with EINVAL: the array does not have it.
+void *terrace_array_at(const struct terrace_array *array, uint64_t index);
+
+// How many objects it has; UINT64_MAX when it fails.
+uint64_t terrace_array_len(const struct terrace_array *array);
+
+// Changes how many objects it has. New ones are zeros; nobody may use those that go.
+int terrace_array_resize(struct terrace_array *array, uint64_t len);
+
+// Makes one object zeros again: it takes no DRAM and no SSD then.
+int terrace_array_clear(struct terrace_array *array, uint64_t index);
+
+// Frees the array and its objects.
+int terrace_array_destroy(struct terrace_array *array);
+
+// What the calling thread's last call that failed said, in words: what was asked, what is allowed and what to do. Never NULL; empty if none
+// failed. Valid until the thread's next call that fails.
+const char *terrace_last_error(void);
+
+// `bytes` bytes, as malloc: aligned to 16, not set to anything.
+void *terrace_malloc(struct terrace_pool *pool, size_t bytes);
+
+// `count` times `bytes` bytes, as calloc: zeros.
+void *terrace_calloc(struct terrace_pool *pool, size_t count, size_t bytes);
+
+// `bytes` bytes at a multiple of `alignment`, a power of two up to 1 MiB.
+void *terrace_aligned_alloc(struct terrace_pool *pool, size_t alignment, size_t bytes);
+
+// As realloc: NULL is as terrace_malloc, otherwise memory of terrace_malloc and its like, of this pool. Unlike realloc, 0 bytes are as 1. When it fails,
+// the memory is as it was.
+//
+// Nobody else uses the memory meanwhile.
+void *terrace_realloc(struct terrace_pool *pool,
+                      void *memory,
+                      size_t bytes);
+
+// Frees memory of terrace_malloc and its like, and objects of terrace_object_alloc. NULL is nothing. -1 with EINVAL: not such memory, or
+// freed already; then nothing has changed.
+int terrace_free(void *memory);
+
+// Bytes that may be used at an allocation of terrace_malloc and its like: what was asked for, or more. 0: it is none.
+size_t terrace_usable_size(const void *memory);
+
+// 1 if an address lies in memory of a pool that is open, else 0: tells it from malloc's.
+int terrace_owns(const void *memory);
+
+// Makes a place for objects of `bytes` bytes (1 to 4096), up to `objects_max` of them (0: as many as the SSD takes; each has 4 KiB
+// of addresses, and 2 MiB of those cost some 16 bytes of DRAM).
+struct terrace_objects *terrace_objects_create(struct terrace_pool *pool,
+                                               size_t bytes,
+                                               uint64_t objects_max);
+
+// A new object: zeros, aligned to 64 bytes. Free it with terrace_free.
+void *terrace_object_alloc(struct terrace_objects *objects);
+
+// How many objects are allocated; UINT64_MAX when it fails.
+uint64_t terrace_objects_count(const struct terrace_objects *objects);
+
+// Frees all of them and their place.
+int terrace_objects_destroy(struct terrace_objects *objects);
+
+// Opens a pool, and makes it if need be. NULL: errno is EBUSY if another process has it, EINVAL if an option is out of bounds, ENOSYS if this
+// machine does not let programs take their faults (terrace_last_error says what to set).
+//
+// `options` points to as many bytes as its size says; its path is a string.
+struct terrace_pool *terrace_open(const struct terrace_options *options);
+
+// Closes a pool and all that is of it: its arrays, tables and memory, which nobody may touch any more.
+int terrace_close(struct terrace_pool *pool);
+
+// Fills the first `size` bytes of `stats`: sizeof(struct terrace_stats).
+int terrace_get_stats(const struct terrace_pool *pool, struct terrace_stats *stats, size_t size);
+
+// This library's version, as "0.1.0".
+const char *terrace_version(void);
+
+// Makes a table of objects of `bytes` bytes (up to about 64 KiB), for code that asks for objects instead of touching them: no faults, no pages.
+struct terrace_table *terrace_table_create(struct terrace_pool *pool,
+                                           size_t bytes);
+
+// Stores a new object, and its number in `id`. `object` has as many bytes as the table's objects.
+int terrace_insert(struct terrace_table *table, const void *object, uint64_t *id);
+
+// Copies object `id` to `object`. -1 with ENOENT: there is none.
+int terrace_get(const struct terrace_table *table, uint64_t id, void *object);
+
+// Copies objects `ids[0]` to `ids[count - 1]` to `objects`, one after another, with as many device reads under way as the device takes. `found[n]` is set
+// to 1, or to 0 where there is no such object; `found` may be NULL if all are there: then one that is not is ENOENT.
+int terrace_get_many(const struct terrace_table *table,
+                     const uint64_t *ids,
+                     size_t count,
+                     void *objects,
+                     uint8_t *found);
+
+// Replaces object `id`. -1 with ENOENT: there is none.
+int terrace_put(struct terrace_table *table, uint64_t id, const void *object);
+
+// Frees object `id`. -1 with ENOENT: there is none.
+int terrace_remove(struct terrace_table *table, uint64_t id);
+
+// Says that objects will be wanted soon. Returns at once; it may be in vain.
+int terrace_prefetch(const struct terrace_table *table, const uint64_t *ids, size_t count);
+
+// How many objects there are; UINT64_MAX when it fails.
+uint64_t terrace_table_count(const struct terrace_table *table);
+
+// Frees the table and its objects.
+int terrace_table_destroy(struct terrace_table *table);
+
+#ifdef __cplusplus
+}  // extern "C"
+#endif  // __cplusplus
+
+#endif  /* TERRACE_H */

@@ -1,0 +1,171 @@
+//! Opening and closing a pool.
+//!
+//! Promises: closing ends everything of the pool; calls under way in other threads end first. Never: reads more of the options than the program says
+//! it has.
+
+use crate::error::{Failure, call};
+use crate::handle::{self, Handle, Thing};
+use crate::ranges;
+use parking_lot::Mutex;
+use std::ffi::{CStr, OsStr, c_char, c_int};
+use std::mem::offset_of;
+use std::os::unix::ffi::OsStrExt;
+use std::path::PathBuf;
+use std::sync::Arc;
+use terrace_vm::Way;
+use terrace_vm::heap::PageHeap;
+use terrace_vm::opp::Heap;
+use terrace_vm::store::{Store, StoreOptions};
+
+/// A pool that is open. Not to be followed.
+#[allow(non_camel_case_types)]
+pub struct terrace_pool {
+    _private: [u8; 0],
+}
+
+/// How a pool is opened. Set everything to 0 first, then size, path and cap_bytes. New members are added at the end only.
+#[allow(non_camel_case_types)]
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct terrace_options {
+    /// sizeof(struct terrace_options).
+    pub size: usize,
+    /// Directory of the pool; made if need be. What is in it does not outlive the program that opened it.
+    pub path: *const c_char,
+    /// DRAM in bytes, everything counted.
+    pub cap_bytes: u64,
+    /// Size on the SSD in bytes; 0: four times the cap. A pool that is there keeps its size.
+    pub ssd_bytes: u64,
+    /// Pages of 4 KiB that the program sees in DRAM at a time; 0: a sixteenth of the cap with their page tables.
+    pub buffer_pages: u64,
+    /// Threads that take faults; 0: each is taken in the thread that touches memory, which is quicker (see the top of this file). Up to 64.
+    pub fault_threads: u32,
+    /// 0.
+    pub flags: u32,
+}
+
+pub(crate) struct PoolState {
+    pub heap: Heap,
+    /// The pool's malloc, made when it is first used.
+    pub malloc: Mutex<Option<Arc<PageHeap>>>,
+    /// Arrays and the like that are open.
+    pub children: Mutex<Vec<Handle>>,
+}
+
+impl PoolState {
+    /// Takes note of a handle that ends with the pool.
+    pub fn adopt(&self, child: Handle) {
+        self.children.lock().push(child);
+    }
+    pub fn disown(&self, child: Handle) {
+        self.children.lock().retain(|c| *c != child);
+    }
+}
+
+struct Asked {
+    store: StoreOptions,
+    way: Way,
+    pages: Option<usize>,
+}
+
+/// Copies what the program says it has; the rest is 0.
+///
+/// # Safety
+/// `options` is NULL, or points to a `size` and to as many bytes.
+unsafe fn read_options(options: *const terrace_options) -> Result<terrace_options, Failure> {
+    if options.is_null() {
+        return Err(Failure::invalid("options are NULL"));
+    }
+    // SAFETY: the caller's promise.
+    let size = unsafe { (&raw const (*options).size).read_unaligned() };
+    let (least, most) = (
+        offset_of!(terrace_options, ssd_bytes),
+        size_of::<terrace_options>(),
+    );
+    if !(least..=most).contains(&size) {
+        return Err(Failure::invalid(format!(
+            "options.size is {size}; it is sizeof(struct terrace_options), here {most}, and at least {least}"
+        )));
+    }
+    // SAFETY: made of integers and a pointer, all zeros is a value.
+    let mut read: terrace_options = unsafe { std::mem::zeroed() };
+    // SAFETY: the caller's promise; not longer than `read`.
+    unsafe { std::ptr::copy_nonoverlapping(options.cast::<u8>(), (&raw mut read).cast(), size) };
+    Ok(read)
+}
+
+/// # Safety
+/// As for [`read_options`], and `path` is NULL or a string.
+unsafe fn asked(options: *const terrace_options) -> Result<Asked, Failure> {
+    // SAFETY: the caller's promise.
+    let options = unsafe { read_options(options)? };
+    if options.path.is_null() {
+        return Err(Failure::invalid(
+            "options.path is NULL; it is the directory of the pool",
+        ));
+    }
+    if options.flags != 0 {
+        return Err(Failure::invalid(format!(
+            "options.flags is {:#x}; only 0 is allowed",
+            options.flags
+        )));
+    }
+    // SAFETY: the caller's promise.
+    let path = unsafe { CStr::from_ptr(options.path) };
+    let dir = PathBuf::from(OsStr::from_bytes(path.to_bytes()));
+    Ok(Asked {
+        store: StoreOptions::scratch(dir, options.cap_bytes, options.ssd_bytes),
+        way: match options.fault_threads {
+            0 => Way::InThread,
+            threads => Way::Handlers(threads as usize),
+        },
+        pages: (options.buffer_pages > 0).then_some(options.buffer_pages as usize),
+    })
+}
+
+/// Opens a pool, and makes it if need be. NULL: errno is EBUSY if another process has it, EINVAL if an option is out of bounds, ENOSYS if this
+/// machine does not let programs take their faults (terrace_last_error says what to set).
+///
+/// `options` points to as many bytes as its size says; its path is a string.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn terrace_open(options: *const terrace_options) -> *mut terrace_pool {
+    call("terrace_open", std::ptr::null_mut(), || {
+        handle::watch_forks();
+        // SAFETY: the program's promise.
+        let asked = unsafe { asked(options)? };
+        let store = Store::open(&asked.store)?;
+        let heap = Heap::open(store, asked.way)?;
+        if let Some(pages) = asked.pages {
+            heap.set_pages_max(pages)?;
+        }
+        let pool = PoolState {
+            heap,
+            malloc: Mutex::new(None),
+            children: Mutex::new(Vec::new()),
+        };
+        Ok(handle::add(Thing::Pool(Arc::new(pool)))?.pointer())
+    })
+}
+
+/// Closes a pool and all that is of it: its arrays, tables and memory, which nobody may touch any more.
+#[unsafe(no_mangle)]
+pub extern "C" fn terrace_close(pool: *mut terrace_pool) -> c_int {
+    call("terrace_close", -1, || {
+        let handle = Handle::from_pointer(pool);
+        let state = handle::remove::<PoolState>(handle)?;
+        ranges::remove(handle);
+        for child in std::mem::take(&mut *state.children.lock()) {
+            ranges::remove(child);
+            // Gone if another thread closes it right now.
+            match handle::any(child).ok() {
+                Some(Thing::Objects(_)) => {
+                    drop(handle::remove::<crate::objects::ObjectsState>(child))
+                }
+                Some(Thing::Array(_)) => drop(handle::remove::<crate::array::ArrayState>(child)),
+                Some(Thing::Table(_)) => drop(handle::remove::<crate::table::TableState>(child)),
+                Some(Thing::Pool(_)) | None => {}
+            }
+        }
+        Ok(0)
+    })
+}

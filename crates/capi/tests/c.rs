@@ -1,0 +1,173 @@
+//! Programs in C against the library, as users build them: the header in C and C++, what each call does, what each misuse ends in, and the
+//! applications of `examples/` with their contents verified.
+//!
+//! Never skipped: without a C compiler it fails, and says what to install.
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+fn here() -> &'static Path {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+}
+
+/// Where cargo put libterrace.so and libterrace.a for this test.
+fn libraries() -> PathBuf {
+    let exe = std::env::current_exe().expect("this test's file");
+    exe.parent().expect("its directory").to_path_buf()
+}
+
+fn run(command: &mut Command) -> Output {
+    let ended = command.output();
+    let ended = ended.unwrap_or_else(|e| {
+        panic!("{command:?}: {e}; a C compiler comes with Debian's build-essential")
+    });
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    assert!(
+        ended.status.success(),
+        "{command:?}: {}\n{}{}",
+        ended.status,
+        text(&ended.stdout),
+        text(&ended.stderr)
+    );
+    ended
+}
+
+/// How a program is linked.
+#[derive(Clone, Copy)]
+enum Link {
+    Shared,
+    Static,
+    Not,
+}
+
+fn compile(sources: &[PathBuf], out: &Path, flags: &[&str], link: Link) {
+    let mut cc = Command::new("cc");
+    cc.args([
+        "-std=c11",
+        "-O2",
+        "-Wall",
+        "-Wextra",
+        "-Werror",
+        "-D_GNU_SOURCE",
+    ])
+    .args(flags)
+    .arg("-I")
+    .arg(here().join("include"))
+    .args(sources)
+    .arg("-o")
+    .arg(out);
+    match link {
+        Link::Shared => {
+            cc.arg(libraries().join("libterrace.so"));
+        }
+        Link::Static => {
+            cc.arg(libraries().join("libterrace.a"));
+            cc.args(["-lgcc_s", "-lutil", "-lrt", "-ldl"]);
+        }
+        Link::Not => {}
+    }
+    run(cc.args(["-lpthread", "-lm"]));
+}
+
+/// Runs a program that was linked with the shared library. The library's soname is another name than its file's here.
+fn start(program: &Path, dir: &Path) -> Command {
+    let soname = dir.join("libterrace.so.0");
+    if !soname.exists() {
+        std::os::unix::fs::symlink(libraries().join("libterrace.so"), &soname).expect("a link");
+    }
+    let mut command = Command::new(program);
+    command.env("LD_LIBRARY_PATH", dir);
+    command
+}
+
+fn c(name: &str) -> Vec<PathBuf> {
+    vec![here().join("tests/c").join(name)]
+}
+
+#[test]
+fn the_header_compiles_in_c_and_cpp() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let source = dir.path().join("header.c");
+    std::fs::write(&source, "#include \"terrace.h\"\n").expect("written");
+    let include = here().join("include");
+    for (compiler, language, standard) in [("cc", "c", "-std=c99"), ("c++", "c++", "-std=c++11")] {
+        let mut command = Command::new(compiler);
+        command.args([
+            "-x",
+            language,
+            standard,
+            "-pedantic",
+            "-Wall",
+            "-Wextra",
+            "-Werror",
+            "-fsyntax-only",
+            "-I",
+        ]);
+        run(command.arg(&include).arg(&source));
+    }
+}
+
+#[test]
+fn every_call_does_what_the_header_says() {
+    let dir = tempfile::tempdir().expect("a directory");
+    for (name, link) in [("shared", Link::Shared), ("static", Link::Static)] {
+        let program = dir.path().join(name);
+        compile(&c("calls.c"), &program, &[], link);
+        run(start(&program, dir.path()).arg(dir.path().join(format!("{name}-pool"))));
+    }
+}
+
+#[test]
+fn every_misuse_is_an_error_or_a_clear_end() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let program = dir.path().join("misuse");
+    compile(&c("misuse.c"), &program, &[], Link::Shared);
+    let ended = run(start(&program, dir.path()).arg(dir.path()));
+    let said = String::from_utf8_lossy(&ended.stdout).into_owned();
+    println!("{said}");
+    assert!(said.contains("all as they should be"));
+}
+
+#[test]
+fn the_examples_hold_what_was_put_into_them() {
+    let examples = here().join("../../examples");
+    let common = examples.join("common");
+    let include = format!("-I{}", common.display());
+    let dir = tempfile::tempdir().expect("a directory");
+    for (name, keys) in [
+        ("btree", "100K"),
+        ("packetcache", "32K"),
+        ("hashcache", "200K"),
+    ] {
+        let sources = [
+            examples.join(name).join(format!("{name}.c")),
+            common.join("bench.c"),
+        ];
+        for (kind, link) in [
+            ("malloc", Link::Not),
+            ("MP", Link::Shared),
+            ("OPP", Link::Shared),
+        ] {
+            let program = dir.path().join(format!("{name}-{kind}"));
+            let define = format!("-DTERRACE_{kind}");
+            compile(&sources, &program, &[&include, &define], link);
+            let pool = dir.path().join("pool");
+            // Up to 32 MB of objects; few of their pages are there at a time.
+            let mut command = start(&program, dir.path());
+            command.args([
+                "--check",
+                "--threads",
+                "2",
+                "--cap",
+                "24M",
+                "--ssd",
+                "128M",
+                "--keys",
+                keys,
+            ]);
+            let ended = run(command.arg("--pool").arg(&pool));
+            assert!(String::from_utf8_lossy(&ended.stdout).contains("\"check\": true"));
+            let _ = std::fs::remove_dir_all(&pool);
+        }
+    }
+}
