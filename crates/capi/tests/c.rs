@@ -135,9 +135,9 @@ fn the_examples_hold_what_was_put_into_them() {
     let include = format!("-I{}", common.display());
     let dir = tempfile::tempdir().expect("a directory");
     for (name, keys) in [
-        ("btree", "100K"),
-        ("packetcache", "32K"),
-        ("hashcache", "200K"),
+        ("btree", "30K"),
+        ("packetcache", "28K"),
+        ("hashcache", "50K"),
     ] {
         let sources = [
             examples.join(name).join(format!("{name}.c")),
@@ -152,7 +152,7 @@ fn the_examples_hold_what_was_put_into_them() {
             let define = format!("-DTERRACE_{kind}");
             compile(&sources, &program, &[&include, &define], link);
             let pool = dir.path().join("pool");
-            // Up to 32 MB of objects; few of their pages are there at a time.
+            // Up to 28 MB of objects; few of their pages are there at a time.
             let mut command = start(&program, dir.path());
             command.args([
                 "--check",

@@ -1,9 +1,10 @@
 //! `bench memory`: memory larger than DRAM, beside what users have today.
 //!
 //! Parts have the letters of the table they were asked for with: `a`, what a fault costs; `b`, small objects in several times
-//! the memory beside swap and a mapped file, with the bars of `c`, `d` and `h`. Promises: each part measures its yardstick
-//! in the same run. Never: a figure from elsewhere.
+//! the memory beside swap and a mapped file, with the bars of `c`, `d` and `h`; `g`, applications in C. Promises: each part
+//! measures its yardstick in the same run. Never: a figure from elsewhere.
 
+mod applications;
 mod beside;
 pub mod child;
 mod fault_cost;
@@ -16,10 +17,14 @@ use anyhow::Result;
 /// A part: its letter, and what runs it.
 type Row = (&'static str, fn(&Setting, &mut Report) -> Result<()>);
 
-const ROWS: &[Row] = &[("a", fault_cost::run), ("b", beside::run)];
+const ROWS: &[Row] = &[
+    ("a", fault_cost::run),
+    ("b", beside::run),
+    ("g", applications::run),
+];
 
 /// What may be asked for with `--only`.
-pub const PARTS: &[&str] = &["a", "b"];
+pub const PARTS: &[&str] = &["a", "b", "g"];
 
 /// Runs the parts that are wanted.
 pub fn run(setting: &Setting, report: &mut Report) -> Result<()> {
