@@ -141,7 +141,7 @@ fn a_full_scan_leaves_a_way_to_free_segments() {
 /// Lanes that are so full that segments are emptied and taken again all the time, most of them before the next checkpoint.
 #[test]
 fn nearly_full() {
-    let states = share();
+    let states = share() / 2;
     let (mut judged, mut fullest, mut seed) = (0, [0; 5], 500_000);
     while judged < states || fullest.contains(&0) {
         seed = env("TERRACE_SEED").unwrap_or(seed + 1);
@@ -177,7 +177,7 @@ fn nearly_full() {
 /// Writes fail now and then, of batches, images and root blocks, and the power goes after.
 #[test]
 fn writes_fail_before_the_crash() {
-    let states = share();
+    let states = share() / 2;
     let (mut judged, mut seed) = (0, 600_000);
     while judged < states {
         seed += 1;
