@@ -9,6 +9,7 @@ use crate::find::{
     Found, Looked, Place, READS_PER_TASK_MAX, Unreadable, damage_of, entry_of, fetch,
     find_to_replace, let_go, place, refused, reserve,
 };
+use crate::item::{META_BYTES, Meta, stored, user_value};
 use crate::large::{self, Binder, Doomed, RECORD_BYTES, RecordSlot, Shared};
 use crate::read::value_of;
 use crate::write::NewValue;
@@ -48,7 +49,7 @@ fn prev_of(t: &Task, lane: &Lane, at: Place, found: Result<Found, Unreadable>) -
     };
     let e = entry_of(t, lane, at, slot, fetched);
     let binder = match e.kind() {
-        Kind::Binder => large::binder(e.value()),
+        Kind::Binder => large::binder(user_value(&e)),
         _ => None,
     };
     Some(Prev {
@@ -70,7 +71,7 @@ pub(crate) struct Change<'a> {
     pub found: Option<Looked>,
 }
 
-fn check_key(key: &[u8]) -> Result<(), KvError> {
+pub(crate) fn check_key(key: &[u8]) -> Result<(), KvError> {
     match key.len() <= KEY_MAX_BYTES {
         true => Ok(()),
         false => Err(KvError::new(
@@ -111,7 +112,7 @@ pub(crate) fn change<'a>(
     Ok(Change {
         key,
         at: place(w, 0, key),
-        bytes: entry_bytes(key.len(), len, expiry, false) + RECORD_BYTES,
+        bytes: entry_bytes(key.len(), len + META_BYTES, expiry, false) + RECORD_BYTES,
         upload,
         found: None,
     })
@@ -192,7 +193,7 @@ fn find_all(
         } else {
             let bound = prev_of(t, lane, c.at, found).is_some_and(|p| p.binder.is_some());
             if let Some(nth) = ends.next(c, bound) {
-                let Some(record) = shared.0.lock().peek(c.at.lane, nth) else {
+                let Some(record) = shared.registry.lock().peek(c.at.lane, nth) else {
                     return can_ever_end(w, shared, changes, c.at.lane, nth).map(|()| None);
                 };
                 if let RecordSlot::Read(plan) = large::find_record(w, t, lane, record)? {
@@ -277,14 +278,24 @@ pub(crate) struct Committed {
     pub wait: Option<u64>,
 }
 
-/// Makes one change. Everything it needs was prepared.
+/// A key's new entry.
+pub(crate) struct New<'a> {
+    pub kind: Kind,
+    /// With its prefix, if `flags` says so.
+    pub value: &'a [u8],
+    pub expiry_ms: Option<u64>,
+    pub flags: u8,
+}
+
+/// Makes one change. Everything it needs was prepared. The pieces of the versions `bound` stay: another key has them.
 pub(crate) fn commit(
     w: &Worker,
     t: &Task,
     shared: &Shared,
     held: &mut Held<'_>,
     c: &Change<'_>,
-    new: Option<(Kind, &[u8], Option<u64>)>,
+    new: Option<New<'_>>,
+    bound: &[u64],
 ) -> Result<Committed, KvError> {
     let lane = held.lane(c.at.lane);
     let found = found_now(t, lane, c);
@@ -306,31 +317,25 @@ pub(crate) fn commit(
     let present = prev.as_ref().is_some_and(|p| p.present);
     let changed = Some(lane.open_epoch());
     let wait = match (new, &prev) {
-        (Some((kind, value, expiry_ms)), _) => {
-            put(
-                w,
-                lane,
-                c,
-                prev.as_ref().map(|p| p.slot),
-                kind,
-                value,
-                expiry_ms,
-            )?;
+        (Some(new), _) => {
+            put(w, shared, lane, c, prev.as_ref().map(|p| p.slot), &new)?;
             changed
         }
         (None, Some(p)) if p.present || p.binder.is_some() => {
+            shared.watch.touch(c.key);
             let done = lane.delete(c.at.who, p.slot, c.key);
             done.map_err(|why| refused(w, lane, why, c.bytes))?;
             changed
         }
         (None, _) => seen,
     };
-    if let Some(binder) = prev.and_then(|p| p.binder) {
-        let record = shared.0.lock().take(c.at.lane);
+    let ended = prev.and_then(|p| p.binder);
+    if let Some(binder) = ended.filter(|b| !bound.contains(&b.version)) {
+        let record = shared.registry.lock().take(c.at.lane);
         let record =
             record.ok_or_else(|| KvError::wrong("too many big values end at once; try again"))?;
         large::write_record(w, t, lane, c.at.lane, record, &binder)?;
-        shared.0.lock().doom(Doomed { record, binder });
+        shared.registry.lock().doom(Doomed { record, binder });
     }
     Ok(Committed { present, wait })
 }
@@ -338,22 +343,22 @@ pub(crate) fn commit(
 /// Appends a key's new entry, in the place of what `prev` names.
 pub(crate) fn put(
     w: &Worker,
+    shared: &Shared,
     lane: &mut Lane,
     c: &Change<'_>,
     prev: Option<Slot>,
-    kind: Kind,
-    value: &[u8],
-    expiry_ms: Option<u64>,
+    new: &New<'_>,
 ) -> Result<(), KvError> {
+    shared.watch.touch(c.key);
     let entry = NewEntry {
-        kind,
+        kind: new.kind,
         space: 0,
-        flags: 0,
+        flags: new.flags,
         link: Loc::NONE,
-        expiry_ms,
+        expiry_ms: new.expiry_ms,
         version: None,
         key: c.key,
-        value,
+        value: new.value,
     };
     let put = lane.put(c.at.who, prev, &entry);
     put.map(|_| ())
@@ -376,7 +381,7 @@ fn end_upload(
         let gone = lane.delete(who, slot, &key);
         gone.map_err(|why| refused(w, lane, why, RECORD_BYTES))?;
     }
-    shared.0.lock().give(lane_id, record);
+    shared.registry.lock().give(lane_id, record);
     Ok(())
 }
 
@@ -465,18 +470,28 @@ pub(crate) fn put_value(
     held: &mut Held<'_>,
     c: &Change<'_>,
     value: &NewValue<'_>,
-    expiry_ms: Option<u64>,
+    (expiry_ms, meta): (Option<u64>, Option<Meta>),
 ) -> Result<Committed, KvError> {
-    match value {
-        NewValue::Inline(v) => commit(w, t, shared, held, c, Some((Kind::Value, v, expiry_ms))),
+    let binder;
+    let (kind, bytes) = match value {
+        NewValue::Inline(v) => (Kind::Value, *v),
         NewValue::Large(u) => {
-            let binder = u.binder.encode();
-            let new = Some((Kind::Binder, &binder[..], expiry_ms));
-            let done = commit(w, t, shared, held, c, new)?;
-            end_upload(w, t, shared, held, (u.lane, u.record))?;
-            Ok(done)
+            binder = u.binder.encode();
+            (Kind::Binder, &binder[..])
         }
+    };
+    let (bytes, flags) = stored(bytes, meta);
+    let new = New {
+        kind,
+        value: &bytes,
+        expiry_ms,
+        flags,
+    };
+    let done = commit(w, t, shared, held, c, Some(new), &[])?;
+    if let NewValue::Large(u) = value {
+        end_upload(w, t, shared, held, (u.lane, u.record))?;
     }
+    Ok(done)
 }
 
 pub(crate) fn too_many(keys: usize) -> Result<(), KvError> {

@@ -4,7 +4,7 @@
 //! somebody meets it. Never: deletes a key that was set anew in between.
 
 use crate::Outcome;
-use crate::modify::{delete_if, modify};
+use crate::modify::{State, delete_if, modify};
 use terrace_pool::{Task, Worker};
 
 /// When a change of expiry takes place.
@@ -40,7 +40,13 @@ pub fn expire(
         if !expire_goes(e.expiry_ms(), at_ms, cond) {
             return Ok((None, false));
         }
-        Ok((Some((e.kind(), e.value().to_vec(), at_ms)), true))
+        let state = State {
+            kind: e.kind(),
+            value: e.value().to_vec(),
+            expiry_ms: at_ms,
+            flags: e.prefix_flag(),
+        };
+        Ok((Some(state), true))
     })
 }
 

@@ -97,7 +97,11 @@ pub(crate) struct Registry {
 
 /// State shared by all workers of a pool.
 #[derive(Default)]
-pub(crate) struct Shared(pub(crate) Mutex<Registry>);
+pub(crate) struct Shared {
+    pub(crate) registry: Mutex<Registry>,
+    /// Beside it, since a pool keeps one state for the layer above.
+    pub(crate) watch: crate::watch::Watch,
+}
 
 pub(crate) fn registry(w: &Worker) -> Arc<Shared> {
     w.pool().extension::<Shared>()
@@ -183,7 +187,12 @@ impl std::fmt::Debug for LargeRef {
 impl LargeRef {
     pub(crate) fn hold(shared: &Arc<Shared>, value: &[u8], piece_bytes: usize) -> Option<LargeRef> {
         let binder = binder(value)?;
-        *shared.0.lock().readers.entry(binder.version).or_default() += 1;
+        *shared
+            .registry
+            .lock()
+            .readers
+            .entry(binder.version)
+            .or_default() += 1;
         Some(LargeRef {
             binder,
             piece_bytes,
@@ -195,6 +204,10 @@ impl LargeRef {
     pub fn len(&self) -> u64 {
         self.binder.len
     }
+    /// The number of the version.
+    pub(crate) fn version(&self) -> u64 {
+        self.binder.version
+    }
     /// Number of pieces.
     pub fn pieces(&self) -> u32 {
         self.binder.pieces(self.piece_bytes)
@@ -203,7 +216,7 @@ impl LargeRef {
 
 impl Drop for LargeRef {
     fn drop(&mut self) {
-        let mut registry = self.shared.0.lock();
+        let mut registry = self.shared.registry.lock();
         if let Some(n) = registry.readers.get_mut(&self.binder.version) {
             *n -= 1;
             if *n == 0 {
@@ -298,9 +311,9 @@ pub fn upload_begin(w: &mut Worker, t: &mut Task, len: u64) -> Outcome<Upload> {
         return Ok(Step::Wait(Wait::Io));
     }
     let shared = registry(w);
-    let taken = shared.0.lock().take_any();
+    let taken = shared.registry.lock().take_any();
     let Some((lane_id, record)) = taken else {
-        return match shared.0.lock().comes_free() {
+        return match shared.registry.lock().comes_free() {
             true => Ok(Step::Wait(Wait::Room)),
             false => Err(too_many_under_way()),
         };
@@ -329,7 +342,7 @@ pub fn upload_begin(w: &mut Worker, t: &mut Task, len: u64) -> Outcome<Upload> {
             Ok(Step::Done(upload))
         }
         other => {
-            shared.0.lock().give(lane_id, record);
+            shared.registry.lock().give(lane_id, record);
             match other? {
                 Recorded::Read(plan) => Ok(fetch(w, t, vec![(lane_id, plan)], true)),
                 _ => {
@@ -419,7 +432,7 @@ pub fn upload_piece(
 /// Gives an upload up; its pieces go in the background.
 pub fn upload_abort(w: &mut Worker, upload: Upload) {
     if upload.flushes == w.pool().flushes_of_all() {
-        registry(w).0.lock().doom(Doomed {
+        registry(w).registry.lock().doom(Doomed {
             record: upload.record,
             binder: upload.binder,
         });
@@ -434,7 +447,7 @@ pub(crate) fn record_places(w: &Worker) -> impl Iterator<Item = (u16, u16)> + '_
 /// How many records a lane has at all, given out or not, but for lost ones. Slow.
 pub(crate) fn records_of(w: &Worker, shared: &Shared, lane: u16) -> usize {
     let all = record_places(w).filter(|&(l, _)| l == lane).count();
-    let lost = shared.0.lock().lost.get(&lane).copied().unwrap_or(0);
+    let lost = shared.registry.lock().lost.get(&lane).copied().unwrap_or(0);
     all.saturating_sub(lost)
 }
 

@@ -11,31 +11,40 @@
 extern crate self as terrace_kv;
 
 mod change;
+mod edit;
 mod error;
 mod expire;
 mod find;
+mod item;
 mod large;
 mod maintain;
 mod modify;
 mod number;
 mod read;
 mod scan;
+pub mod strings;
 #[cfg(test)]
 mod tests;
+mod watch;
 mod write;
 
+pub use edit::{Edit, Edits, Held, Seen, View, edit};
 pub use error::{KvError, KvErrorKind};
 pub use expire::{ExpireCond, expire};
+pub use item::{Item, Meta, cas_of, digest};
 pub use large::{
     LargeRef, Upload, inline_max_bytes, piece_bytes, read_piece, release, upload_abort,
     upload_begin, upload_piece,
 };
 pub use maintain::Maintainer;
-pub use read::{ExpiryOf, dbsize, exists, expiry, get, strlen};
-pub use scan::scan;
+pub use read::{ExpiryOf, dbsize, exists, expiry, get, item, strlen};
+pub use scan::{random_key, scan};
 pub use terrace_log::{INLINE_MAX_BYTES, KEY_MAX_BYTES};
 pub use terrace_pool::{Task, Worker};
-pub use write::{Cond, Expiry, NewValue, del, flush_all, get_del, incr_by, mset, set};
+pub use watch::{Watched, unwatch, watch};
+pub use write::{
+    Cond, Expiry, How, NewValue, del, flush_all, get_del, incr_by, mset, set, set_item,
+};
 
 /// Longest value, bytes.
 pub const VALUE_MAX_BYTES: u64 = 64 << 20;

@@ -85,7 +85,7 @@ impl Maintainer {
     fn put_off(&mut self, w: &Worker) {
         match &mut self.state {
             State::Pieces(doomed, _) => {
-                registry(w).0.lock().put_back(*doomed);
+                registry(w).registry.lock().put_back(*doomed);
                 self.state = State::Idle;
             }
             // That key is met again when somebody reads it.
@@ -109,7 +109,7 @@ impl Maintainer {
                     }
                     Step::Done(None) => {
                         let lane = w.place(1, &record_key(doomed.record)).0;
-                        registry(w).0.lock().ended(lane, doomed.record);
+                        registry(w).registry.lock().ended(lane, doomed.record);
                         self.state = State::Idle;
                         Step::Done(true)
                     }
@@ -132,7 +132,7 @@ impl Maintainer {
 
     fn started(&mut self, w: &Worker, step: Step<bool>) -> Step<bool> {
         if step == Step::Done(false) {
-            registry(w).0.lock().started = true;
+            registry(w).registry.lock().started = true;
             self.state = State::Idle;
         }
         step
@@ -143,7 +143,7 @@ impl Maintainer {
         if w.failed().is_some() {
             return false;
         }
-        let doomed = registry(w).0.lock().next_doomed();
+        let doomed = registry(w).registry.lock().next_doomed();
         if let Some(doomed) = doomed {
             self.state = State::Pieces(doomed, 0);
             return true;
@@ -176,7 +176,7 @@ fn start(w: &mut Worker, task: &mut Task, next: &mut u16) -> Outcome<bool> {
         w.reset(task);
         let lane = w.place(1, &key).0;
         let shared = registry(w);
-        let mut registry = shared.0.lock();
+        let mut registry = shared.registry.lock();
         match found {
             Ok(Some(binder)) => registry.doom(Doomed {
                 record: *next,

@@ -5,7 +5,7 @@
 //! Never: waits after it has shown the entry.
 
 use crate::change::{
-    Missing, change, commit, found_now, missing, prepare, put, seen_with, wait_durable,
+    Missing, New, change, commit, found_now, missing, prepare, put, seen_with, wait_durable,
 };
 use crate::find::{Found, entry_of, fetch, find, may_write, reserve, unharmed};
 use crate::{KvError, Outcome, Step, Wait, large};
@@ -13,8 +13,17 @@ use terrace_log::Kind;
 use terrace_log::entry::Entry;
 use terrace_pool::{Task, Worker};
 
-/// A new state: kind, value, expiry in ms since 1970. None: as it is.
-pub(crate) type Changed = Option<(Kind, Vec<u8>, Option<u64>)>;
+/// A new state. None: as it is.
+pub(crate) type Changed = Option<State>;
+
+/// What an entry says, with what stands before its value.
+pub(crate) struct State {
+    pub kind: Kind,
+    /// With its prefix, if `flags` says so.
+    pub value: Vec<u8>,
+    pub expiry_ms: Option<u64>,
+    pub flags: u8,
+}
 
 /// Shows a key's entry to `f` and deletes it if `f` says so, in one. Returns what `f` makes of it.
 pub(crate) fn delete_if<R>(
@@ -50,7 +59,7 @@ pub(crate) fn delete_if<R>(
         _ => f(None),
     };
     if go {
-        wait = commit(w, t, &shared, &mut held, &c, None)?.wait;
+        wait = commit(w, t, &shared, &mut held, &c, None, &[])?.wait;
     }
     drop(held);
     wait_durable(w, t, wait);
@@ -101,25 +110,23 @@ pub(crate) fn modify<R>(
         Found::Here { slot, fetched } => f(Some(entry_of(t, lane, c.at, slot, fetched)))?,
         _ => f(None)?,
     };
-    if let Some((kind, value, expiry_ms)) = new {
+    if let Some(state) = new {
         wait = Some(open);
         let slot = match found {
             Found::Here { slot, .. } | Found::Gone(slot) => Some(slot),
             _ => None,
         };
+        let new = New {
+            kind: state.kind,
+            value: &state.value,
+            expiry_ms: state.expiry_ms,
+            flags: state.flags,
+        };
         // A binder's pieces stay bound: only its entry is written anew.
-        let rebinds = kind == Kind::Binder;
-        match rebinds {
-            true => put(w, lane, &c, slot, kind, &value, expiry_ms)?,
+        match state.kind == Kind::Binder {
+            true => put(w, &shared, lane, &c, slot, &new)?,
             false => {
-                commit(
-                    w,
-                    t,
-                    &shared,
-                    &mut held,
-                    &c,
-                    Some((kind, &value, expiry_ms)),
-                )?;
+                commit(w, t, &shared, &mut held, &c, Some(new), &[])?;
             }
         }
     }

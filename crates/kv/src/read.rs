@@ -1,6 +1,7 @@
 //! Commands that only read.
 
 use crate::find::{Found, Place, entry_of, fetch, find, find_used, let_go, place};
+use crate::item::{Item, item_of, len_of, user_value};
 use crate::large::{self, LargeRef};
 use crate::{Outcome, Step, Value, Wait};
 use std::sync::Arc;
@@ -29,6 +30,7 @@ pub(crate) enum Promote {
 }
 
 /// Reads one key: `f` gets its entry, None if absent.
+#[inline]
 pub(crate) fn read<R>(
     w: &mut Worker,
     t: &mut Task,
@@ -36,6 +38,18 @@ pub(crate) fn read<R>(
     key: &[u8],
     promote: Promote,
     f: impl FnOnce(Option<Entry<'_>>) -> R,
+) -> Outcome<R> {
+    read_heat(w, t, space, key, promote, |e, _| f(e))
+}
+
+/// The same, with how often it was used lately.
+fn read_heat<R>(
+    w: &mut Worker,
+    t: &mut Task,
+    space: u8,
+    key: &[u8],
+    promote: Promote,
+    f: impl FnOnce(Option<Entry<'_>>, u8) -> R,
 ) -> Outcome<R> {
     if !w.collect(t) {
         return Ok(Step::Wait(Wait::Io));
@@ -51,17 +65,17 @@ pub(crate) fn read<R>(
         }
         Found::Absent => {
             lane.count(|s| s.absent += 1);
-            (f(None), lane.absent_with())
+            (f(None, 0), lane.absent_with())
         }
         Found::Gone(slot) => {
             lane.count(|s| s.absent += 1);
             let wait = lane.durable_with(slot);
             expire_seen(t, &mut lane, at, key);
-            (f(None), wait)
+            (f(None, 0), wait)
         }
         Found::Here { slot, fetched } => {
             let e = entry_of(t, &lane, at, slot, fetched);
-            let result = f(Some(e));
+            let result = f(Some(e), slot.heat());
             let wait = lane.durable_with(slot);
             match (fetched, slot.loc().terrace()) {
                 (true, _) => {
@@ -136,6 +150,20 @@ pub fn get<R>(
     })
 }
 
+/// What `key` holds, with all that is kept with it; None: no such key.
+pub fn item<R>(
+    w: &mut Worker,
+    t: &mut Task,
+    key: &[u8],
+    f: impl FnOnce(Option<Item<'_>>) -> R,
+) -> Outcome<R> {
+    let registry = large::registry(w);
+    let piece = large::piece_bytes(w);
+    read_heat(w, t, 0, key, Promote::Always, |e, heat| {
+        f(e.map(|e| item_of(&registry, piece, e, heat)))
+    })
+}
+
 pub(crate) fn value_of<'a>(
     registry: &Arc<large::Shared>,
     piece_bytes: usize,
@@ -144,21 +172,19 @@ pub(crate) fn value_of<'a>(
     match e {
         None => Value::Absent,
         Some(e) if e.kind() == Kind::Binder => {
-            match LargeRef::hold(registry, e.value(), piece_bytes) {
+            match LargeRef::hold(registry, user_value(&e), piece_bytes) {
                 Some(large) => Value::Large(large),
                 None => Value::Absent,
             }
         }
-        Some(e) => Value::Inline(e.value()),
+        Some(e) => Value::Inline(user_value(&e)),
     }
 }
 
 /// Length of a value in bytes, 0 if there is none.
 pub fn strlen(w: &mut Worker, t: &mut Task, key: &[u8]) -> Outcome<u64> {
-    read(w, t, 0, key, Promote::Always, |e| match e {
-        None => 0,
-        Some(e) if e.kind() == Kind::Binder => large::binder(e.value()).map_or(0, |b| b.len),
-        Some(e) => e.value().len() as u64,
+    read(w, t, 0, key, Promote::Always, |e| {
+        e.map_or(0, |e| len_of(&e))
     })
 }
 

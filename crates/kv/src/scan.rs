@@ -71,6 +71,45 @@ pub fn scan(
     Ok(Step::Done(pack(lane_id, order)))
 }
 
+/// A cursor at a random place.
+fn random_cursor(w: &Worker) -> u64 {
+    use std::hash::{BuildHasher, Hasher};
+    // The standard library's keys are random; a new state each call gives a new number.
+    let random = std::hash::RandomState::new().build_hasher().finish();
+    let superblock = w.pool().superblock();
+    let lane = (random % u64::from(superblock.lanes)) as u16;
+    let shard = (random >> 16) as u32 & (superblock.user_shards - 1);
+    let hash = random.rotate_left(23) & !0x1_ffff_ffff;
+    pack(lane, Order { shard, hash })
+}
+
+/// Shows some key to `f`, each about as likely as any other. Answers whether there is one.
+/// `cursor` is where a call that waited goes on; 0 at first.
+pub fn random_key(
+    w: &mut Worker,
+    t: &mut Task,
+    cursor: &mut u64,
+    f: &mut dyn FnMut(&[u8]),
+) -> Outcome<bool> {
+    if *cursor == 0 {
+        *cursor = random_cursor(w);
+    }
+    // From there to the end, and then once more from the start.
+    for from in [*cursor, 0] {
+        let mut keys: Vec<Vec<u8>> = Vec::new();
+        match scan(w, t, from, 1, &mut |key| keys.push(key.to_vec()))? {
+            Step::Wait(wait) => return Ok(Step::Wait(wait)),
+            Step::Done(_) => {
+                if let Some(key) = keys.get(w.now_ms() as usize % keys.len().max(1)) {
+                    f(key);
+                    return Ok(Step::Done(true));
+                }
+            }
+        }
+    }
+    Ok(Step::Done(false))
+}
+
 type Plans = Vec<(u16, terrace_tiers::ReadPlan)>;
 
 fn drop_plans(w: &Worker, reads: Plans) {

@@ -29,7 +29,7 @@ fn rig() -> (SimDevice, Rig) {
 fn started(rig: &mut Rig) {
     for _ in 0..10_000 {
         rig.turn();
-        if large::registry(&rig.worker).0.lock().started {
+        if large::registry(&rig.worker).registry.lock().started {
             return;
         }
     }
@@ -44,7 +44,7 @@ fn big(salt: u8) -> Vec<u8> {
 
 fn free_records(rig: &Rig) -> usize {
     let shared = large::registry(&rig.worker);
-    let registry = shared.0.lock();
+    let registry = shared.registry.lock();
     (0..usize::from(RECORDS))
         .take_while(|&n| registry.peek(0, n).is_some())
         .count()
@@ -59,7 +59,7 @@ fn internal_slots(rig: &Rig) -> u64 {
 /// Loses all but `left` of the lane's records.
 fn leave_records(rig: &Rig, left: usize) {
     let shared = large::registry(&rig.worker);
-    let mut registry = shared.0.lock();
+    let mut registry = shared.registry.lock();
     while registry.peek(0, left).is_some() {
         registry.take(0);
         registry.lose(0);

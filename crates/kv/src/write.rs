@@ -7,8 +7,9 @@ use crate::change::{
     Missing, change, commit, lanes_of, look_at, missing, prepare, put_value, too_many, wait_durable,
 };
 use crate::find::may_write;
+use crate::item::{META_BYTES, Meta, meta_of, stored, user_value};
 use crate::large::{self, Upload};
-use crate::modify::{delete_if, modify};
+use crate::modify::{State, delete_if, modify};
 use crate::number::parse_i64;
 use crate::read::value_of;
 use crate::{KvError, Outcome, Step, Value, Wait};
@@ -46,7 +47,19 @@ pub enum Expiry {
     At(u64),
 }
 
+/// How a key is set.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct How {
+    /// When it is.
+    pub cond: Cond,
+    /// Its expiry.
+    pub expiry: Expiry,
+    /// What memcached keeps with the value.
+    pub meta: Option<Meta>,
+}
+
 /// Sets a key. Returns whether it was set, and what `old` makes of the value before.
+#[inline]
 pub fn set<R>(
     w: &mut Worker,
     t: &mut Task,
@@ -56,6 +69,24 @@ pub fn set<R>(
     expiry: Expiry,
     old: impl FnOnce(Value<'_>) -> R,
 ) -> Outcome<(bool, R)> {
+    let how = How {
+        cond,
+        expiry,
+        meta: None,
+    };
+    set_item(w, t, key, value, how, old)
+}
+
+/// The same with what memcached keeps with the value.
+pub fn set_item<R>(
+    w: &mut Worker,
+    t: &mut Task,
+    key: &[u8],
+    value: &mut NewValue<'_>,
+    how: How,
+    old: impl FnOnce(Value<'_>) -> R,
+) -> Outcome<(bool, R)> {
+    let How { cond, expiry, meta } = how;
     may_write(w)?;
     if !w.collect(t) {
         return Ok(Step::Wait(Wait::Io));
@@ -83,7 +114,7 @@ pub fn set<R>(
             Expiry::Keep => seen.expiry_ms,
             Expiry::At(ms) => Some(ms),
         };
-        wait = put_value(w, t, &shared, &mut held, &c[0], value, expiry_ms)?.wait;
+        wait = put_value(w, t, &shared, &mut held, &c[0], value, (expiry_ms, meta))?.wait;
     }
     drop(held);
     wait_durable(w, t, wait);
@@ -111,7 +142,7 @@ pub fn mset(w: &mut Worker, t: &mut Task, pairs: &mut [(&[u8], NewValue<'_>)]) -
     }
     let mut wait = None;
     for (c, (_, value)) in changes.iter().zip(pairs.iter()) {
-        wait = put_value(w, t, &shared, &mut held, c, value, None)?.wait;
+        wait = put_value(w, t, &shared, &mut held, c, value, (None, None))?.wait;
     }
     drop(held);
     wait_durable(w, t, wait);
@@ -136,7 +167,7 @@ pub fn del(w: &mut Worker, t: &mut Task, keys: &[&[u8]]) -> Outcome<u64> {
     }
     let (mut count, mut wait) = (0, None);
     for c in &changes {
-        let done = commit(w, t, &shared, &mut held, c, None)?;
+        let done = commit(w, t, &shared, &mut held, c, None, &[])?;
         count += u64::from(done.present);
         wait = wait.max(done.wait);
     }
@@ -163,20 +194,29 @@ pub fn get_del<R>(
 /// Adds to an integer; an absent key counts as 0. The expiry stays.
 pub fn incr_by(w: &mut Worker, t: &mut Task, key: &[u8], delta: i64) -> Outcome<i64> {
     let not_int = || KvError::wrong("value is not an integer or out of range");
-    modify(w, t, key, 24, |e| {
+    let new_cas = w.pool().new_version();
+    modify(w, t, key, 24 + META_BYTES, |e| {
         let now = match &e {
             None => 0,
             Some(e) if e.kind() == Kind::Binder => return Err(not_int()),
-            Some(e) => parse_i64(e.value()).ok_or_else(not_int)?,
+            Some(e) => parse_i64(user_value(e)).ok_or_else(not_int)?,
         };
         let sum = now
             .checked_add(delta)
             .ok_or_else(|| KvError::wrong("increment or decrement would overflow"))?;
-        let expiry = e.and_then(|e| e.expiry_ms());
-        Ok((
-            Some((Kind::Value, sum.to_string().into_bytes(), expiry)),
-            sum,
-        ))
+        let meta = e
+            .as_ref()
+            .and_then(meta_of)
+            .map(|m| Meta { cas: new_cas, ..m });
+        let text = sum.to_string();
+        let (value, flags) = stored(text.as_bytes(), meta);
+        let state = State {
+            kind: Kind::Value,
+            value: value.into_owned(),
+            expiry_ms: e.and_then(|e| e.expiry_ms()),
+            flags,
+        };
+        Ok((Some(state), sum))
     })
 }
 
@@ -185,7 +225,7 @@ pub fn flush_all(w: &mut Worker, t: &mut Task) -> Outcome<()> {
     may_write(w)?;
     let shared = large::registry(w);
     let mut held = w.hold_all();
-    if !shared.0.lock().started || !held.each().all(|(_, l)| l.can_flush_all()) {
+    if !shared.registry.lock().started || !held.each().all(|(_, l)| l.can_flush_all()) {
         drop(held);
         w.want_quiet();
         return Ok(Step::Wait(Wait::Room));
@@ -197,7 +237,8 @@ pub fn flush_all(w: &mut Worker, t: &mut Task) -> Outcome<()> {
         epoch = lane.open_epoch();
     }
     w.pool().note_flush_of_all();
-    shared.0.lock().forget_all(large::record_places(w));
+    shared.watch.touch_all();
+    shared.registry.lock().forget_all(large::record_places(w));
     drop(held);
     w.end_quiet();
     wait_durable(w, t, Some(epoch));

@@ -6,7 +6,7 @@ mod common;
 use common::{Rig, Shape};
 use proptest::prelude::*;
 use std::collections::BTreeMap;
-use terrace_kv::{Cond, ExpireCond, Expiry, NewValue};
+use terrace_kv::{Cond, Edit, ExpireCond, Expiry, Held, KvError, Meta, NewValue};
 use terrace_pool::{Durability, ManualClock};
 
 #[derive(Debug, Clone)]
@@ -19,6 +19,10 @@ enum Op {
     Incr(u8, i8),
     Expire(u8, u16),
     Persist(u8),
+    Append(u8, u8),
+    Rename(u8, u8),
+    Swap(u8, u8, bool),
+    Random,
     Keys,
     Pass(u16),
     Turns(u8),
@@ -37,7 +41,11 @@ fn op() -> impl Strategy<Value = Op> {
         5 => proptest::collection::vec((key.clone(), 0..600u16), 1..6).prop_map(Op::Mset),
         5 => (key.clone(), any::<i8>()).prop_map(|(k, d)| Op::Incr(k, d)),
         5 => (key.clone(), 1..400u16).prop_map(|(k, e)| Op::Expire(k, e)),
-        3 => key.prop_map(Op::Persist),
+        3 => key.clone().prop_map(Op::Persist),
+        5 => (key.clone(), any::<u8>()).prop_map(|(k, n)| Op::Append(k, n)),
+        5 => (key.clone(), key.clone()).prop_map(|(a, b)| Op::Rename(a, b)),
+        3 => (key.clone(), key, any::<bool>()).prop_map(|(a, b, mark)| Op::Swap(a, b, mark)),
+        1 => Just(Op::Random),
         1 => Just(Op::Keys),
         5 => (1..200u16).prop_map(Op::Pass),
         5 => (1..20u8).prop_map(Op::Turns),
@@ -154,6 +162,24 @@ fn check(shape: Shape, ops: Vec<Op>, seed: u64) {
                 let had = model.get_mut(&kk).and_then(|e| e.1.take()).is_some();
                 assert_eq!(got, had, "persist {k}");
             }
+            Op::Append(k, n_bytes) => {
+                append(&mut rig, &mut model, &key(k), &value(n_bytes.into(), n))
+            }
+            Op::Rename(a, b) => rename(&mut rig, &mut model, &key(a), &key(b)),
+            Op::Swap(a, b, mark) if a != b => swap(&mut rig, &mut model, &key(a), &key(b), mark),
+            Op::Swap(..) => {}
+            Op::Random => {
+                let (mut cursor, mut got) = (0, None);
+                rig.run(|w, t| {
+                    terrace_kv::random_key(w, t, &mut cursor, &mut |k| got = Some(k.to_vec()))
+                })
+                .unwrap();
+                expire(&mut model, rig.worker.now_ms());
+                match got {
+                    Some(k) => assert!(model.contains_key(&k)),
+                    None => assert!(model.is_empty()),
+                }
+            }
             Op::Keys => {
                 let got = rig.keys().unwrap();
                 expire(&mut model, rig.worker.now_ms());
@@ -192,6 +218,93 @@ fn check(shape: Shape, ops: Vec<Op>, seed: u64) {
             assert_eq!(got.as_ref(), Some(v), "{}", String::from_utf8_lossy(k));
         }
     }
+}
+
+fn put_of(view: terrace_kv::View<terrace_kv::LargeRef>, from: usize, mark: bool) -> Edit {
+    let meta = mark.then_some(Meta {
+        cas: 7,
+        client_flags: 9,
+        state: 0,
+    });
+    let expiry_ms = view.expiry_ms;
+    match view.value {
+        Held::Inline(value) => Edit::Put {
+            value,
+            expiry_ms,
+            meta: meta.or(view.meta),
+        },
+        Held::Large(_) => Edit::Bind {
+            from,
+            expiry_ms,
+            meta: meta.or(view.meta),
+        },
+        Held::Absent => Edit::Delete,
+    }
+}
+
+fn append(rig: &mut Rig, model: &mut Model, k: &[u8], tail: &[u8]) {
+    // Values in pieces stay as they are.
+    let done = rig.run(|w, t| {
+        terrace_kv::edit::<bool, KvError>(w, t, &[k], &[], &mut |seen| {
+            let view = seen.views.into_iter().next().unwrap();
+            let (expiry_ms, meta) = (view.expiry_ms, view.meta);
+            let mut value = match view.value {
+                Held::Absent => Vec::new(),
+                Held::Inline(value) if value.len() + tail.len() <= 2000 => value,
+                _ => return Ok((Vec::new(), false)),
+            };
+            value.extend_from_slice(tail);
+            let put = Edit::Put {
+                value,
+                expiry_ms,
+                meta,
+            };
+            Ok((vec![(0, put)], true))
+        })
+    });
+    expire(model, rig.worker.now_ms());
+    if done.unwrap().0 {
+        let entry = model.entry(k.to_vec()).or_default();
+        entry.0.extend_from_slice(tail);
+    }
+}
+
+fn rename(rig: &mut Rig, model: &mut Model, a: &[u8], b: &[u8]) {
+    if a == b {
+        return;
+    }
+    let done = rig.run(|w, t| {
+        terrace_kv::edit::<bool, KvError>(w, t, &[a, b], &[], &mut |seen| {
+            let source = seen.views.into_iter().next().unwrap();
+            if !source.exists() {
+                return Ok((Vec::new(), false));
+            }
+            Ok((vec![(1, put_of(source, 0, false)), (0, Edit::Delete)], true))
+        })
+    });
+    expire(model, rig.worker.now_ms());
+    let moved = model.remove(a);
+    assert_eq!(done.unwrap().0, moved.is_some(), "rename");
+    if let Some(entry) = moved {
+        model.insert(b.to_vec(), entry);
+    }
+}
+
+/// Two keys change places, in one: each one's pieces stay although the key it was under gets others.
+fn swap(rig: &mut Rig, model: &mut Model, a: &[u8], b: &[u8], mark: bool) {
+    rig.run(|w, t| {
+        terrace_kv::edit::<(), KvError>(w, t, &[a, b], &[], &mut |seen| {
+            let mut views = seen.views.into_iter();
+            let (x, y) = (views.next().unwrap(), views.next().unwrap());
+            let edits = vec![(1, put_of(x, 0, mark)), (0, put_of(y, 1, mark))];
+            Ok((edits, ()))
+        })
+    })
+    .unwrap();
+    expire(model, rig.worker.now_ms());
+    let (x, y) = (model.remove(a), model.remove(b));
+    model.extend(y.map(|entry| (a.to_vec(), entry)));
+    model.extend(x.map(|entry| (b.to_vec(), entry)));
 }
 
 fn expire(model: &mut Model, now: u64) {

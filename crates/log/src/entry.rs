@@ -6,7 +6,7 @@
 //!  8  link      u64  on the SSD: the location it replaces; in memory: its copy below
 //! 16  key_len   u16
 //! 18  kind      u8   low 4 bits: Kind; high 4: space (0 user, 1 internal)
-//! 19  flags     u8   EXPIRY, VERSION on media; DEAD, KEEP, THROUGH in memory only
+//! 19  flags     u8   EXPIRY, VERSION, PREFIX on media; DEAD, KEEP, THROUGH in memory only
 //! 20  value_len u32
 //! 24  [expiry u64 ms] [version u64]  key  value  zeros to a multiple of 16
 //! ```
@@ -18,7 +18,7 @@
 
 use crate::addr::{ENTRY_MAX_BYTES, Loc, UNIT_BYTES};
 use crate::hash::Hasher;
-use crate::{INLINE_MAX_BYTES, KEY_MAX_BYTES, Subject};
+use crate::{INLINE_MAX_BYTES, KEY_MAX_BYTES, Subject, VALUE_PREFIX_MAX_BYTES};
 
 /// Fixed part of the header.
 pub const HEADER_BYTES: usize = 24;
@@ -26,13 +26,19 @@ pub const HEADER_BYTES: usize = 24;
 pub const FLAG_EXPIRY: u8 = 1;
 /// Flag: an explicit version follows (a tombstone that was moved keeps its own; of [`Kind::Freed`] it is a generation).
 pub const FLAG_VERSION: u8 = 2;
+/// Flag: the value begins with what the layer above keeps with it, at most [`VALUE_PREFIX_MAX_BYTES`]. It stays with the
+/// entry wherever that goes.
+pub const FLAG_PREFIX: u8 = 4;
 /// Memory only: no slot names it any more.
 pub const FLAG_DEAD: u8 = 0x20;
 /// Memory only: superseded after its epoch was closed, so that epoch's flush must still write it.
 pub const FLAG_KEEP: u8 = 0x40;
 /// Memory only: goes through to the durable terrace and is not kept in DRAM.
 pub const FLAG_THROUGH: u8 = 0x80;
-const MEDIA_FLAGS: u8 = FLAG_EXPIRY | FLAG_VERSION;
+/// Flags that say which optional fields there are.
+const FIELD_FLAGS: u8 = FLAG_EXPIRY | FLAG_VERSION;
+const MEDIA_FLAGS: u8 = FIELD_FLAGS | FLAG_PREFIX;
+const STORED_MAX_BYTES: usize = INLINE_MAX_BYTES + VALUE_PREFIX_MAX_BYTES;
 
 /// What an entry is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -84,7 +90,7 @@ pub struct NewEntry<'a> {
     pub kind: Kind,
     /// 0 user, 1 internal.
     pub space: u8,
-    /// Flags that are not implied by the fields below (KEEP, THROUGH).
+    /// Flags that are not implied by the fields below (PREFIX, KEEP, THROUGH).
     pub flags: u8,
     /// Location of the copy below or replaced.
     pub link: Loc,
@@ -143,8 +149,8 @@ impl<'a> NewEntry<'a> {
     /// Writes the entry at the start of `out` without checksums; returns its length.
     /// `out` must have [`NewEntry::len_bytes`] bytes.
     pub fn write(&self, out: &mut [u8]) -> usize {
-        debug_assert!(self.key.len() <= KEY_MAX_BYTES && self.value.len() <= INLINE_MAX_BYTES);
-        let mut flags = self.flags & !MEDIA_FLAGS;
+        debug_assert!(self.key.len() <= KEY_MAX_BYTES && self.value.len() <= STORED_MAX_BYTES);
+        let mut flags = self.flags & !FIELD_FLAGS;
         let mut at = HEADER_BYTES;
         if let Some(ms) = self.expiry_ms {
             flags |= FLAG_EXPIRY;
@@ -216,7 +222,7 @@ impl<'a> Entry<'a> {
         let value_len = rd_u32(bytes, 20) as usize;
         let key_end = head_end(bytes) + rd_u16(bytes, 16) as usize;
         let known = Kind::from_bits(bytes[18]).is_some() && bytes[18] >> 4 <= 1;
-        if !known || bytes[19] & !MEDIA_FLAGS != 0 || value_len > INLINE_MAX_BYTES {
+        if !known || bytes[19] & !MEDIA_FLAGS != 0 || value_len > STORED_MAX_BYTES {
             return Err(EntryError::Head);
         }
         let end = (key_end + value_len).next_multiple_of(UNIT_BYTES);
@@ -254,6 +260,10 @@ impl<'a> Entry<'a> {
     /// 0 user, 1 internal.
     pub fn space(&self) -> u8 {
         self.bytes[18] >> 4
+    }
+    /// Whether the value begins with a prefix; as a flag for an entry made of this one.
+    pub fn prefix_flag(&self) -> u8 {
+        self.bytes[19] & FLAG_PREFIX
     }
     /// All flags.
     pub fn flags(&self) -> u8 {
@@ -298,7 +308,7 @@ impl<'a> Entry<'a> {
         NewEntry {
             kind: self.kind(),
             space: self.space(),
-            flags: self.flags() & !MEDIA_FLAGS,
+            flags: self.flags() & !FIELD_FLAGS,
             link: self.link(),
             expiry_ms: self.expiry_ms(),
             version: self.version(),
@@ -344,10 +354,11 @@ mod tests {
             value in proptest::collection::vec(any::<u8>(), 0..80),
             expiry in proptest::option::of(any::<u64>()),
             version in proptest::option::of(any::<u64>()),
+            prefix in any::<bool>(),
             seed in any::<u32>(), bit in any::<usize>(),
         ) {
             let new = NewEntry {
-                kind: Kind::Value, space: 1, flags: FLAG_KEEP,
+                kind: Kind::Value, space: 1, flags: FLAG_KEEP | if prefix { FLAG_PREFIX } else { 0 },
                 link: Loc::new(Terrace::Ssd, 3, 77), expiry_ms: expiry, version, key: &key, value: &value,
             };
             let mut buf = vec![0xAA; new.len_bytes()];
@@ -356,6 +367,8 @@ mod tests {
             e.verify_value(seed).unwrap();
             prop_assert_eq!((e.key(), e.value(), e.expiry_ms(), e.version()), (&key[..], &value[..], expiry, version));
             prop_assert_eq!(e.flags() & FLAG_KEEP, 0);
+            prop_assert_eq!(e.prefix_flag() != 0, prefix);
+            prop_assert_eq!(e.to_new().flags, e.prefix_flag());
             // Bound to the seed: the same bytes elsewhere are no entry.
             prop_assert!(Entry::from_media(&buf, seed ^ 1).is_err());
             // Padding is the only part a flip may hide in.

@@ -24,3 +24,5 @@ pub use hash::{HashKey, Hasher, KeyHash, OBJECT_ID_BITS, ObjectId};
 pub const KEY_MAX_BYTES: usize = 65_535;
 /// Longest value stored in one entry; longer ones are stored piece by piece.
 pub const INLINE_MAX_BYTES: usize = 65_536;
+/// What may stand before a value in its entry, beside [`INLINE_MAX_BYTES`] of value.
+pub const VALUE_PREFIX_MAX_BYTES: usize = 16;

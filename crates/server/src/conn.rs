@@ -41,6 +41,8 @@ pub struct Sending<S: Store> {
     pub large: S::Large,
     /// The next piece.
     pub piece: u32,
+    /// Bytes of it that are not wanted.
+    pub skip_bytes: usize,
     /// Bytes still to come.
     pub left_bytes: u64,
     /// The task of the piece being read.
@@ -375,8 +377,6 @@ impl<S: Store> Conn<S> {
 
 /// Gives all tasks of a parked command back.
 pub fn finish_parked<S: Store>(store: &mut S, parked: Parked<S>) {
-    for (_, task) in parked.progress.window {
-        store.finish(task);
-    }
+    parked.progress.end(store);
     store.finish(parked.task);
 }

@@ -5,12 +5,12 @@ use std::os::fd::RawFd;
 use std::sync::Arc;
 
 use terrace_kv as kv;
-use terrace_kv::{KvErrorKind, Maintainer};
+use terrace_kv::Maintainer;
 use terrace_pool::{Pool, Task, Worker};
 
 use crate::store::{
-    Cond, ExpireCond, Expiry, ExpiryOf, NewValue, Outcome, Step, Store, StoreError, StoreFactory,
-    Turn, Value,
+    Edits, ExpireCond, ExpiryOf, How, Item, NewValue, Outcome, Seen, Step, Store, StoreError,
+    StoreFactory, Turn, Value, Watched,
 };
 
 /// Opens a pool's workers for the server's threads.
@@ -60,20 +60,7 @@ const MAINTAINER: u64 = u64::MAX;
 
 #[inline]
 fn answer<T>(outcome: kv::Outcome<T>) -> Outcome<T> {
-    outcome.map_err(refusal)
-}
-
-#[cold]
-fn refusal(e: kv::KvError) -> StoreError {
-    let prefix = match e.kind() {
-        // What Redis's clients know for want of memory.
-        KvErrorKind::SsdFull | KvErrorKind::DramFull => "OOM",
-        _ => "ERR",
-    };
-    StoreError {
-        prefix,
-        text: e.to_string(),
-    }
+    outcome.map_err(StoreError::from)
 }
 
 #[inline]
@@ -193,6 +180,53 @@ impl Store for KvStore {
     ) -> Outcome<R> {
         answer(kv::get(&mut self.worker, t, key, |value| f(shown(value))))
     }
+    #[inline]
+    fn item<R>(
+        &mut self,
+        t: &mut Task,
+        key: &[u8],
+        f: impl FnOnce(Option<Item<'_, kv::LargeRef>>) -> R,
+    ) -> Outcome<R> {
+        let shows = |item: Option<kv::Item<'_>>| {
+            f(item.map(|item| Item {
+                large_cas: match item.value {
+                    kv::Value::Large(_) => kv::cas_of(&item.value, item.meta),
+                    _ => 0,
+                },
+                value: shown(item.value),
+                meta: item.meta,
+                expiry_ms: item.expiry_ms,
+                heat: item.heat,
+            }))
+        };
+        answer(kv::item(&mut self.worker, t, key, shows))
+    }
+    fn edit<R>(
+        &mut self,
+        t: &mut Task,
+        keys: &[&[u8]],
+        watched: &[Watched],
+        f: &mut dyn FnMut(Seen<kv::LargeRef>) -> Result<Edits<R>, StoreError>,
+    ) -> Outcome<R> {
+        kv::edit(&mut self.worker, t, keys, watched, f)
+    }
+    fn watch(&mut self, key: &[u8]) -> Watched {
+        kv::watch(&self.worker, key)
+    }
+    fn unwatch(&mut self, watched: Watched) {
+        kv::unwatch(&self.worker, watched);
+    }
+    fn new_cas(&mut self) -> u64 {
+        self.worker.pool().new_version()
+    }
+    fn random_key(
+        &mut self,
+        t: &mut Task,
+        cursor: &mut u64,
+        f: &mut dyn FnMut(&[u8]),
+    ) -> Outcome<bool> {
+        answer(kv::random_key(&mut self.worker, t, cursor, f))
+    }
     fn strlen(&mut self, t: &mut Task, key: &[u8]) -> Outcome<u64> {
         answer(kv::strlen(&mut self.worker, t, key))
     }
@@ -202,13 +236,12 @@ impl Store for KvStore {
         t: &mut Task,
         key: &[u8],
         value: &mut NewValue<'_, kv::Upload>,
-        cond: Cond,
-        expiry: Expiry,
+        how: How,
         old: Option<impl FnOnce(Value<'_, kv::LargeRef>) -> R>,
     ) -> Outcome<(bool, Option<R>)> {
         let mut new = incoming(value);
         let shows = |value: kv::Value<'_>| old.map(|f| f(shown(value)));
-        let outcome = kv::set(&mut self.worker, t, key, &mut new, cond, expiry, shows);
+        let outcome = kv::set_item(&mut self.worker, t, key, &mut new, how, shows);
         give_back(value, new, matches!(outcome, Ok(Step::Done((true, _)))));
         answer(outcome)
     }

@@ -47,6 +47,10 @@ pub const MGET_WINDOW_KEYS: usize = 16;
 pub const SCAN_STEP_KEYS: usize = 64;
 /// A SCAN answers early when its keys fill this much.
 pub const SCAN_REPLY_BYTES: usize = 64 << 10;
+/// What KEYS asks of the budget first; then it doubles.
+pub const KEYS_GRANT_BYTES: usize = 256 << 10;
+/// Steps of KEYS before others are served.
+pub const KEYS_STEPS_MAX: usize = 16;
 /// Arguments of one command that need no grant; above, 16 bytes each are granted while it runs.
 pub const ARGS_FREE: usize = 1_024;
 /// Events fetched by one poll.

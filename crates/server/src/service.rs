@@ -404,12 +404,12 @@ pub(crate) fn execute_args<S: Store>(
         out: &mut env.out,
     };
     let flow = execute(&mut cx, args);
-    if let Some(epoch) = S::durable_at(&task)
+    if let Some(epoch) = S::durable_at(&task).max(progress.durable_at)
         && epoch > env.store.durable_epoch()
     {
         conn.output.hold(start, epoch);
     }
-    if matches!(flow, Flow::Done) && progress.window.is_empty() {
+    if matches!(flow, Flow::Done) && progress.is_over() {
         env.store.finish(task);
         return true;
     }
@@ -430,8 +430,9 @@ fn after<S: Store>(
             (false, None)
         }
         Flow::OutputFull => (false, None),
-        Flow::LargeThenMore(large) => (false, Some(large)),
-        Flow::Large(large) => (true, Some(large)),
+        Flow::LargeThenMore(large) => (false, Some(whole::<S>(large))),
+        Flow::Large(large) => (true, Some(whole::<S>(large))),
+        Flow::Part(large, bytes) => (true, Some((large, bytes))),
         Flow::Done => (true, None),
         Flow::Close => {
             conn.closing = true;
@@ -448,17 +449,23 @@ fn after<S: Store>(
     } else {
         conn.work().parked = Some(parked);
     }
-    if let Some(large) = large {
-        let left_bytes = S::large_len(&large);
+    if let Some((large, bytes)) = large {
+        let piece_bytes = PIECE_BYTES as u64;
         conn.work().sending = Some(Sending {
             large,
-            piece: 0,
-            left_bytes,
+            piece: (bytes.start / piece_bytes) as u32,
+            skip_bytes: (bytes.start % piece_bytes) as usize,
+            left_bytes: bytes.end - bytes.start,
             task: None,
         });
     }
     conn.rest();
     through
+}
+
+fn whole<S: Store>(large: S::Large) -> (S::Large, std::ops::Range<u64>) {
+    let len = S::large_len(&large);
+    (large, 0..len)
 }
 
 pub(crate) fn block_of(wait: Wait) -> Block {
@@ -480,13 +487,16 @@ fn pump<S: Store>(env: &mut Env<S>, conn: &mut Conn<S>) -> Advance {
         Some(task) => task,
         None => env.store.task(conn.key),
     };
-    let expected = sending.left_bytes.min(PIECE_BYTES as u64) as usize;
+    let skip = sending.skip_bytes;
+    let expected = sending.left_bytes.min((PIECE_BYTES - skip) as u64) as usize;
     let out = &mut env.out;
     let outcome = env
         .store
         .read_piece(&mut task, &sending.large, sending.piece, |bytes| {
-            out.extend_from_slice(bytes);
-            bytes.len()
+            let wanted = bytes.get(skip..).unwrap_or_default();
+            let wanted = &wanted[..wanted.len().min(expected)];
+            out.extend_from_slice(wanted);
+            wanted.len()
         });
     match outcome {
         Ok(Step::Wait(wait)) => {
@@ -498,6 +508,7 @@ fn pump<S: Store>(env: &mut Env<S>, conn: &mut Conn<S>) -> Advance {
         Ok(Step::Done(len)) if len == expected => {
             sending.left_bytes -= len as u64;
             sending.piece += 1;
+            sending.skip_bytes = 0;
         }
         other => {
             // The header has left: what follows cannot be an error any more. A closed connection is unmistakable.

@@ -7,7 +7,10 @@ use std::os::fd::RawFd;
 use std::time::Duration;
 
 // What these mean is the same in every room.
-pub use terrace_kv::{Cond, ExpireCond, Expiry, ExpiryOf, Step, Wait};
+pub use terrace_kv::{
+    Cond, Edit, Edits, ExpireCond, Expiry, ExpiryOf, Held, How, Meta, Seen, Step, View, Wait,
+    Watched,
+};
 
 /// An error of the store, ready to be sent.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -28,6 +31,22 @@ impl StoreError {
     }
 }
 
+impl From<terrace_kv::KvError> for StoreError {
+    #[cold]
+    fn from(e: terrace_kv::KvError) -> Self {
+        use terrace_kv::KvErrorKind;
+        let prefix = match e.kind() {
+            // What Redis's clients know for want of memory.
+            KvErrorKind::SsdFull | KvErrorKind::DramFull => "OOM",
+            _ => "ERR",
+        };
+        StoreError {
+            prefix,
+            text: e.to_string(),
+        }
+    }
+}
+
 /// The answer of every call that may have to wait.
 pub type Outcome<T> = Result<Step<T>, StoreError>;
 
@@ -40,6 +59,32 @@ pub enum Value<'a, L> {
     Inline(&'a [u8]),
     /// A hold on one version of a longer value; it must be given back with [`Store::release`].
     Large(L),
+}
+
+/// A value with all that is kept with it.
+#[derive(Debug)]
+pub struct Item<'a, L> {
+    /// The value; never absent.
+    pub value: Value<'a, L>,
+    /// What memcached keeps with it, if it wrote it.
+    pub meta: Option<Meta>,
+    /// When it expires, ms since 1970.
+    pub expiry_ms: Option<u64>,
+    /// How often it was used lately, this time not counted.
+    pub heat: u8,
+    /// The token of a value that has none kept with it and is not at hand.
+    pub large_cas: u64,
+}
+
+impl<L> Item<'_, L> {
+    /// The token that stands for the present value.
+    pub fn cas(&self) -> u64 {
+        match (&self.meta, &self.value) {
+            (Some(meta), _) => meta.cas,
+            (None, Value::Inline(bytes)) => terrace_kv::digest(bytes),
+            (None, _) => self.large_cas,
+        }
+    }
 }
 
 /// A value on its way in.
@@ -116,6 +161,35 @@ pub trait Store: Sized {
         key: &[u8],
         f: impl FnOnce(Value<'_, Self::Large>) -> R,
     ) -> Outcome<R>;
+    /// Shows `key`'s value and what is kept with it to `f`.
+    fn item<R>(
+        &mut self,
+        t: &mut Self::Task,
+        key: &[u8],
+        f: impl FnOnce(Option<Item<'_, Self::Large>>) -> R,
+    ) -> Outcome<R>;
+    /// Shows `keys`, no two of them equal, to `f` at one moment, and makes the changes that it answers, all or none. `f` may
+    /// be called again; its last answer counts.
+    fn edit<R>(
+        &mut self,
+        t: &mut Self::Task,
+        keys: &[&[u8]],
+        watched: &[Watched],
+        f: &mut dyn FnMut(Seen<Self::Large>) -> Result<Edits<R>, StoreError>,
+    ) -> Outcome<R>;
+    /// Begins to watch a key; to be given back with [`Store::unwatch`].
+    fn watch(&mut self, key: &[u8]) -> Watched;
+    /// Ends it.
+    fn unwatch(&mut self, watched: Watched);
+    /// A token that no value has had.
+    fn new_cas(&mut self) -> u64;
+    /// Shows some key to `f`, each about as likely as any other. `cursor` is the caller's and 0 at first.
+    fn random_key(
+        &mut self,
+        t: &mut Self::Task,
+        cursor: &mut u64,
+        f: &mut dyn FnMut(&[u8]),
+    ) -> Outcome<bool>;
     /// The length of a value in bytes, 0 without one.
     fn strlen(&mut self, t: &mut Self::Task, key: &[u8]) -> Outcome<u64>;
     /// Sets a key; `old` sees the value before. Answers whether it was set.
@@ -124,8 +198,7 @@ pub trait Store: Sized {
         t: &mut Self::Task,
         key: &[u8],
         value: &mut NewValue<'_, Self::Upload>,
-        cond: Cond,
-        expiry: Expiry,
+        how: How,
         old: Option<impl FnOnce(Value<'_, Self::Large>) -> R>,
     ) -> Outcome<(bool, Option<R>)>;
     /// Shows the value of `key` to `f` and deletes the key, in one step. An error may still follow the look.

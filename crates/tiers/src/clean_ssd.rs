@@ -351,6 +351,7 @@ impl<D: Snapshot> Lane<D> {
         if self.rule(Rule::ExpiryLeavesTombstone) {
             let tombstone = NewEntry {
                 kind: Kind::Tombstone,
+                flags: 0,
                 expiry_ms: None,
                 version: None,
                 value: &[],

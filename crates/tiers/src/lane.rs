@@ -473,7 +473,7 @@ impl<D: Snapshot> Lane<D> {
         };
         let new = NewEntry {
             link: loc,
-            flags: 0,
+            flags: fetched.prefix_flag(),
             version: None,
             ..fetched.to_new()
         };

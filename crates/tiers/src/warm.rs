@@ -147,7 +147,7 @@ impl<D: Snapshot> Lane<D> {
             return;
         };
         let new = NewEntry {
-            flags: 0,
+            flags: e.prefix_flag(),
             ..e.to_new()
         };
         if let Some(up) = self.mem.append(Head::Main, &new, SPARE_SEGMENTS) {

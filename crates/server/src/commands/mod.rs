@@ -3,9 +3,12 @@
 //! `Progress` knows of); it is then called again with the same arguments.
 
 mod admin;
+mod bits;
 mod client;
 mod keys;
 mod options;
+mod part;
+mod places;
 mod scan;
 mod strings;
 
@@ -28,6 +31,8 @@ pub enum Flow<L> {
     Wait(Wait),
     /// Its reply ends with this value: the header is written, bytes and line end are to follow.
     Large(L),
+    /// Its reply ends with these bytes of this value; the header is written.
+    Part(L, std::ops::Range<u64>),
     /// This value is to follow, then the command goes on.
     LargeThenMore(L),
     /// The command goes on when the output has drained.
@@ -50,6 +55,15 @@ pub enum Fault {
 impl From<StoreError> for Fault {
     fn from(e: StoreError) -> Self {
         Fault::Prefixed(e.prefix, e.text)
+    }
+}
+
+impl From<Fault> for StoreError {
+    fn from(fault: Fault) -> Self {
+        match fault {
+            Fault::Err(text) => StoreError::err(text),
+            Fault::Prefixed(prefix, text) => StoreError { prefix, text },
+        }
     }
 }
 
@@ -94,8 +108,36 @@ pub struct Progress<S: Store> {
     pub window: Vec<(usize, S::Task)>,
     /// The keys that a SCAN has gathered, as bulk strings.
     pub found: Vec<u8>,
-    /// How many keys it has seen, at least one a step.
+    /// How many keys it has seen, at least one a step; or what a command has counted.
     pub seen: u64,
+    /// The length of the value that a command goes through, once it was asked (none: no such key).
+    pub begun_len: Option<Option<u64>>,
+    /// The value in pieces that a command goes through.
+    pub held: Option<S::Large>,
+    /// What `found` was granted of the buffer budget.
+    pub granted_bytes: usize,
+    /// The epoch that the reply waits for, beside that of the task.
+    pub durable_at: Option<u64>,
+}
+
+impl<S: Store> Progress<S> {
+    /// Gives back what a command held that did not end by itself.
+    pub fn end(self, store: &mut S) {
+        for (_, task) in self.window {
+            store.finish(task);
+        }
+        if let Some(large) = self.held {
+            store.release(large);
+        }
+        if self.granted_bytes > 0 {
+            store.ungrant(self.granted_bytes);
+        }
+    }
+
+    /// Whether there is nothing to give back.
+    pub fn is_over(&self) -> bool {
+        self.window.is_empty() && self.held.is_none() && self.granted_bytes == 0
+    }
 }
 
 impl<S: Store> Default for Progress<S> {
@@ -106,6 +148,10 @@ impl<S: Store> Default for Progress<S> {
             window: Vec::new(),
             found: Vec::new(),
             seen: 0,
+            begun_len: None,
+            held: None,
+            granted_bytes: 0,
+            durable_at: None,
         }
     }
 }
@@ -130,6 +176,21 @@ pub struct Cx<'c, S: Store> {
     pub counters: &'c Counters,
     /// Where the reply goes.
     pub out: &'c mut Vec<u8>,
+}
+
+impl<S: Store> Cx<'_, S> {
+    /// A task belongs to one call: the next step gets its own. What the reply waits for stays.
+    fn renew_task(&mut self) {
+        self.progress.durable_at = self.progress.durable_at.max(S::durable_at(self.task));
+        let fresh = self.store.task(self.owner);
+        self.store.finish(std::mem::replace(self.task, fresh));
+    }
+
+    /// Gives back what was granted.
+    fn give_back(&mut self) {
+        self.store
+            .ungrant(std::mem::take(&mut self.progress.granted_bytes));
+    }
 }
 
 /// Executes `args`, whose first is the name. An error has become a reply when this returns.
@@ -229,6 +290,28 @@ fn dispatch<S: Store>(cx: &mut Cx<'_, S>, command: &Command, args: &[&[u8]]) -> 
         Id::Pexpiretime => keys::ttl(cx, args, keys::Shown::AtMillis),
         Id::Persist => keys::persist(cx, args),
         Id::Type => keys::key_type(cx, args),
+        Id::Append => part::append(cx, args),
+        Id::Setrange => part::setrange(cx, args),
+        Id::Getrange | Id::Substr => part::getrange(cx, args),
+        Id::Getex => part::getex(cx, args),
+        Id::Msetnx => part::msetnx(cx, args),
+        Id::Incrbyfloat => part::incrbyfloat(cx, args),
+        Id::Lcs => part::lcs(cx, args),
+        Id::Setbit => bits::setbit(cx, args),
+        Id::Getbit => bits::getbit(cx, args),
+        Id::Bitcount => bits::bitcount(cx, args),
+        Id::Bitpos => bits::bitpos(cx, args),
+        Id::Bitop => bits::bitop(cx, args),
+        Id::Bitfield => bits::bitfield(cx, args, false),
+        Id::BitfieldRo => bits::bitfield(cx, args, true),
+        Id::Rename => places::rename(cx, args, false),
+        Id::Renamenx => places::rename(cx, args, true),
+        Id::Copy => places::copy(cx, args),
+        Id::Object => places::object(cx, args),
+        Id::Dump => places::dump(cx, args),
+        Id::Restore => places::restore(cx, args),
+        Id::Randomkey => places::randomkey(cx),
+        Id::Keys => places::keys(cx, args),
         Id::Scan => scan::scan(cx, args),
         Id::Dbsize => admin::dbsize(cx),
         Id::Flushall | Id::Flushdb => admin::flush(cx, args),
@@ -260,7 +343,9 @@ fn check_keys(command: &Command, args: &[&[u8]]) -> Result<(), Fault> {
     } else {
         last as usize
     };
-    for key in args[first as usize..=last].iter().step_by(step as usize) {
+    // OBJECT HELP has no key where the others do.
+    let keys = args.get(first as usize..=last).unwrap_or_default();
+    for key in keys.iter().step_by(step as usize) {
         if key.len() > KEY_MAX_BYTES {
             return Err(key_too_long(key.len()));
         }
@@ -281,6 +366,6 @@ fn key_positions(command: &Command, args: usize) -> impl Iterator<Item = usize> 
     let last = if last < 0 { args as i32 + last } else { last };
     (first..=last)
         .step_by(step.max(1) as usize)
-        .filter(|&at| at > 0)
+        .filter(move |&at| at > 0 && at < args as i32)
         .map(|at| at as usize)
 }

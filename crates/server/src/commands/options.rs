@@ -58,6 +58,57 @@ pub fn set_options(options: &[&[u8]], now_ms: u64) -> Result<SetOptions, Fault> 
     })
 }
 
+/// An integer argument.
+pub fn int_arg(text: &[u8]) -> Result<i64, Fault> {
+    integer(text).ok_or(NOT_AN_INTEGER)
+}
+
+/// What GETEX is to do with the expiry.
+#[derive(Debug, Clone, Copy)]
+pub enum GetOptions<'a> {
+    /// PERSIST.
+    Persist,
+    /// EX, PX, EXAT, PXAT: the time, whether it is relative, its unit in ms.
+    At(&'a [u8], bool, i64),
+}
+
+impl GetOptions<'_> {
+    /// The expiry.
+    pub fn expiry(self, now_ms: u64, command: &str) -> Result<Expiry, Fault> {
+        match self {
+            GetOptions::Persist => Ok(Expiry::None),
+            GetOptions::At(text, relative, unit_ms) => {
+                expire_at(text, unit_ms, relative, now_ms, command).map(Expiry::At)
+            }
+        }
+    }
+}
+
+/// Parses what follows the key in GETEX.
+pub fn get_options<'a>(options: &[&'a [u8]]) -> Result<Option<GetOptions<'a>>, Fault> {
+    let mut found = None;
+    let mut rest = options.iter();
+    while let Some(option) = rest.next() {
+        let is = |name: &str| option.eq_ignore_ascii_case(name.as_bytes());
+        let time = ["EX", "PX", "EXAT", "PXAT"]
+            .into_iter()
+            .find(|name| is(name));
+        found = Some(match time {
+            // Redis takes PERSIST twice, and nothing else.
+            None if is("PERSIST") && !matches!(found, Some(GetOptions::At(..))) => {
+                GetOptions::Persist
+            }
+            None => return Err(SYNTAX),
+            Some(_) if found.is_some() => return Err(SYNTAX),
+            Some(name) => {
+                let unit_ms = if name.starts_with('E') { 1000 } else { 1 };
+                GetOptions::At(rest.next().ok_or(SYNTAX)?, name.len() == 2, unit_ms)
+            }
+        });
+    }
+    Ok(found)
+}
+
 /// The absolute time of SET's and SETEX's options, which must be positive.
 pub fn expire_at(
     text: &[u8],

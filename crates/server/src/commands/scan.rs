@@ -83,9 +83,7 @@ pub fn scan<S: Store>(cx: &mut Cx<'_, S>, args: &[&[u8]]) -> Done<S> {
                 return Ok(Flow::Done);
             }
         };
-        // A task belongs to one call: the next step gets its own.
-        let fresh = cx.store.task(cx.owner);
-        cx.store.finish(std::mem::replace(cx.task, fresh));
+        cx.renew_task();
         cx.progress.next = next;
         cx.progress.seen += seen.max(1);
         if next == 0

@@ -8,11 +8,15 @@ use crate::resp::assemble::LargeArg;
 use crate::resp::encode;
 use crate::resp::parse::integer;
 use crate::shared::add;
-use crate::store::{Cond, Expiry, NewValue, Step, Store, Value};
+use crate::store::{Cond, Expiry, How, NewValue, Step, Store, Value};
 
 /// Writes a value that is at hand; a long one only gets its header and is handed back.
 #[inline]
-fn show<S: Store>(out: &mut Vec<u8>, resp3: bool, value: Value<'_, S::Large>) -> Shown<S::Large> {
+pub(super) fn show<S: Store>(
+    out: &mut Vec<u8>,
+    resp3: bool,
+    value: Value<'_, S::Large>,
+) -> Shown<S::Large> {
     match value {
         Value::Inline(bytes) => {
             encode::bulk(out, bytes);
@@ -29,14 +33,15 @@ fn show<S: Store>(out: &mut Vec<u8>, resp3: bool, value: Value<'_, S::Large>) ->
     }
 }
 
-enum Shown<L> {
+/// How much of a value was written.
+pub(super) enum Shown<L> {
     Whole,
     Nothing,
     Header(L),
 }
 
 impl<L> Shown<L> {
-    fn flow(self) -> Flow<L> {
+    pub(super) fn flow(self) -> Flow<L> {
         match self {
             Shown::Header(large) => Flow::Large(large),
             _ => Flow::Done,
@@ -73,6 +78,16 @@ fn new_value<'a, U>(large: &'a mut [LargeArg<U>], index: usize, arg: &'a [u8]) -
     }
 }
 
+/// As Redis sets: with nothing kept beside the value.
+#[inline]
+fn plain(cond: Cond, expiry: Expiry) -> How {
+    How {
+        cond,
+        expiry,
+        meta: None,
+    }
+}
+
 type NoOld<S> = fn(Value<'_, <S as Store>::Large>);
 
 /// SET key value [NX | XX] [GET] [EX | PX | EXAT | PXAT time | KEEPTTL]
@@ -87,11 +102,11 @@ pub fn set<S: Store>(cx: &mut Cx<'_, S>, args: &[&[u8]]) -> Done<S> {
         return set_and_show(cx, args[1], 2, args[2], cond, expiry);
     }
     let mut value = new_value(cx.large, 2, args[2]);
-    let (was_set, _) =
-        ready!(
-            cx.store
-                .set(cx.task, args[1], &mut value, cond, expiry, None::<NoOld<S>>)
-        );
+    let how = plain(cond, expiry);
+    let (was_set, _) = ready!(
+        cx.store
+            .set(cx.task, args[1], &mut value, how, None::<NoOld<S>>)
+    );
     match was_set {
         true => encode::ok(cx.out),
         false => encode::null(cx.out, cx.session.resp3),
@@ -112,10 +127,13 @@ fn set_and_show<S: Store>(
     let out = &mut *cx.out;
     let mut value = new_value(cx.large, index, arg);
     let show_old = |old: Value<'_, S::Large>| show::<S>(out, resp3, old);
-    let (_, shown) = ready!(
-        cx.store
-            .set(cx.task, key, &mut value, cond, expiry, Some(show_old))
-    );
+    let (_, shown) = ready!(cx.store.set(
+        cx.task,
+        key,
+        &mut value,
+        plain(cond, expiry),
+        Some(show_old)
+    ));
     Ok(shown.map_or(Flow::Done, Shown::flow))
 }
 
@@ -131,8 +149,7 @@ pub fn setnx<S: Store>(cx: &mut Cx<'_, S>, args: &[&[u8]]) -> Done<S> {
         cx.task,
         args[1],
         &mut value,
-        Cond::IfAbsent,
-        Expiry::None,
+        plain(Cond::IfAbsent, Expiry::None),
         None::<NoOld<S>>
     ));
     encode::int(cx.out, i64::from(was_set));
@@ -148,8 +165,7 @@ pub fn setex<S: Store>(cx: &mut Cx<'_, S>, args: &[&[u8]], unit_ms: i64) -> Done
         cx.task,
         args[1],
         &mut value,
-        Cond::Always,
-        Expiry::At(at),
+        plain(Cond::Always, Expiry::At(at)),
         None::<NoOld<S>>
     ));
     encode::ok(cx.out);
@@ -240,6 +256,7 @@ pub fn mget<S: Store>(cx: &mut Cx<'_, S>, args: &[&[u8]]) -> Done<S> {
                 return Ok(Flow::Wait(wait));
             }
             Ok(Step::Done(shown)) => {
+                cx.progress.durable_at = cx.progress.durable_at.max(S::durable_at(&task));
                 cx.store.finish(task);
                 cx.progress.next += 1;
                 count_hit(cx, &shown);

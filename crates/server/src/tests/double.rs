@@ -11,11 +11,14 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use crate::limits::{INLINE_MAX_BYTES, PIECE_BYTES};
-use crate::store::*;
+use crate::store::{Held as View_, *};
 
 struct Entry {
     value: Arc<Vec<u8>>,
     expires_ms: Option<u64>,
+    meta: Option<Meta>,
+    /// How often this key was changed.
+    changes: u64,
 }
 
 /// How the double behaves, and what all its threads share.
@@ -38,6 +41,7 @@ pub struct Factory {
     pub granted_peak: AtomicI64,
     open: AtomicI64,
     epoch: AtomicU64,
+    changes: AtomicU64,
 }
 
 impl Factory {
@@ -49,7 +53,12 @@ impl Factory {
             granted_peak: Default::default(),
             open: Default::default(),
             epoch: Default::default(),
+            changes: Default::default(),
         })
+    }
+
+    fn change(&self) -> u64 {
+        self.changes.fetch_add(1, Ordering::SeqCst) + 1
     }
 
     /// Makes every write from now on fail to become durable.
@@ -111,7 +120,21 @@ pub struct Task {
     durable_at: Option<u64>,
 }
 
-pub struct Held(Arc<Vec<u8>>);
+/// A hold, which ends when it is dropped.
+pub struct Held(Arc<Vec<u8>>, Arc<Factory>);
+
+impl Held {
+    fn new(value: Arc<Vec<u8>>, home: &Arc<Factory>) -> Self {
+        home.open.fetch_add(1, Ordering::SeqCst);
+        Held(value, home.clone())
+    }
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        self.1.open.fetch_sub(1, Ordering::SeqCst);
+    }
+}
 
 pub struct Upload {
     len: u64,
@@ -168,10 +191,7 @@ impl Double {
     fn show<R>(&self, value: Option<Arc<Vec<u8>>>, f: impl FnOnce(Value<'_, Held>) -> R) -> R {
         match value {
             None => f(Value::Absent),
-            Some(v) if v.len() > INLINE_MAX_BYTES => {
-                self.open(1);
-                f(Value::Large(Held(v)))
-            }
+            Some(v) if v.len() > INLINE_MAX_BYTES => f(Value::Large(Held::new(v, &self.home))),
             Some(v) => f(Value::Inline(&v)),
         }
     }
@@ -200,11 +220,52 @@ impl Double {
     }
 
     fn put(&self, key: &[u8], value: Arc<Vec<u8>>, expires_ms: Option<u64>) {
-        self.home
-            .data
-            .lock()
-            .unwrap()
-            .insert(key.to_vec(), Entry { value, expires_ms });
+        self.put_item(key, value, expires_ms, None);
+    }
+
+    fn put_item(
+        &self,
+        key: &[u8],
+        value: Arc<Vec<u8>>,
+        expires_ms: Option<u64>,
+        meta: Option<Meta>,
+    ) {
+        let changes = self.home.change();
+        let entry = Entry {
+            value,
+            expires_ms,
+            meta,
+            changes,
+        };
+        self.home.data.lock().unwrap().insert(key.to_vec(), entry);
+    }
+
+    fn meta(&self, key: &[u8]) -> Option<Meta> {
+        self.home.data.lock().unwrap().get(key)?.meta
+    }
+
+    /// What tells one state of a key from another; 0: absent.
+    fn changes(&self, key: &[u8]) -> u64 {
+        let data = self.home.data.lock().unwrap();
+        data.get(key).map_or(0, |e| e.changes)
+    }
+
+    fn view(&self, key: &[u8]) -> View<Held> {
+        let Some((value, expiry_ms)) = self.look(key) else {
+            return View {
+                value: View_::Absent,
+                expiry_ms: None,
+                meta: None,
+            };
+        };
+        View {
+            value: match value.len() > INLINE_MAX_BYTES {
+                true => View_::Large(Held::new(value, &self.home)),
+                false => View_::Inline(value.to_vec()),
+            },
+            expiry_ms,
+            meta: self.meta(key),
+        }
     }
 }
 
@@ -300,6 +361,100 @@ impl Store for Double {
         let value = self.look(key).map(|(v, _)| v);
         Ok(Step::Done(self.show(value, f)))
     }
+    fn item<R>(
+        &mut self,
+        t: &mut Task,
+        key: &[u8],
+        f: impl FnOnce(Option<Item<'_, Held>>) -> R,
+    ) -> Outcome<R> {
+        gate!(self, t, "item", key);
+        let Some((value, expiry_ms)) = self.look(key) else {
+            return Ok(Step::Done(f(None)));
+        };
+        let meta = self.meta(key);
+        let large_cas = terrace_kv::digest(&value);
+        Ok(Step::Done(self.show(Some(value), |value| {
+            f(Some(Item {
+                value,
+                meta,
+                expiry_ms,
+                heat: 0,
+                large_cas,
+            }))
+        })))
+    }
+    fn edit<R>(
+        &mut self,
+        t: &mut Task,
+        keys: &[&[u8]],
+        watched: &[Watched],
+        f: &mut dyn FnMut(Seen<Held>) -> Result<Edits<R>, StoreError>,
+    ) -> Outcome<R> {
+        gate!(self, t, "edit", keys);
+        let (now_ms, new_cas) = (self.now_ms(), self.new_cas());
+        let same = |w: &Watched| self.changes(&w.key) == w.changes();
+        let before: Vec<_> = keys.iter().map(|key| self.look(key)).collect();
+        // As the real one may: asked twice, only the last answer counts.
+        let mut answer = None;
+        for _ in 0..2 {
+            answer = Some(f(Seen {
+                views: keys.iter().map(|key| self.view(key)).collect(),
+                unchanged: watched.iter().all(same),
+                now_ms,
+                new_cas,
+            })?);
+        }
+        let (edits, result) = answer.expect("asked");
+        for (at, edit) in &edits {
+            match edit {
+                Edit::Delete => {
+                    self.home.change();
+                    self.home.data.lock().unwrap().remove(keys[*at]);
+                }
+                Edit::Put {
+                    value,
+                    expiry_ms,
+                    meta,
+                } => {
+                    assert!(value.len() <= INLINE_MAX_BYTES);
+                    self.put_item(keys[*at], Arc::new(value.clone()), *expiry_ms, *meta);
+                }
+                Edit::Bind {
+                    from,
+                    expiry_ms,
+                    meta,
+                } => {
+                    let (value, _) = before[*from].clone().expect("bound");
+                    self.put_item(keys[*at], value, *expiry_ms, *meta);
+                }
+            }
+        }
+        if !edits.is_empty() {
+            self.wrote(t);
+        }
+        Ok(Step::Done(result))
+    }
+    fn watch(&mut self, key: &[u8]) -> Watched {
+        self.open(1);
+        self.look(key);
+        Watched::new(key, self.changes(key), false)
+    }
+    fn unwatch(&mut self, _: Watched) {
+        self.open(-1);
+    }
+    fn new_cas(&mut self) -> u64 {
+        self.home.change()
+    }
+    fn random_key(
+        &mut self,
+        t: &mut Task,
+        cursor: &mut u64,
+        f: &mut dyn FnMut(&[u8]),
+    ) -> Outcome<bool> {
+        gate!(self, t, "random", *cursor);
+        let data = self.home.data.lock().unwrap();
+        Ok(Step::Done(data.keys().next().map(|key| f(key)).is_some()))
+    }
     fn strlen(&mut self, t: &mut Task, key: &[u8]) -> Outcome<u64> {
         gate!(self, t, "strlen", key);
         Ok(Step::Done(
@@ -311,24 +466,23 @@ impl Store for Double {
         t: &mut Task,
         key: &[u8],
         value: &mut NewValue<'_, Upload>,
-        cond: Cond,
-        expiry: Expiry,
+        how: How,
         old: Option<impl FnOnce(Value<'_, Held>) -> R>,
     ) -> Outcome<(bool, Option<R>)> {
         gate!(self, t, "set", key);
         let before = self.look(key);
         let hold = !matches!(
-            (cond, &before),
+            (how.cond, &before),
             (Cond::IfAbsent, Some(_)) | (Cond::IfPresent, None)
         );
-        let expires_ms = match expiry {
+        let expires_ms = match how.expiry {
             Expiry::None => None,
             Expiry::Keep => before.as_ref().and_then(|(_, e)| *e),
             Expiry::At(at) => Some(at),
         };
         if hold {
             let value = self.take(value);
-            self.put(key, value, expires_ms);
+            self.put_item(key, value, expires_ms, how.meta);
             self.wrote(t);
         }
         let shown = old.map(|f| self.show(before.map(|(v, _)| v), f));
@@ -379,7 +533,14 @@ impl Store for Double {
             .ok_or_else(|| StoreError::err("value is not an integer or out of range"))?
             .checked_add(delta)
             .ok_or_else(|| StoreError::err("increment or decrement would overflow"))?;
-        self.put(key, Arc::new(value.to_string().into_bytes()), expires_ms);
+        let cas = self.new_cas();
+        let meta = self.meta(key).map(|m| Meta { cas, ..m });
+        self.put_item(
+            key,
+            Arc::new(value.to_string().into_bytes()),
+            expires_ms,
+            meta,
+        );
         self.wrote(t);
         Ok(Step::Done(value))
     }
@@ -487,7 +648,7 @@ impl Store for Double {
             &large.0[start..large.0.len().min(start + PIECE_BYTES)]
         )))
     }
-    fn release(&mut self, _: Held) {
-        self.open(-1);
+    fn release(&mut self, held: Held) {
+        drop(held);
     }
 }

@@ -1,0 +1,299 @@
+//! Several keys looked at and changed in one: the caller sees all of them at one moment and says what becomes of each.
+//!
+//! Promises: no other command, and no crash, comes between the look and the changes; all changes are in one epoch. The
+//! caller may be asked again, when something was missing for the changes: only its last answer counts. Never: waits with
+//! a lane held.
+
+use crate::change::{
+    Change, Missing, New, change, check_key, commit, missing, prepare, seen_with, too_many,
+    wait_durable,
+};
+use crate::find::{
+    Found, Place, READS_PER_TASK_MAX, entry_of, fetch, find, let_go, may_write, place,
+};
+use crate::item::{META_BYTES, Meta, meta_of, stored, user_value};
+use crate::large::{self, Binder, LargeRef, Shared};
+use crate::watch::Watched;
+use crate::{KvError, KvErrorKind, Step, Wait, inline_max_bytes};
+use std::sync::Arc;
+use terrace_log::Kind;
+use terrace_log::entry::entry_bytes;
+use terrace_pool::{Held as HeldLanes, Task, Worker};
+use terrace_tiers::ReadPlan;
+
+/// A value as an edit sees it.
+#[derive(Debug)]
+pub enum Held<L> {
+    /// No such key.
+    Absent,
+    /// A value in one piece.
+    Inline(Vec<u8>),
+    /// A value in pieces.
+    Large(L),
+}
+
+/// A key as an edit sees it.
+#[derive(Debug)]
+pub struct View<L> {
+    /// Its value.
+    pub value: Held<L>,
+    /// When it expires, ms since 1970.
+    pub expiry_ms: Option<u64>,
+    /// What memcached keeps with it.
+    pub meta: Option<Meta>,
+}
+
+impl<L> View<L> {
+    /// Whether the key exists.
+    pub fn exists(&self) -> bool {
+        !matches!(self.value, Held::Absent)
+    }
+}
+
+/// All keys of an edit, at one moment.
+#[derive(Debug)]
+pub struct Seen<L> {
+    /// In the order of the keys.
+    pub views: Vec<View<L>>,
+    /// Nobody has changed what is watched.
+    pub unchanged: bool,
+    /// The time of this moment, ms since 1970.
+    pub now_ms: u64,
+    /// A token that no value has had.
+    pub new_cas: u64,
+}
+
+/// What becomes of a key.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Edit {
+    /// It is deleted.
+    Delete,
+    /// It gets a value of at most `INLINE_MAX_BYTES`.
+    Put {
+        /// The value.
+        value: Vec<u8>,
+        /// When it expires, ms since 1970.
+        expiry_ms: Option<u64>,
+        /// What memcached keeps with it.
+        meta: Option<Meta>,
+    },
+    /// It gets the value in pieces that the key of this number had. No two keys may.
+    Bind {
+        /// Which key's.
+        from: usize,
+        /// When it expires, ms since 1970.
+        expiry_ms: Option<u64>,
+        /// What memcached keeps with it.
+        meta: Option<Meta>,
+    },
+}
+
+/// What a caller says: the keys that change, by their number, and the command's result.
+pub type Edits<R> = (Vec<(usize, Edit)>, R);
+
+/// Shows `keys`, no two of them equal, to `f`, and makes the changes it says.
+pub fn edit<R, E: From<KvError>>(
+    w: &mut Worker,
+    t: &mut Task,
+    keys: &[&[u8]],
+    watched: &[Watched],
+    f: &mut dyn FnMut(Seen<LargeRef>) -> Result<Edits<R>, E>,
+) -> Result<Step<R>, E> {
+    too_many(keys.len())?;
+    keys.iter().try_for_each(|key| check_key(key))?;
+    if !w.collect(t) {
+        return Ok(Step::Wait(Wait::Io));
+    }
+    let shared = large::registry(w);
+    let places: Vec<Place> = keys.iter().map(|key| place(w, 0, key)).collect();
+    let mut held = w.hold(places.iter().map(|p| p.lane));
+    let looked = look(w, t, &shared, &mut held, keys, &places)?;
+    let Looked::All(views, binders, seen) = looked else {
+        drop(held);
+        return Ok(looked.fetch(w, t));
+    };
+    let (edits, result) = f(Seen {
+        views,
+        unchanged: watched.iter().all(|k| shared.watch.unchanged(k)),
+        now_ms: w.now_ms(),
+        new_cas: w.pool().new_version(),
+    })?;
+    if edits.is_empty() {
+        drop(held);
+        wait_durable(w, t, seen);
+        return Ok(Step::Done(result));
+    }
+    may_write(w)?;
+    let mut changes = changes(w, keys, &edits)?;
+    let grows = edits.iter().any(|(_, e)| *e != Edit::Delete);
+    let need = prepare(w, t, &shared, &mut held, &mut changes, grows)?;
+    if !matches!(need, Missing::Nothing) {
+        drop(held);
+        return Ok(missing(w, t, need).expect("something is missing"));
+    }
+    let wait = commit_all(w, t, &shared, &mut held, &changes, &edits, &binders)?;
+    drop(held);
+    wait_durable(w, t, wait);
+    Ok(Step::Done(result))
+}
+
+/// What was found of all keys, their binders, and the epoch that makes it durable; or what must be read first.
+enum Looked {
+    All(Vec<View<LargeRef>>, Vec<Option<Binder>>, Option<u64>),
+    Reads(Vec<(u16, ReadPlan)>),
+}
+
+impl Looked {
+    fn fetch<R>(self, w: &mut Worker, t: &mut Task) -> Step<R> {
+        match self {
+            Looked::Reads(reads) => fetch(w, t, reads, false),
+            Looked::All(..) => Step::Wait(Wait::Room),
+        }
+    }
+}
+
+fn look(
+    w: &Worker,
+    t: &Task,
+    shared: &Arc<Shared>,
+    held: &mut HeldLanes<'_>,
+    keys: &[&[u8]],
+    places: &[Place],
+) -> Result<Looked, KvError> {
+    let piece_bytes = large::piece_bytes(w);
+    let (mut views, mut binders) = (Vec::with_capacity(keys.len()), Vec::new());
+    let (mut reads, mut wait) = (Vec::new(), None);
+    for (key, &at) in keys.iter().zip(places) {
+        let lane = held.lane(at.lane);
+        let found = match find(t, lane, at, key) {
+            Ok(found) => found,
+            Err(e) => {
+                let_go(held, reads);
+                return Err(e);
+            }
+        };
+        wait = wait.max(seen_with(lane, found));
+        let (mut view, mut binder) = (absent(), None);
+        match found {
+            Found::Read(plan) => reads.push((at.lane, plan)),
+            Found::Here { slot, fetched } => {
+                let e = entry_of(t, lane, at, slot, fetched);
+                let bytes = user_value(&e);
+                if e.kind() == Kind::Binder {
+                    binder = large::binder(bytes);
+                }
+                view = View {
+                    value: match e.kind() {
+                        Kind::Binder => LargeRef::hold(shared, bytes, piece_bytes)
+                            .map_or(Held::Absent, Held::Large),
+                        _ => Held::Inline(bytes.to_vec()),
+                    },
+                    expiry_ms: e.expiry_ms(),
+                    meta: meta_of(&e),
+                };
+            }
+            Found::Absent | Found::Gone(_) => {}
+        }
+        views.push(view);
+        binders.push(binder);
+        if reads.len() >= READS_PER_TASK_MAX {
+            break;
+        }
+    }
+    Ok(match reads.is_empty() {
+        true => Looked::All(views, binders, wait),
+        false => Looked::Reads(reads),
+    })
+}
+
+fn absent<L>() -> View<L> {
+    View {
+        value: Held::Absent,
+        expiry_ms: None,
+        meta: None,
+    }
+}
+
+/// The changes with the room that each needs.
+fn changes<'a>(
+    w: &Worker,
+    keys: &[&'a [u8]],
+    edits: &[(usize, Edit)],
+) -> Result<Vec<Change<'a>>, KvError> {
+    let most = inline_max_bytes(w);
+    let room = |(at, edit): &(usize, Edit)| {
+        let mut c = change(w, keys[*at], None, false)?;
+        c.bytes += match edit {
+            Edit::Delete => 0,
+            Edit::Bind { .. } => entry_bytes(0, 16 + META_BYTES, true, false),
+            Edit::Put { value, .. } if value.len() > most => {
+                return Err(too_long(value.len(), most));
+            }
+            Edit::Put { value, .. } => entry_bytes(0, value.len() + META_BYTES, true, false),
+        };
+        Ok(c)
+    };
+    edits.iter().map(room).collect()
+}
+
+pub(crate) fn too_long(len: usize, most: usize) -> KvError {
+    KvError::new(
+        KvErrorKind::TooLarge,
+        format!(
+            "the value would have {len} bytes; a command that changes a part of a value, or is in a transaction, may make \
+             {most} at most; use SET for longer ones"
+        ),
+    )
+}
+
+/// Makes all changes. Everything they need was prepared.
+fn commit_all(
+    w: &Worker,
+    t: &Task,
+    shared: &Shared,
+    held: &mut HeldLanes<'_>,
+    changes: &[Change<'_>],
+    edits: &[(usize, Edit)],
+    binders: &[Option<Binder>],
+) -> Result<Option<u64>, KvError> {
+    let bound: Vec<u64> = edits
+        .iter()
+        .filter_map(|(_, edit)| match edit {
+            Edit::Bind { from, .. } => binders[*from].map(|b| b.version),
+            _ => None,
+        })
+        .collect();
+    let mut wait = None;
+    for (c, (_, edit)) in changes.iter().zip(edits) {
+        let (kind, value, expiry_ms, meta) = match edit {
+            Edit::Delete => {
+                wait = wait.max(commit(w, t, shared, held, c, None, &bound)?.wait);
+                continue;
+            }
+            Edit::Put {
+                value,
+                expiry_ms,
+                meta,
+            } => (Kind::Value, value.clone(), *expiry_ms, *meta),
+            Edit::Bind {
+                from,
+                expiry_ms,
+                meta,
+            } => {
+                let binder = binders[*from].ok_or_else(|| {
+                    KvError::wrong("a value in pieces was to be moved from a key without one")
+                })?;
+                (Kind::Binder, binder.encode().to_vec(), *expiry_ms, *meta)
+            }
+        };
+        let (value, flags) = stored(&value, meta);
+        let new = New {
+            kind,
+            value: &value,
+            expiry_ms,
+            flags,
+        };
+        wait = wait.max(commit(w, t, shared, held, c, Some(new), &bound)?.wait);
+    }
+    Ok(wait)
+}

@@ -1,0 +1,211 @@
+//! DUMP and RESTORE of strings: Redis's serialised form, version 10: a type byte, the string, the version and a CRC-64.
+//! A string is written as it is or, if it is an integer, as one; compressed ones are read and not written.
+
+use crate::number::parse_i64;
+
+/// The version that Redis 7.0 writes; older ones are read.
+const RDB_VERSION: u16 = 10;
+const TYPE_STRING: u8 = 0;
+/// Version and checksum.
+const FOOT_BYTES: usize = 10;
+/// The checksum of Redis's files.
+const CRC: crc::Crc<u64> = crc::Crc::<u64>::new(&crc::CRC_64_REDIS);
+
+/// Why bytes are no dump of a string.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Refused {
+    /// The foot is of a later version, or does not fit the rest.
+    Foot,
+    /// The rest is not a string.
+    Format,
+}
+
+/// What DUMP answers for a string.
+pub fn dump(value: &[u8]) -> Vec<u8> {
+    let mut out = Vec::with_capacity(value.len() + 16);
+    out.push(TYPE_STRING);
+    match parse_i64(value)
+        .filter(|_| value.len() <= 11)
+        .map(encode_int)
+    {
+        Some(Some(int)) => out.extend_from_slice(&int),
+        _ => {
+            write_len(&mut out, value.len());
+            out.extend_from_slice(value);
+        }
+    }
+    out.extend_from_slice(&RDB_VERSION.to_le_bytes());
+    let sum = CRC.checksum(&out);
+    out.extend_from_slice(&sum.to_le_bytes());
+    out
+}
+
+/// The shortest integer form, if there is one.
+fn encode_int(n: i64) -> Option<Vec<u8>> {
+    if let Ok(n) = i8::try_from(n) {
+        return Some(vec![0xc0, n as u8]);
+    }
+    if let Ok(n) = i16::try_from(n) {
+        return Some([&[0xc1][..], &n.to_le_bytes()].concat());
+    }
+    let n = i32::try_from(n).ok()?;
+    Some([&[0xc2][..], &n.to_le_bytes()].concat())
+}
+
+fn write_len(out: &mut Vec<u8>, len: usize) {
+    match len {
+        0..64 => out.push(len as u8),
+        64..16_384 => out.extend_from_slice(&[0x40 | (len >> 8) as u8, len as u8]),
+        _ => {
+            out.push(0x80);
+            out.extend_from_slice(&(len as u32).to_be_bytes());
+        }
+    }
+}
+
+/// The string of a dump of at most `most_bytes`.
+///
+/// # Errors
+/// See [`Refused`].
+pub fn restore(dump: &[u8], most_bytes: usize) -> Result<Vec<u8>, Refused> {
+    let foot = dump.len().checked_sub(FOOT_BYTES).ok_or(Refused::Foot)?;
+    let version = u16::from_le_bytes([dump[foot], dump[foot + 1]]);
+    let sum = dump[foot + 2..]
+        .iter()
+        .rev()
+        .fold(0u64, |n, &b| n << 8 | u64::from(b));
+    if version > RDB_VERSION || (sum != 0 && sum != CRC.checksum(&dump[..foot + 2])) {
+        return Err(Refused::Foot);
+    }
+    let (&kind, body) = dump[..foot].split_first().ok_or(Refused::Format)?;
+    if kind != TYPE_STRING {
+        return Err(Refused::Format);
+    }
+    let (value, rest) = string(body, most_bytes).ok_or(Refused::Format)?;
+    match rest.is_empty() {
+        true => Ok(value),
+        false => Err(Refused::Format),
+    }
+}
+
+/// A length, or the number of a special form, and what follows it.
+fn length(body: &[u8]) -> Option<(Result<usize, u8>, &[u8])> {
+    let (&first, rest) = body.split_first()?;
+    Some(match first >> 6 {
+        0 => (Ok(usize::from(first)), rest),
+        1 => (
+            Ok(usize::from(first & 63) << 8 | usize::from(*rest.first()?)),
+            &rest[1..],
+        ),
+        2 if first == 0x80 => {
+            let len = u32::from_be_bytes(rest.get(..4)?.try_into().ok()?);
+            (Ok(len as usize), &rest[4..])
+        }
+        2 if first == 0x81 => {
+            let len = u64::from_be_bytes(rest.get(..8)?.try_into().ok()?);
+            (Ok(usize::try_from(len).ok()?), &rest[8..])
+        }
+        2 => return None,
+        _ => (Err(first & 63), rest),
+    })
+}
+
+fn string(body: &[u8], most_bytes: usize) -> Option<(Vec<u8>, &[u8])> {
+    let (len, rest) = length(body)?;
+    let number = |bytes: usize| -> Option<(Vec<u8>, &[u8])> {
+        let raw = rest.get(..bytes)?;
+        let n = match bytes {
+            1 => i64::from(raw[0] as i8),
+            2 => i64::from(i16::from_le_bytes(raw.try_into().ok()?)),
+            _ => i64::from(i32::from_le_bytes(raw.try_into().ok()?)),
+        };
+        Some((n.to_string().into_bytes(), &rest[bytes..]))
+    };
+    match len {
+        Ok(len) if len <= most_bytes => Some((rest.get(..len)?.to_vec(), &rest[len..])),
+        Ok(_) => None,
+        Err(0) => number(1),
+        Err(1) => number(2),
+        Err(2) => number(4),
+        Err(3) => {
+            let (packed, rest) = length(rest)?;
+            let (len, rest) = length(rest)?;
+            let (packed, len) = (packed.ok()?, len.ok()?);
+            let bytes = rest.get(..packed)?;
+            let value = (len <= most_bytes).then(|| unpack(bytes, len))??;
+            Some((value, &rest[packed..]))
+        }
+        Err(_) => None,
+    }
+}
+
+/// LZF: runs of bytes, and references to what was unpacked before.
+fn unpack(mut packed: &[u8], len: usize) -> Option<Vec<u8>> {
+    let mut out = Vec::with_capacity(len);
+    while let Some((&control, rest)) = packed.split_first() {
+        packed = rest;
+        if control < 32 {
+            let run = usize::from(control) + 1;
+            out.extend_from_slice(packed.get(..run)?);
+            packed = &packed[run..];
+        } else {
+            let mut run = usize::from(control >> 5) + 2;
+            if run == 9 {
+                run += usize::from(*packed.first()?);
+                packed = &packed[1..];
+            }
+            let back = usize::from(control & 31) << 8 | usize::from(*packed.first()?);
+            packed = &packed[1..];
+            let from = out.len().checked_sub(back + 1)?;
+            (0..run).for_each(|n| out.push(out[from + n]));
+        }
+        if out.len() > len {
+            return None;
+        }
+    }
+    (out.len() == len).then_some(out)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn the_example_of_rediss_manual() {
+        let want = b"\x00\xc0\n\n\x00n\x9fWE\x0e\xaec\xbb";
+        assert_eq!(dump(b"10"), want);
+        assert_eq!(restore(want, 100).unwrap(), b"10");
+    }
+
+    #[test]
+    fn a_compressed_string_is_read() {
+        // "aaaa…" of 40 bytes: a literal, and one reference of 39 bytes with distance 1.
+        let mut bytes = vec![TYPE_STRING, 0xc3, 5, 40, 0, b'a', 7 << 5, 30, 0];
+        bytes.extend_from_slice(&RDB_VERSION.to_le_bytes());
+        bytes.extend_from_slice(&CRC.checksum(&bytes).to_le_bytes());
+        assert_eq!(restore(&bytes, 100).unwrap(), [b'a'; 40]);
+        assert_eq!(restore(&bytes, 39), Err(Refused::Format));
+    }
+
+    proptest! {
+        #[test]
+        fn what_is_dumped_is_restored(value in proptest::collection::vec(any::<u8>(), 0..20_000)) {
+            prop_assert_eq!(restore(&dump(&value), value.len()).unwrap(), value);
+        }
+        #[test]
+        fn integers_too(n in any::<i64>()) {
+            let text = n.to_string();
+            prop_assert_eq!(restore(&dump(text.as_bytes()), 20).unwrap(), text.as_bytes());
+        }
+        #[test]
+        fn garbage_never_panics(bytes in proptest::collection::vec(any::<u8>(), 0..60)) {
+            let mut bytes = bytes;
+            let _ = restore(&bytes, 1000);
+            // With a good foot the body is looked at.
+            bytes.extend_from_slice(&RDB_VERSION.to_le_bytes());
+            bytes.extend_from_slice(&[0; 8]);
+            let _ = restore(&bytes, 1000);
+        }
+    }
+}

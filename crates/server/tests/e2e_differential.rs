@@ -1,0 +1,238 @@
+//! Random sequences of commands to Debian's redis-server and to Terrace on a pool: replies must be the same byte for
+//! byte. The cap is small, so that what is changed lies on the SSD as often as in DRAM. Seeded: a failure prints its
+//! seed (TERRACE_SEED repeats it). What differs on purpose (docs/redis.md) is not generated.
+
+mod support;
+
+use std::net::{TcpListener, TcpStream};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use support::resp::Client;
+use support::{Rng, Server, TempDir, seed};
+
+/// How long each of the two runs goes on.
+const RUN: Duration = Duration::from_secs(6);
+/// Commands sent before their replies are read.
+const PIPELINE: usize = 50;
+
+struct Redis {
+    child: Child,
+    port: u16,
+}
+
+impl Drop for Redis {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+fn redis() -> Redis {
+    let free = TcpListener::bind("127.0.0.1:0").expect("a free port");
+    let port = free.local_addr().expect("its address").port();
+    drop(free);
+    let args = [
+        "--bind",
+        "127.0.0.1",
+        "--save",
+        "",
+        "--appendonly",
+        "no",
+        "--port",
+    ];
+    let child = Command::new("redis-server")
+        .args(args)
+        .arg(port.to_string())
+        .stdout(Stdio::null())
+        .spawn()
+        .expect("redis-server (apt-get install redis-server)");
+    let redis = Redis { child, port };
+    let begun = Instant::now();
+    while TcpStream::connect(("127.0.0.1", port)).is_err() {
+        assert!(
+            begun.elapsed() < Duration::from_secs(10),
+            "redis-server does not start"
+        );
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    redis
+}
+
+/// What commands are made of: `K` a key, `V` a value, `N` a small integer, `I` any integer, `F` a float, `B` 0 or 1, `O` a
+/// bit offset, `T` a type of integer, `E` a time far away, `P` a range's unit; anything else stands for itself.
+const SHAPES: &[&str] = &[
+    "SET K V",
+    "SET K V",
+    "SET K V",
+    "SET K I",
+    "SET K V NX",
+    "SET K V XX GET",
+    "SET K V GET KEEPTTL",
+    "SET K V EXAT E",
+    "SET K V PXAT E000",
+    "GET K",
+    "GET K",
+    "GET K",
+    "GETSET K V",
+    "GETDEL K",
+    "GETEX K",
+    "GETEX K PERSIST",
+    "GETEX K EXAT E",
+    "SETNX K V",
+    "MSET K V K V",
+    "MSETNX K V K V",
+    "MGET K K K",
+    "APPEND K V",
+    "APPEND K V",
+    "STRLEN K",
+    "GETRANGE K N N",
+    "SETRANGE K O V",
+    "SUBSTR K N N",
+    "INCR K",
+    "DECR K",
+    "INCRBY K I",
+    "DECRBY K I",
+    "INCRBYFLOAT K F",
+    "LCS K K",
+    "LCS K K LEN",
+    "LCS K K IDX WITHMATCHLEN",
+    "LCS K K IDX MINMATCHLEN N",
+    "SETBIT K O B",
+    "GETBIT K O",
+    "BITCOUNT K",
+    "BITCOUNT K N N P",
+    "BITPOS K B",
+    "BITPOS K B N",
+    "BITPOS K B N N P",
+    "BITOP AND K K K",
+    "BITOP OR K K K K",
+    "BITOP XOR K K K",
+    "BITOP NOT K K",
+    "BITFIELD K SET T O I GET T O INCRBY T O N",
+    "BITFIELD K OVERFLOW SAT INCRBY T O I",
+    "BITFIELD K OVERFLOW FAIL SET T O I",
+    "BITFIELD_RO K GET T O",
+    "DEL K K",
+    "UNLINK K",
+    "EXISTS K K K",
+    "TOUCH K K",
+    "TYPE K",
+    "RENAME K K",
+    "RENAMENX K K",
+    "COPY K K",
+    "COPY K K REPLACE",
+    "EXPIREAT K E",
+    "EXPIREAT K E NX",
+    "EXPIREAT K E XX",
+    "EXPIREAT K E GT",
+    "EXPIREAT K E LT",
+    "PEXPIREAT K E000 XX LT",
+    "PEXPIREAT K 1",
+    "EXPIRETIME K",
+    "PEXPIRETIME K",
+    "PERSIST K",
+    "DBSIZE",
+    "KEYS none*",
+    "EXPIRE K -1",
+];
+
+fn word(rng: &mut Rng, shape: &str) -> Vec<u8> {
+    let text = match shape {
+        "K" => format!("key:{}", rng.within(0..40)),
+        "V" => return value(rng),
+        "N" => format!("{}", rng.within(0..60) as i64 - 30),
+        "I" => match rng.within(0..4) {
+            0 => format!("{}", rng.next() as i64),
+            1 => format!("{}", i64::MAX - rng.within(0..3) as i64),
+            _ => format!("{}", rng.within(0..2000) as i64 - 1000),
+        },
+        "F" => match rng.within(0..3) {
+            0 => format!("{}", rng.within(0..2000) as i64 - 1000),
+            1 => format!("{}.{}", rng.within(0..100), rng.within(0..1_000_000)),
+            _ => format!("-{}e{}", rng.within(1..1000), rng.within(0..20) as i64 - 12),
+        },
+        "B" => rng.within(0..2).to_string(),
+        "O" => rng.length(1, 3000).to_string(),
+        "T" => format!(
+            "{}{}",
+            ["u", "i"][rng.within(0..2) as usize],
+            rng.within(1..64)
+        ),
+        "E" => format!("{}", 4_000_000_000 + rng.within(0..1000)),
+        "E000" => format!("{}000", 4_000_000_000 + rng.within(0..1000)),
+        "P" => ["BIT", "BYTE"][rng.within(0..2) as usize].to_string(),
+        other => other.to_string(),
+    };
+    text.into_bytes()
+}
+
+fn value(rng: &mut Rng) -> Vec<u8> {
+    match rng.within(0..5) {
+        0 => rng.within(0..100_000).to_string().into_bytes(),
+        // Few letters, so that strings have something in common.
+        1 => (0..rng.length(1, 60))
+            .map(|_| b"abc"[rng.within(0..3) as usize])
+            .collect(),
+        2 => b"".to_vec(),
+        3 => b"3.25".to_vec(),
+        _ => {
+            let mut value = vec![0; rng.length(1, 2_000)];
+            rng.fill(&mut value);
+            value
+        }
+    }
+}
+
+fn run(durability: &str) {
+    let seed = seed();
+    println!("differential, {durability}: seed {seed}");
+    let redis = redis();
+    let dir = TempDir::new(&format!("differential-{durability}"));
+    let args = [
+        "--dram",
+        "48M",
+        "--ssd",
+        "256M",
+        "--threads",
+        "2",
+        "--durability",
+        durability,
+    ];
+    let server = Server::start(&dir.pool(), &args);
+    let mut ours = server.client();
+    let mut theirs = Client::connect(([127, 0, 0, 1], redis.port).into());
+    let mut rng = Rng::new(seed, 6);
+    let (begun, mut count) = (Instant::now(), 0);
+    while begun.elapsed() < RUN {
+        let commands: Vec<Vec<Vec<u8>>> = (0..PIPELINE)
+            .map(|_| {
+                let shape = SHAPES[rng.within(0..SHAPES.len() as u64) as usize];
+                shape.split(' ').map(|part| word(&mut rng, part)).collect()
+            })
+            .collect();
+        let words: Vec<Vec<&[u8]>> = commands
+            .iter()
+            .map(|command| command.iter().map(Vec::as_slice).collect())
+            .collect();
+        let (a, b) = (ours.pipeline(&words), theirs.pipeline(&words));
+        for ((command, a), b) in commands.iter().zip(a).zip(b) {
+            let shown: Vec<_> = command.iter().map(|w| String::from_utf8_lossy(w)).collect();
+            assert_eq!(a, b, "seed {seed}, after {count}: {}", shown.join(" "));
+            count += 1;
+        }
+    }
+    println!("differential, {durability}: {count} replies alike");
+    assert!(count > 1_000, "only {count} commands");
+    server.shutdown();
+}
+
+#[test]
+fn e2e_replies_are_those_of_redis_async() {
+    run("async");
+}
+
+#[test]
+fn e2e_replies_are_those_of_redis_sync() {
+    run("sync");
+}
