@@ -7,9 +7,10 @@ use std::ffi::{CString, c_char, c_int};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use terrace_pool::PoolError;
 use terrace_vm::heap::AllocError;
+use terrace_vm::kept::RegionError;
 use terrace_vm::opp::HeapError;
 use terrace_vm::store::ObjectError;
-use terrace_vm::{StoreError, VmError};
+use terrace_vm::{StoreError, SystemError, VmError};
 
 /// Why a call fails.
 #[derive(Debug)]
@@ -69,7 +70,7 @@ impl From<PoolError> for Failure {
     fn from(e: PoolError) -> Failure {
         let errno = match &e {
             PoolError::Locked { .. } => libc::EBUSY,
-            PoolError::Missing(_) => libc::ENOENT,
+            PoolError::Missing(_) | PoolError::NoParent(_) => libc::ENOENT,
             PoolError::Exists(_) => libc::EEXIST,
             PoolError::Setting { .. } | PoolError::Contents { .. } => libc::EINVAL,
             PoolError::Io { error, .. } => error.raw_os_error().unwrap_or(libc::EIO),
@@ -87,6 +88,7 @@ impl From<VmError> for Failure {
             VmError::NoAddresses { .. } | VmError::TooMany { .. } => libc::ENOMEM,
             VmError::Store(StoreError::Full { .. }) => libc::ENOMEM,
             VmError::Forked => libc::EPERM,
+            VmError::System(SystemError::Taken { .. }) => libc::EADDRINUSE,
             VmError::System(_) => libc::ENOSYS,
             VmError::Store(_) => libc::EIO,
         };
@@ -100,17 +102,34 @@ impl From<HeapError> for Failure {
         let errno = match &e {
             HeapError::Memory(e) => return e.clone().into(),
             HeapError::NoTable { .. } | HeapError::TooMany { .. } => libc::ENOMEM,
-            HeapError::NotAnObject { .. } => libc::EINVAL,
+            HeapError::NotAnObject { .. } | HeapError::Kept => libc::EINVAL,
             HeapError::Store(e) => match e {
                 ObjectError::Full { .. } => libc::ENOMEM,
                 ObjectError::ReadOnly => libc::EROFS,
                 ObjectError::Free { .. } => libc::ENOENT,
                 ObjectError::Io { errno, .. } => *errno,
                 ObjectError::Damaged { .. } => libc::EIO,
+                ObjectError::Late { .. } => libc::ETIMEDOUT,
+                ObjectError::Outside { .. } => libc::E2BIG,
                 ObjectError::Length { .. }
                 | ObjectError::Range { .. }
                 | ObjectError::NoTable { .. } => libc::EINVAL,
             },
+        };
+        let text = e.to_string();
+        Failure { errno, text }
+    }
+}
+
+impl From<RegionError> for Failure {
+    fn from(e: RegionError) -> Failure {
+        let errno = match e {
+            RegionError::Pool(e) => return e.into(),
+            RegionError::Heap(e) => return e.into(),
+            RegionError::Name { .. } | RegionError::Bounds { .. } => libc::EINVAL,
+            RegionError::InUse { .. } => libc::EBUSY,
+            RegionError::Missing { .. } => libc::ENOENT,
+            RegionError::TooMany { .. } | RegionError::NoAddresses { .. } => libc::ENOMEM,
         };
         let text = e.to_string();
         Failure { errno, text }

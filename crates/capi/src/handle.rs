@@ -8,6 +8,7 @@ use crate::array::ArrayState;
 use crate::error::Failure;
 use crate::objects::ObjectsState;
 use crate::open::PoolState;
+use crate::region::RegionState;
 use crate::table::TableState;
 use parking_lot::RwLock;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -27,6 +28,7 @@ pub(crate) enum Thing {
     Objects(Arc<ObjectsState>),
     Array(Arc<ArrayState>),
     Table(Arc<TableState>),
+    Region(Arc<RegionState>),
 }
 
 impl Thing {
@@ -36,6 +38,7 @@ impl Thing {
             Thing::Objects(_) => "terrace_objects",
             Thing::Array(_) => "terrace_array",
             Thing::Table(_) => "terrace_table",
+            Thing::Region(_) => "terrace_region",
         }
     }
 }
@@ -63,6 +66,7 @@ kind!(PoolState, Pool, "terrace_pool");
 kind!(ObjectsState, Objects, "terrace_objects");
 kind!(ArrayState, Array, "terrace_array");
 kind!(TableState, Table, "terrace_table");
+kind!(RegionState, Region, "terrace_region");
 
 struct Place {
     uses: u64,

@@ -11,5 +11,6 @@ mod malloc;
 mod objects;
 mod open;
 mod ranges;
+mod region;
 mod stats;
 mod table;

@@ -117,6 +117,11 @@ pub extern "C" fn terrace_free(memory: *mut c_void) -> c_int {
         match owner(memory)? {
             Thing::Pool(pool) => malloc_of(&pool)?.free(memory.cast())?,
             Thing::Objects(objects) => objects.pool().free(memory.cast())?,
+            Thing::Region(_) => {
+                return Err(Failure::invalid(
+                    "memory of a region is not allocated: it goes with terrace_region_remove",
+                ));
+            }
             Thing::Array(_) | Thing::Table(_) => {
                 return Err(Failure::invalid(
                     "objects of an array go by terrace_array_clear or terrace_array_resize",

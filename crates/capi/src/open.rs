@@ -14,6 +14,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use terrace_vm::Way;
 use terrace_vm::heap::PageHeap;
+use terrace_vm::kept::Regions;
 use terrace_vm::opp::Heap;
 use terrace_vm::store::{Store, StoreOptions};
 
@@ -23,6 +24,10 @@ pub struct terrace_pool {
     _private: [u8; 0],
 }
 
+/// For options.flags: what is in the pool is kept. It has named regions (terrace_region_open) and nothing else; a pool that is not kept has everything
+/// else and no regions.
+pub const TERRACE_KEEP: u32 = 1;
+
 /// How a pool is opened. Set everything to 0 first, then size, path and cap_bytes. New members are added at the end only.
 #[allow(non_camel_case_types)]
 #[repr(C)]
@@ -30,7 +35,7 @@ pub struct terrace_pool {
 pub struct terrace_options {
     /// sizeof(struct terrace_options).
     pub size: usize,
-    /// Directory of the pool; made if need be. What is in it does not outlive the program that opened it.
+    /// Directory of the pool; made if need be. What is in it does not outlive the program that opened it, unless flags has TERRACE_KEEP.
     pub path: *const c_char,
     /// DRAM in bytes, everything counted.
     pub cap_bytes: u64,
@@ -40,12 +45,14 @@ pub struct terrace_options {
     pub buffer_pages: u64,
     /// Threads that take faults; 0: each is taken in the thread that touches memory, which is quicker (see the top of this file). Up to 64.
     pub fault_threads: u32,
-    /// 0.
+    /// 0 or TERRACE_KEEP; a pool that is there is opened as it was made.
     pub flags: u32,
 }
 
 pub(crate) struct PoolState {
     pub heap: Heap,
+    /// Only in pools that are kept.
+    pub regions: Option<Regions>,
     /// The pool's malloc, made when it is first used.
     pub malloc: Mutex<Option<Arc<PageHeap>>>,
     /// Arrays and the like that are open.
@@ -104,9 +111,9 @@ unsafe fn asked(options: *const terrace_options) -> Result<Asked, Failure> {
             "options.path is NULL; it is the directory of the pool",
         ));
     }
-    if options.flags != 0 {
+    if options.flags & !TERRACE_KEEP != 0 {
         return Err(Failure::invalid(format!(
-            "options.flags is {:#x}; only 0 is allowed",
+            "options.flags is {:#x}; 0 and TERRACE_KEEP are allowed",
             options.flags
         )));
     }
@@ -114,7 +121,10 @@ unsafe fn asked(options: *const terrace_options) -> Result<Asked, Failure> {
     let path = unsafe { CStr::from_ptr(options.path) };
     let dir = PathBuf::from(OsStr::from_bytes(path.to_bytes()));
     Ok(Asked {
-        store: StoreOptions::scratch(dir, options.cap_bytes, options.ssd_bytes),
+        store: StoreOptions {
+            durable: options.flags & TERRACE_KEEP != 0,
+            ..StoreOptions::scratch(dir, options.cap_bytes, options.ssd_bytes)
+        },
         way: match options.fault_threads {
             0 => Way::InThread,
             threads => Way::Handlers(threads as usize),
@@ -123,7 +133,8 @@ unsafe fn asked(options: *const terrace_options) -> Result<Asked, Failure> {
     })
 }
 
-/// Opens a pool, and makes it if need be. NULL: errno is EBUSY if another process has it, EINVAL if an option is out of bounds, ENOSYS if this
+/// Opens a pool, and makes it if need be. NULL: errno is EBUSY if another process has it, EINVAL if an option is out of bounds, EADDRINUSE if
+/// something else of the program is where the regions of the pool lie, ENOSYS if this
 /// machine does not let programs take their faults (terrace_last_error says what to set).
 ///
 /// `options` points to as many bytes as its size says; its path is a string.
@@ -133,13 +144,20 @@ pub unsafe extern "C" fn terrace_open(options: *const terrace_options) -> *mut t
         handle::watch_forks();
         // SAFETY: the program's promise.
         let asked = unsafe { asked(options)? };
-        let store = Store::open(&asked.store)?;
-        let heap = Heap::open(store, asked.way)?;
+        let regions = match asked.store.durable {
+            true => Some(Regions::open(&asked.store, asked.way)?),
+            false => None,
+        };
+        let heap = match &regions {
+            Some(regions) => regions.heap().clone(),
+            None => Heap::open(Store::open(&asked.store)?, asked.way)?,
+        };
         if let Some(pages) = asked.pages {
             heap.set_pages_max(pages)?;
         }
         let pool = PoolState {
             heap,
+            regions,
             malloc: Mutex::new(None),
             children: Mutex::new(Vec::new()),
         };
@@ -147,7 +165,7 @@ pub unsafe extern "C" fn terrace_open(options: *const terrace_options) -> *mut t
     })
 }
 
-/// Closes a pool and all that is of it: its arrays, tables and memory, which nobody may touch any more.
+/// Closes a pool and all that is of it: its arrays, tables, regions and memory, which nobody may touch any more.
 #[unsafe(no_mangle)]
 pub extern "C" fn terrace_close(pool: *mut terrace_pool) -> c_int {
     call("terrace_close", -1, || {
@@ -163,6 +181,7 @@ pub extern "C" fn terrace_close(pool: *mut terrace_pool) -> c_int {
                 }
                 Some(Thing::Array(_)) => drop(handle::remove::<crate::array::ArrayState>(child)),
                 Some(Thing::Table(_)) => drop(handle::remove::<crate::table::TableState>(child)),
+                Some(Thing::Region(_)) => drop(handle::remove::<crate::region::RegionState>(child)),
                 Some(Thing::Pool(_)) | None => {}
             }
         }

@@ -118,6 +118,15 @@ fn every_call_does_what_the_header_says() {
 }
 
 #[test]
+fn a_named_region_is_as_at_its_last_sync() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let program = dir.path().join("regions");
+    compile(&c("regions.c"), &program, &[], Link::Shared);
+    let ended = run(start(&program, dir.path()).arg(dir.path().join("pool")));
+    assert!(String::from_utf8_lossy(&ended.stdout).contains("each left a completed sync"));
+}
+
+#[test]
 fn every_misuse_is_an_error_or_a_clear_end() {
     let dir = tempfile::tempdir().expect("a directory");
     let program = dir.path().join("misuse");

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, anyhow};
 use clap::{Args, Subcommand};
-use terrace_pool::Pool;
+use terrace_pool::{Contents, Pool};
 
 use crate::progress::Progress;
 use crate::size::Size;
@@ -109,7 +109,11 @@ fn create(args: &CreateArgs) -> Result<u8, Failure> {
 }
 
 fn info(args: &DirArgs) -> Result<u8, Failure> {
-    let report = terrace_pool::info(&args.dir).map_err(failed)?;
+    let report = match terrace_pool::contents(&args.dir).map_err(failed)? {
+        Contents::Keys => terrace_pool::info(&args.dir),
+        Contents::Objects | Contents::Scratch => terrace_vm::store::info(&args.dir),
+    };
+    let report = report.map_err(failed)?;
     if args.json {
         print_json(&report)?;
     } else {
@@ -124,7 +128,13 @@ fn describe(dir: &Path, report: &terrace_pool::CheckReport) {
     println!("size            {}", Size(report.ssd_bytes));
     println!("lanes           {}", report.lanes);
     println!("segments of     {}", Size(report.segment_bytes.into()));
-    println!("keys            {}", report.keys);
+    println!("holds           {}", report.contents.name());
+    match report.contents {
+        Contents::Keys => println!("keys            {}", report.keys),
+        Contents::Objects => println!("objects         {}", report.keys),
+        // The rest is about what is kept.
+        Contents::Scratch => return,
+    }
     println!("stopped cleanly {}", yes(report.clean_stop));
     println!("checkpoint      {}", yes(report.checkpoint));
     println!("durable epoch   {}", report.epoch);
@@ -132,9 +142,12 @@ fn describe(dir: &Path, report: &terrace_pool::CheckReport) {
 
 fn check(args: &DirArgs) -> Result<u8, Failure> {
     let mut progress = Progress::default();
-    let report = terrace_pool::check(&args.dir, &mut |done, total| {
-        progress.show("verifying", done, total)
-    });
+    let contents = terrace_pool::contents(&args.dir).map_err(failed)?;
+    let mut told = |done: u64, total: u64| progress.show("verifying", done, total);
+    let report = match contents {
+        Contents::Keys => terrace_pool::check(&args.dir, &mut told),
+        Contents::Objects | Contents::Scratch => terrace_vm::store::check(&args.dir, &mut told),
+    };
     progress.finish();
     let report = report.map_err(failed)?;
     if args.json {

@@ -2,10 +2,13 @@
 //!
 //! `check` reads and verifies everything: both superblocks, the checkpoint, every
 //! batch and entry of every segment, and that each slot of the directory leads to
-//! an entry that checks and hashes to it. It writes nothing.
+//! an entry that checks and hashes to it. It writes nothing. Of a pool whose objects do not
+//! outlive a program there is nothing to verify but the superblock.
+//!
+//! Pools of keys are known here; for others who calls makes the empty directories.
 
 use crate::lock::PoolLock;
-use crate::open::{QUEUE_DEPTH, data_path, new_lane};
+use crate::open::{MakeDirectory, QUEUE_DEPTH, data_path, hasher_of, key_map, new_lane};
 use crate::options::Contents;
 use crate::recover::valid_epoch;
 use crate::superblock::Superblock;
@@ -13,7 +16,7 @@ use crate::{Lane, Options, PoolError};
 use serde::Serialize;
 use std::path::Path;
 use std::sync::Arc;
-use terrace_log::Hasher;
+use terrace_log::Snapshot;
 use terrace_media::{
     Arena, BLOCK_BYTES, Buf, Device, Disk, FileDevice, flush_blocking, write_blocking,
 };
@@ -22,6 +25,8 @@ use terrace_tiers::{Damage, Survey};
 /// What `check` and `info` say.
 #[derive(Debug, Serialize)]
 pub struct CheckReport {
+    /// What the pool holds.
+    pub contents: Contents,
     /// Lanes.
     pub lanes: u16,
     /// Bytes of the SSD terrace.
@@ -34,7 +39,7 @@ pub struct CheckReport {
     pub checkpoint: bool,
     /// Last durable epoch.
     pub epoch: u64,
-    /// Keys of the user in the directory.
+    /// Keys of the user, or objects, in the directory.
     pub keys: u64,
     /// Entries verified (0 for info).
     pub entries: u64,
@@ -53,62 +58,104 @@ fn open(dir: &Path) -> Result<(PoolLock, Arc<FileDevice>, Superblock, bool), Poo
     let device = Arc::new(FileDevice::open(&path)?);
     let mut disk = device.queue(QUEUE_DEPTH)?;
     let found = Superblock::read(&mut *disk)?;
-    let (superblock, both) = found.ok_or(PoolError::NotAPool { path: path.clone() })?;
+    let (superblock, both) = found.ok_or(PoolError::NotAPool { path })?;
+    Ok((lock, device, superblock, both))
+}
+
+/// What a pool holds.
+pub fn contents(dir: &Path) -> Result<Contents, PoolError> {
+    let (_lock, _, superblock, _) = open(dir)?;
+    Ok(superblock.contents)
+}
+
+fn of_keys(superblock: &Superblock, dir: &Path) -> Result<(), PoolError> {
     match superblock.contents {
-        Contents::Keys => Ok((lock, device, superblock, both)),
+        Contents::Keys => Ok(()),
         other => Err(PoolError::Contents {
-            path,
+            path: data_path(dir),
             is: other.name(),
             asked: Contents::Keys.name(),
         }),
     }
 }
 
-/// Verifies the whole pool; `progress` is told bytes read of bytes in all.
+/// Verifies a whole pool of keys; `progress` is told bytes read of bytes in all.
 pub fn check(dir: &Path, progress: &mut dyn FnMut(u64, u64)) -> Result<CheckReport, PoolError> {
     let (_lock, device, superblock, both) = open(dir)?;
-    let mut report = check_device(&*device, &superblock, progress)?;
+    of_keys(&superblock, dir)?;
+    let mut report = check_device(&*device, &superblock, &key_map, progress)?;
     note_copies(&mut report, both);
     Ok(report)
 }
 
-/// What a pool is, from its superblock and checkpoints.
-pub fn info(dir: &Path) -> Result<CheckReport, PoolError> {
-    let (_lock, device, superblock, _) = open(dir)?;
-    let (mut report, _, _) = survey(&*device, &superblock)?;
-    report.keys = 0;
-    let (lanes, keys) = rebuilt(&*device, &superblock)?;
-    drop(lanes);
-    report.keys = keys;
+/// The same for a pool of objects, whose empty directories `make` makes.
+pub fn check_objects<D: Snapshot>(
+    dir: &Path,
+    make: MakeDirectory<'_, D>,
+    progress: &mut dyn FnMut(u64, u64),
+) -> Result<CheckReport, PoolError> {
+    let (_lock, device, superblock, both) = open(dir)?;
+    let mut report = check_device(&*device, &superblock, make, progress)?;
+    note_copies(&mut report, both);
     Ok(report)
 }
 
-fn rebuilt(device: &dyn Device, superblock: &Superblock) -> Result<(Vec<Lane>, u64), PoolError> {
-    let (_, mut lanes, surveys) = survey(device, superblock)?;
-    let valid = valid_epoch(&surveys);
-    let mut disk = device.queue(QUEUE_DEPTH)?;
-    for (lane, survey) in lanes.iter_mut().zip(surveys) {
-        lane.rebuild_without_writing(std::slice::from_mut(&mut disk), survey, valid, u64::MAX);
-    }
-    let keys = lanes.iter().map(Lane::keys).sum();
-    Ok((lanes, keys))
+/// What a pool of keys is, from its superblock and checkpoints.
+pub fn info(dir: &Path) -> Result<CheckReport, PoolError> {
+    let (_lock, device, superblock, _) = open(dir)?;
+    of_keys(&superblock, dir)?;
+    info_of(&*device, &superblock, &key_map)
 }
 
-type Surveyed = (CheckReport, Vec<Lane>, Vec<Survey>);
+/// The same of a pool of objects, whose empty directories `make` makes.
+pub fn info_objects<D: Snapshot>(
+    dir: &Path,
+    make: MakeDirectory<'_, D>,
+) -> Result<CheckReport, PoolError> {
+    let (_lock, device, superblock, _) = open(dir)?;
+    info_of(&*device, &superblock, make)
+}
 
-fn survey(device: &dyn Device, superblock: &Superblock) -> Result<Surveyed, PoolError> {
+fn info_of<D: Snapshot>(
+    device: &dyn Device,
+    superblock: &Superblock,
+    make: MakeDirectory<'_, D>,
+) -> Result<CheckReport, PoolError> {
+    let (mut report, mut lanes, surveys) = survey(device, superblock, make)?;
+    let mut disk = device.queue(QUEUE_DEPTH)?;
+    for (lane, survey) in lanes.iter_mut().zip(surveys) {
+        let disks = std::slice::from_mut(&mut disk);
+        lane.rebuild_without_writing(disks, survey, report.epoch, u64::MAX);
+        report.keys += lane.keys();
+    }
+    Ok(report)
+}
+
+type Surveyed<D> = (CheckReport, Vec<Lane<D>>, Vec<Survey>);
+
+fn survey<D: Snapshot>(
+    device: &dyn Device,
+    superblock: &Superblock,
+    make: MakeDirectory<'_, D>,
+) -> Result<Surveyed<D>, PoolError> {
     let arena = Arena::new_plain(superblock.segment_bytes as usize, 8)?;
     let options = Options::default();
-    let hasher = Hasher::new(superblock.hash_key);
+    let hasher = hasher_of(superblock);
     let mut disk = device.queue(QUEUE_DEPTH)?;
-    let mut lanes: Vec<Lane> = (0..superblock.lanes)
-        .map(|l| new_lane(l, superblock, &options, hasher, 8, &arena))
+    // What is in a scratch pool is of no process that runs.
+    let lanes = match superblock.contents {
+        Contents::Scratch => 0,
+        _ => superblock.lanes,
+    };
+    let mut lanes: Vec<Lane<D>> = (0..lanes)
+        .map(|l| new_lane(l, superblock, &options, hasher, 8, &arena, make))
         .collect();
     let mut surveys = Vec::new();
     for lane in &mut lanes {
         surveys.push(lane.survey(&mut *disk)?);
     }
     let report = CheckReport {
+        contents: superblock.contents,
         lanes: superblock.lanes,
         ssd_bytes: superblock.len_bytes(),
         segment_bytes: superblock.segment_bytes,
@@ -125,13 +172,13 @@ fn survey(device: &dyn Device, superblock: &Superblock) -> Result<Surveyed, Pool
     Ok((report, lanes, surveys))
 }
 
-/// Verifies the pool on any device: what tests use.
+/// Verifies a pool of keys on any device: what tests use.
 pub fn check_on_device(device: &dyn Device) -> Result<CheckReport, PoolError> {
     let found = Superblock::read(&mut *device.queue(1)?)?;
     let (superblock, both) = found.ok_or(PoolError::NotAPool {
         path: std::path::PathBuf::from(device.describe()),
     })?;
-    let mut report = check_device(device, &superblock, &mut |_, _| {})?;
+    let mut report = check_device(device, &superblock, &key_map, &mut |_, _| {})?;
     note_copies(&mut report, both);
     Ok(report)
 }
@@ -148,12 +195,13 @@ fn note_copies(report: &mut CheckReport, both: bool) {
     }
 }
 
-fn check_device(
+fn check_device<D: Snapshot>(
     device: &dyn Device,
     superblock: &Superblock,
+    make: MakeDirectory<'_, D>,
     progress: &mut dyn FnMut(u64, u64),
 ) -> Result<CheckReport, PoolError> {
-    let (mut report, mut lanes, surveys) = survey(device, superblock)?;
+    let (mut report, mut lanes, surveys) = survey(device, superblock, make)?;
     let valid = report.epoch;
     let mut disk = device.queue(QUEUE_DEPTH)?;
     let total = superblock.len_bytes();

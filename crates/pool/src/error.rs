@@ -19,6 +19,11 @@ pub enum PoolError {
     /// No pool there.
     #[error("there is no pool in {0}; make one with: terrace pool create {0} --ssd SIZE")]
     Missing(PathBuf),
+    /// A pool cannot be made there.
+    #[error(
+        "{0} cannot be made: the directory that it would be in is not there; make that first, or correct the path"
+    )]
+    NoParent(PathBuf),
     /// A pool is there already.
     #[error("there is a pool in {0} already; use it, or remove it with: terrace pool destroy {0}")]
     Exists(PathBuf),

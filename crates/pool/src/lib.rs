@@ -22,12 +22,15 @@ mod sync;
 mod task;
 mod worker;
 
-pub use check::{CheckReport, check, check_on_device, destroy, drop_checkpoints, info};
+pub use check::{
+    CheckReport, check, check_objects, check_on_device, contents, destroy, drop_checkpoints, info,
+    info_objects,
+};
 pub use clock::{Clock, ManualClock, SystemClock};
 pub use error::PoolError;
 pub use held::Held;
 pub use ledger::{Ledger, Part};
-pub use open::Pool;
+pub use open::{MakeDirectory, Pool};
 pub use options::{Contents, Durability, Options};
 pub use stats::Stats;
 pub use superblock::Superblock;

@@ -12,6 +12,7 @@ use crate::worker::{Worker, catch_up};
 use crate::{Lane, PoolError};
 use parking_lot::{Mutex, MutexGuard};
 use std::any::Any;
+use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -50,9 +51,9 @@ pub struct Pool<D = KeyMap> {
 }
 
 /// Makes the empty directory of a lane.
-type MakeDirectory<'a, D> = &'a dyn Fn(u16, &Superblock) -> D;
+pub type MakeDirectory<'a, D> = &'a dyn Fn(u16, &Superblock) -> D;
 
-fn key_map(_lane: u16, superblock: &Superblock) -> KeyMap {
+pub(crate) fn key_map(_lane: u16, superblock: &Superblock) -> KeyMap {
     KeyMap::new(superblock.user_shards, superblock.unit_bits())
 }
 
@@ -199,16 +200,10 @@ impl<D: Snapshot + Send> Pool<D> {
         if !arena.is_locked() {
             tracing::debug!("DRAM segments are not locked in memory; see: terrace doctor");
         }
-        let hasher = match superblock.contents {
-            Contents::Keys => Hasher::new(superblock.hash_key),
-            Contents::Objects | Contents::Scratch => Hasher::of_objects(),
-        };
+        let hasher = hasher_of(&superblock);
         let quota = pieces_for(&options, &superblock);
         let mut lanes: Vec<Lane<D>> = (0..superblock.lanes)
-            .map(|lane| {
-                let cfg = lane_config(lane, &superblock, &options, hasher, quota);
-                Lane::new(cfg, make(lane, &superblock), &arena)
-            })
+            .map(|lane| new_lane(lane, &superblock, &options, hasher, quota, &arena, make))
             .collect();
         drop(disk);
         let (found, valid) = match superblock.contents {
@@ -411,16 +406,25 @@ impl<D: Snapshot + Send> Pool<D> {
     }
 }
 
-pub(crate) fn new_lane(
+pub(crate) fn new_lane<D: Snapshot>(
     lane: u16,
     superblock: &Superblock,
     options: &Options,
     hasher: Hasher,
     quota: usize,
     arena: &Arc<Arena>,
-) -> Lane {
+    make: MakeDirectory<'_, D>,
+) -> Lane<D> {
     let cfg = lane_config(lane, superblock, options, hasher, quota);
-    Lane::new(cfg, key_map(lane, superblock), arena)
+    Lane::new(cfg, make(lane, superblock), arena)
+}
+
+/// What says whose an entry is.
+pub(crate) fn hasher_of(superblock: &Superblock) -> Hasher {
+    match superblock.contents {
+        Contents::Keys => Hasher::new(superblock.hash_key),
+        Contents::Objects | Contents::Scratch => Hasher::of_objects(),
+    }
 }
 
 fn lane_config(
@@ -551,13 +555,14 @@ pub(crate) fn data_path(dir: &Path) -> PathBuf {
     dir.join("data")
 }
 
+/// Makes the pool's own directory; those above it must be there, since a path that was mistyped would be made as well.
 fn make_dir(dir: &Path) -> Result<(), PoolError> {
     use std::os::unix::fs::DirBuilderExt;
-    let made = std::fs::DirBuilder::new()
-        .recursive(true)
-        .mode(0o700)
-        .create(dir);
-    made.map_err(|e| PoolError::io(dir, e))
+    match std::fs::DirBuilder::new().mode(0o700).create(dir) {
+        Err(e) if e.kind() == ErrorKind::AlreadyExists && dir.is_dir() => Ok(()),
+        Err(e) if e.kind() == ErrorKind::NotFound => Err(PoolError::NoParent(dir.to_path_buf())),
+        made => made.map_err(|e| PoolError::io(dir, e)),
+    }
 }
 
 fn sync_dir(dir: &Path) -> Result<(), PoolError> {

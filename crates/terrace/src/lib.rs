@@ -76,12 +76,41 @@
 //! assert!(table.get(ids[7], &mut object)? && object == [9; 100]);
 //! # Ok(()) }
 //! ```
+//!
+//! # Named regions: durable memory
+//!
+//! A pool that is kept has regions by name. What was synced is there again after a crash, at the same addresses; what was not is gone.
+//!
+//! ```
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! # let dir = tempfile::tempdir()?;
+//! use std::sync::atomic::Ordering::Relaxed;
+//! let regions = terrace_memory::open_kept(dir.path(), 32 << 20, 128 << 20)?;
+//! // 16 MiB, which may grow to 1 GiB.
+//! let region = regions.region("counters", 16 << 20, 1 << 30)?;
+//! region.word(100).store(42, Relaxed);
+//! region.set_root(Some(100 * 8))?;
+//! region.sync_all()?;
+//! region.word(100).store(43, Relaxed);
+//! let base = region.base();
+//! drop((region, regions));
+//!
+//! let regions = terrace_memory::open_kept(dir.path(), 32 << 20, 0)?;
+//! let region = regions.region("counters", 16 << 20, 0)?;
+//! assert_eq!(region.base(), base);
+//! let root = region.root().expect("set before");
+//! assert_eq!(region.word(root / 8).load(Relaxed), 42);
+//! # Ok(()) }
+//! ```
 
 pub use terrace_pool::PoolError;
 pub use terrace_vm::handles::Table;
 pub use terrace_vm::heap::{ALIGN_MAX_BYTES, AllocError, HEAP_MAX_BYTES, HeapStats, PageHeap};
+pub use terrace_vm::kept::{
+    NAME_MAX_BYTES, NamedRegion, RegionError, RegionInfo, Regions, SYNC_RANGES_MAX,
+};
 pub use terrace_vm::opp::{Array, Heap, HeapError, OBJECTS_MAX_DEFAULT, ObjectPool};
-pub use terrace_vm::store::{ObjectError, Store, StoreOptions};
+pub use terrace_vm::store::{ObjectError, SYNC_OUTSIDE_PAGES_MAX, Store, StoreOptions};
 pub use terrace_vm::{Memory, Options, Stats, VmError, Way};
 
 use std::path::Path;
@@ -114,4 +143,16 @@ pub fn open(dir: impl AsRef<Path>, cap_bytes: u64, ssd_bytes: u64) -> Result<Hea
     let options = StoreOptions::scratch(dir.as_ref(), cap_bytes, ssd_bytes);
     let store = Store::open(&options).map_err(OpenError::Pool)?;
     Heap::open(store, Way::InThread).map_err(OpenError::Memory)
+}
+
+/// Opens the pool in `dir`, which outlives the program, or makes it: as [`open`], for named regions.
+///
+/// For other settings: [`Regions::open`].
+pub fn open_kept(
+    dir: impl AsRef<Path>,
+    cap_bytes: u64,
+    ssd_bytes: u64,
+) -> Result<Regions, RegionError> {
+    let options = StoreOptions::kept(dir.as_ref(), cap_bytes, ssd_bytes);
+    Regions::open(&options, Way::InThread)
 }

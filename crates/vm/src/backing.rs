@@ -104,6 +104,12 @@ pub enum FetchError {
     /// The pool was closed.
     #[error("its pool is closed: keep the pool open as long as its memory is used")]
     Closed,
+    /// The region has not so many pages.
+    #[error("it lies behind the {pages} pages that the region has: grow it first")]
+    Beyond {
+        /// How many it has.
+        pages: u64,
+    },
     /// No object is there.
     #[error("no object is allocated there (a use after free)")]
     Freed,

@@ -257,7 +257,8 @@ impl Core {
         self.protect_range(start.page, last.page);
     }
 
-    fn protect_range(&self, first: u64, last: u64) {
+    /// Write-protects what is there from one page to another.
+    pub fn protect_range(&self, first: u64, last: u64) {
         let len = (last - first + 1) as usize * PAGE_BYTES;
         Counters::add(&self.counters.protects, 1);
         if let Err(errno) = self.uffd.protect(self.space.address_of(first), len, true) {

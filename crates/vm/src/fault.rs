@@ -261,9 +261,10 @@ impl Fault<'_> {
             core.leave(1);
             return self.again(pinned);
         }
+        // Noted before it is there: whoever is woken by its coming may ask for a write-back that must find it.
+        record.note(at);
         match self.put(region, writable) {
             Ok(()) => {
-                record.note(at);
                 let heat = core.ghost.comes(self.page);
                 let then = match writable {
                     true => Then::Dirty {
@@ -282,12 +283,12 @@ impl Fault<'_> {
                     // Told before, since whoever waits for it wakes with the poison.
                     signal::report(&self.failure(region, cause));
                     if core.uffd.poison(core.space.address_of(self.page)).is_ok() {
-                        record.note(at);
                         self.end(pinned, Phase::Filling, Then::Poisoned);
                         return Step::Done { woken: true };
                     }
                 }
                 core.leave(1);
+                record.forget(at);
                 self.end(pinned, Phase::Filling, Then::Absent);
                 Step::Failed(cause)
             }

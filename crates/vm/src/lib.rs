@@ -13,6 +13,7 @@ mod handler;
 pub mod handles;
 pub mod heap;
 mod inside;
+pub mod kept;
 pub mod mapped;
 pub mod measure;
 mod memory;
@@ -30,9 +31,10 @@ mod sync;
 mod sys;
 #[cfg(test)]
 mod words;
+mod write_back;
 
 pub use backing::{Backing, Changed, FetchError, Fetched, PAGE_BYTES, Page, StoreError};
-pub use memory::{HANDLERS_MAX, Memory, Options, PAGES_MIN, VmError, Way};
+pub use memory::{ADDRESSES_ALIGN_BYTES, HANDLERS_MAX, Memory, Options, PAGES_MIN, VmError, Way};
 pub use region::{REGION_PAGES_MAX, Region};
 pub use stats::Stats;
 pub use sys::SystemError;

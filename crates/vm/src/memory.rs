@@ -19,6 +19,8 @@ use std::sync::{Arc, Mutex};
 
 /// The smallest page buffer: threads that need several pages for one instruction must all find them at the same time.
 pub const PAGES_MIN: usize = 64;
+/// Regions begin at multiples of this.
+pub const ADDRESSES_ALIGN_BYTES: usize = crate::space::SLOT_BYTES;
 /// Threads that can evict at the same time.
 const EVICTORS_MAX: usize = 4;
 /// The most handler threads.
@@ -43,6 +45,8 @@ pub struct Options {
     pub pages_max: usize,
     /// Addresses that all regions together can have; they cost nothing.
     pub reserve_bytes: usize,
+    /// Where they begin, a multiple of [`ADDRESSES_ALIGN_BYTES`]; an error if anything is there. None: anywhere.
+    pub base: Option<usize>,
 }
 
 impl Default for Options {
@@ -51,6 +55,7 @@ impl Default for Options {
             way: Way::InThread,
             pages_max: 6400,
             reserve_bytes: 1 << 44,
+            base: None,
         }
     }
 }
@@ -149,7 +154,7 @@ impl Memory {
     /// Reserves addresses and takes over the faults in them. Errors say what to set on a machine that does not allow it.
     pub fn new(options: Options) -> Result<Memory, VmError> {
         check(&options)?;
-        let space = Space::new(options.reserve_bytes)?;
+        let space = Space::new(options.reserve_bytes, options.base)?;
         let uffd = Uffd::new(options.way == Way::InThread)?;
         let (start, len) = space.addresses();
         uffd.register(start, len)?;
@@ -192,7 +197,17 @@ impl Memory {
 
     /// A region of `pages` pages that are made of what `backing` has; none is materialised.
     pub fn region(&self, pages: u64, backing: Arc<dyn Backing>) -> Result<Region, VmError> {
-        Region::new(self, pages, backing)
+        Region::new(self, pages, backing, None)
+    }
+
+    /// The same at a place: so many multiples of [`ADDRESSES_ALIGN_BYTES`] behind the base. A memory has either regions at said places or others.
+    pub fn region_at(
+        &self,
+        slot: usize,
+        pages: u64,
+        backing: Arc<dyn Backing>,
+    ) -> Result<Region, VmError> {
+        Region::new(self, pages, backing, Some(slot))
     }
 
     /// Changes how many pages may be materialised. When it falls, the caller evicts what is too much before this returns.

@@ -29,6 +29,11 @@ pub enum HeapError {
     /// Of the store that they are kept in.
     #[error(transparent)]
     Store(#[from] ObjectError),
+    /// The pool is kept.
+    #[error(
+        "this pool is kept and has named regions only: open another, which is not, for what need not outlive the program"
+    )]
+    Kept,
     /// All tables of the store are in use.
     #[error("an array or pool needs a table, and all {max} of the store are in use: drop some")]
     NoTable {
@@ -143,6 +148,9 @@ impl Heap {
     }
 
     pub(crate) fn take_table(&self) -> Result<u16, HeapError> {
+        if self.0.store.keeps {
+            return Err(HeapError::Kept);
+        }
         let mut tables = self.0.tables.lock().unwrap_or_else(PoisonError::into_inner);
         let free = tables.iter().position(|taken| !taken);
         let free = free.ok_or(HeapError::NoTable { max: TABLES_MAX })?;
@@ -246,6 +254,11 @@ impl Heap {
             return Err(ObjectError::Full { asked_bytes: bytes }.into());
         }
         Ok(())
+    }
+
+    /// The most that can be promised.
+    pub(crate) fn promise_max_bytes(&self) -> u64 {
+        self.0.promise_max_bytes
     }
 
     pub(crate) fn unpromise_bytes(&self, bytes: u64) {

@@ -13,7 +13,7 @@
 //! | | | an evictor | leaving dirty |
 //! | | | who frees it | discarding |
 //! | leaving clean | there and protected, or just taken away | only its evictor | absent |
-//! | leaving dirty | the same, its contents are on their way to the backing | only its evictor | absent (stored), dirty (not stored) |
+//! | leaving dirty | the same, its contents are on their way to the backing | only its evictor, or who writes it back | absent (stored), dirty (not stored), clean (written back: it stays) |
 //! | discarding | there or not; its contents are not wanted any more | only who frees it | absent |
 //!
 //! Filling, opening, leaving and discarding are *busy*: one thread owns the page, whatever else needs it waits and looks again.
@@ -150,7 +150,7 @@ impl PageState {
         self.go(seen, Phase::Opening as u8)
     }
 
-    /// Clean or dirty to leaving: true if the caller evicts it now.
+    /// Clean or dirty to leaving: true if the caller evicts it now, or writes it back.
     pub fn begin_leave(&self, seen: Seen) -> bool {
         let to = match seen.phase() {
             Phase::Clean => Phase::LeavingClean,
@@ -171,7 +171,7 @@ impl PageState {
     pub fn end(&self, from: Phase, then: Then) -> bool {
         let allowed = match (from, then) {
             (Phase::Filling | Phase::LeavingClean | Phase::Discarding, Then::Absent)
-            | (Phase::LeavingDirty, Then::Absent | Then::Dirty { .. })
+            | (Phase::LeavingDirty, Then::Absent | Then::Dirty { .. } | Then::Clean { .. })
             | (Phase::Filling, Then::Clean { .. } | Then::Poisoned | Then::Dirty { .. }) => true,
             (Phase::Opening, Then::Dirty { unsure, .. }) => !unsure,
             _ => false,

@@ -80,10 +80,12 @@ unsafe impl Send for Region {}
 unsafe impl Sync for Region {}
 
 impl Region {
+    /// A region that begins at slot `slot`; None: wherever so many are free.
     pub(crate) fn new(
         memory: &Memory,
         pages: u64,
         backing: Arc<dyn Backing>,
+        slot: Option<usize>,
     ) -> Result<Region, VmError> {
         if pages == 0 || pages > REGION_PAGES_MAX {
             return Err(VmError::Bounds {
@@ -95,7 +97,7 @@ impl Region {
         let core = &memory.core;
         signal::check_not_forked(core)?;
         let slots = slots_of(pages);
-        let first_slot = take_slots(core, slots).ok_or_else(|| VmError::NoAddresses {
+        let first_slot = take_slots(core, slots, slot).ok_or_else(|| VmError::NoAddresses {
             asked_bytes: pages * PAGE_BYTES as u64,
             reserved_bytes: core.space.addresses().1 as u64,
         })?;
@@ -119,7 +121,11 @@ impl Region {
         })
     }
 
-    fn inner(&self) -> &RegionCore {
+    pub(crate) fn memory_core(&self) -> &Core {
+        &self.memory.core
+    }
+
+    pub(crate) fn inner(&self) -> &RegionCore {
         // SAFETY: freed only when this Region is dropped.
         unsafe { &*self.core }
     }
@@ -170,7 +176,7 @@ impl Region {
         Ok(())
     }
 
-    fn check(&self, pages: &ops::Range<u64>) -> Result<(), VmError> {
+    pub(crate) fn check(&self, pages: &ops::Range<u64>) -> Result<(), VmError> {
         if pages.start <= pages.end && pages.end <= self.pages() {
             return Ok(());
         }
@@ -182,9 +188,17 @@ impl Region {
     }
 }
 
-/// Takes so many slots in a row.
-fn take_slots(core: &Core, slots: usize) -> Option<usize> {
+/// Takes so many slots in a row; those from `first` on, if it is said.
+fn take_slots(core: &Core, slots: usize, first: Option<usize>) -> Option<usize> {
     let mut taken = core.taken.lock().unwrap_or_else(|e| e.into_inner());
+    if let Some(first) = first {
+        let wanted = taken.get_mut(first..first.checked_add(slots)?)?;
+        if wanted.contains(&true) {
+            return None;
+        }
+        wanted.fill(true);
+        return Some(first);
+    }
     let mut free = 0;
     let end = (0..taken.len()).find(|slot| {
         free = if taken[*slot] { 0 } else { free + 1 };

@@ -101,29 +101,25 @@ pub(crate) struct Space {
 }
 
 impl Space {
-    /// Takes `reserve_bytes` of addresses (rounded up to slots).
-    pub fn new(reserve_bytes: usize) -> Result<Space, SystemError> {
+    /// Takes `reserve_bytes` of addresses (rounded up to slots), from `base` on if it is said, where nothing else may be.
+    pub fn new(reserve_bytes: usize, base: Option<usize>) -> Result<Space, SystemError> {
         let len = reserve_bytes
             .clamp(SLOT_BYTES, RESERVE_BYTES_MAX)
             .next_multiple_of(SLOT_BYTES);
         let blocks = len / BLOCK_BYTES;
-        let asked = len + SLOT_BYTES;
-        let (access, flags) = (
-            ProtFlags::READ | ProtFlags::WRITE,
-            MapFlags::PRIVATE | MapFlags::NORESERVE,
-        );
+        // Anywhere else, the first multiple of a slot must be found in it.
+        let asked = if base.is_some() {
+            len
+        } else {
+            len + SLOT_BYTES
+        };
         let tables = (
             Table::new(blocks)?,
             Table::new(blocks.div_ceil(64))?,
             Table::new(blocks.min(RECORDS_MAX))?,
             Table::new(len / SLOT_BYTES)?,
         );
-        // SAFETY: a fresh anonymous mapping at an address the kernel chooses overlaps nothing.
-        let mapped = unsafe { mmap_anonymous(std::ptr::null_mut(), asked, access, flags) };
-        let mapped = mapped.map_err(|errno| SystemError::Addresses {
-            asked_bytes: asked as u64,
-            errno,
-        })?;
+        let mapped = map(asked, base)?;
         let space = Space {
             mapped: (mapped as usize, asked),
             base: (mapped as usize).next_multiple_of(SLOT_BYTES),
@@ -306,6 +302,39 @@ impl Space {
     pub fn records_used(&self) -> u32 {
         self.free.lock().used
     }
+}
+
+/// Addresses with nothing behind them.
+fn map(len: usize, base: Option<usize>) -> Result<*mut std::ffi::c_void, SystemError> {
+    let access = ProtFlags::READ | ProtFlags::WRITE;
+    let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
+    let Some(base) = base else {
+        // SAFETY: a fresh anonymous mapping at an address the kernel chooses overlaps nothing.
+        let mapped = unsafe { mmap_anonymous(std::ptr::null_mut(), len, access, flags) };
+        return mapped.map_err(|errno| SystemError::Addresses {
+            asked_bytes: len as u64,
+            errno,
+        });
+    };
+    let taken = |errno| SystemError::Taken {
+        base: base as u64,
+        bytes: len as u64,
+        errno,
+    };
+    if !base.is_multiple_of(SLOT_BYTES) {
+        return Err(taken(rustix::io::Errno::INVAL));
+    }
+    let flags = flags | MapFlags::FIXED_NOREPLACE;
+    // SAFETY: the kernel refuses it where anything is mapped.
+    let mapped = unsafe { mmap_anonymous(base as *mut std::ffi::c_void, len, access, flags) }
+        .map_err(taken)?;
+    if mapped as usize == base {
+        return Ok(mapped);
+    }
+    // A kernel before 4.17 takes the address as a hint.
+    // SAFETY: mapped just now, and nobody knows of it.
+    let _ = unsafe { munmap(mapped, len) };
+    Err(taken(rustix::io::Errno::EXIST))
 }
 
 impl Drop for Space {

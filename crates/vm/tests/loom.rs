@@ -263,6 +263,40 @@ impl Machine {
         }
     }
 
+    /// Gives changed pages to the backing; they stay. What others own is waited for, as `write_back.rs` does.
+    fn write_back(&self) {
+        let Pin::Live(record) = self.block.pin() else {
+            return;
+        };
+        for (page, state) in self.records[record as usize].iter().enumerate() {
+            let taken = loop {
+                let ticket = self.ticket();
+                let seen = state.look();
+                match seen.phase() {
+                    Phase::Absent | Phase::Clean => break false,
+                    Phase::Dirty if state.begin_leave(seen) => break true,
+                    Phase::Dirty => {}
+                    _ if state.await_change(seen) => self.wait(ticket),
+                    _ => {}
+                }
+            };
+            if !taken {
+                continue;
+            }
+            let value = {
+                let mut mapped = self.mapped.lock().unwrap();
+                mapped
+                    .iter_mut()
+                    .flatten()
+                    .for_each(|page| page.protected = true);
+                mapped[page].expect("a leaving page is there").value
+            };
+            self.stored.lock().unwrap()[page] = Some(value);
+            self.wake_if(state.end(Phase::LeavingDirty, CLEAN));
+        }
+        self.unpin(1);
+    }
+
     fn discard(&self, page: usize) {
         let record = self.pin();
         let state = &self.records[record as usize][page];
@@ -360,6 +394,41 @@ fn what_is_not_stored_stays() {
         both(&machine, |m| m.write(0, 2), |m| m.evict(false));
         assert_eq!(*machine.fetches.lock().unwrap(), 1, "it never left");
         assert_eq!(machine.read(0), 2);
+    });
+}
+
+#[test]
+fn what_was_written_before_a_write_back_is_stored_after_it() {
+    model(|| {
+        let machine = Machine::new([None, None]);
+        machine.write(0, 1);
+        both(
+            &machine,
+            |m| {
+                m.write_back();
+                assert!(m.stored.lock().unwrap()[0] >= Some(1));
+            },
+            |m| m.evict(true),
+        );
+        assert_eq!(machine.read(0), 1);
+    });
+    model(|| {
+        let machine = Machine::new([None, None]);
+        machine.write(0, 1);
+        both(
+            &machine,
+            |m| {
+                m.write_back();
+                assert!(m.stored.lock().unwrap()[0] >= Some(1));
+            },
+            |m| m.write(0, 2),
+        );
+        machine.evict(true);
+        assert_eq!(
+            machine.read(0),
+            2,
+            "a page written back is clean and protected"
+        );
     });
 }
 

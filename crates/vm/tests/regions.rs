@@ -15,6 +15,7 @@ fn memory(way: Way, pages_max: usize) -> Memory {
         way,
         pages_max,
         reserve_bytes: 64 << 30,
+        ..Options::default()
     })
     .unwrap()
 }

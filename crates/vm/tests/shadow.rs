@@ -43,6 +43,7 @@ fn memory(case: &Case) -> Memory {
         way: case.way,
         pages_max: case.pages_max,
         reserve_bytes: 64 << 30,
+        ..Options::default()
     })
     .unwrap()
 }

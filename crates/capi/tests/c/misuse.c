@@ -124,7 +124,7 @@ static void options_out_of_bounds(void) {
     o.size = 4000;
     REFUSED(terrace_open(&o) == NULL, EINVAL, "options.size");
     o = options();
-    o.flags = 1;
+    o.flags = 2;
     REFUSED(terrace_open(&o) == NULL, EINVAL, "options.flags");
     o = options();
     o.path = NULL;
@@ -176,10 +176,199 @@ static void a_fork_that_goes_on(void) {
         REFUSED(terrace_malloc(pool, 10) == NULL, EPERM, "fork");
         REFUSED(terrace_free(neighbour) == -1, EPERM, "fork");
         REFUSED(terrace_close(pool) == -1, EPERM, "fork");
+        REFUSED(terrace_object_alloc(objects) == NULL, EPERM, "fork");
+        REFUSED(terrace_array_at(array, 0) == NULL, EPERM, "fork");
+        REFUSED(terrace_table_count(table) == UINT64_MAX, EPERM, "fork");
         _exit(0);
     }
     int status;
     CHECK(waitpid(child, &status, 0) == child && WIFEXITED(status) && WEXITSTATUS(status) == 0);
+}
+
+/* Each call that takes a handle, with one that is closed, one of another kind, and one that is none. */
+static void every_call_with_a_wrong_handle(void) {
+    uint64_t id = 0;
+    char bytes[8] = {0};
+    unsigned char found;
+    struct terrace_stats stats;
+    terrace_pool *pools[] = {(terrace_pool *)array, (terrace_pool *)bytes, NULL};
+    terrace_objects *sets[] = {(terrace_objects *)pool, (terrace_objects *)bytes, NULL};
+    terrace_array *arrays[] = {(terrace_array *)pool, (terrace_array *)bytes, NULL};
+    terrace_table *tables[] = {(terrace_table *)pool, (terrace_table *)bytes, NULL};
+    for (int i = 0; i < 3; i++) {
+        REFUSED(terrace_calloc(pools[i], 1, 1) == NULL, EINVAL, "terrace_pool");
+        REFUSED(terrace_aligned_alloc(pools[i], 16, 1) == NULL, EINVAL, "terrace_pool");
+        REFUSED(terrace_realloc(pools[i], NULL, 1) == NULL, EINVAL, "terrace_pool");
+        REFUSED(terrace_objects_create(pools[i], 8, 8) == NULL, EINVAL, "terrace_pool");
+        REFUSED(terrace_array_create(pools[i], 8, 8, 8) == NULL, EINVAL, "terrace_pool");
+        REFUSED(terrace_table_create(pools[i], 8) == NULL, EINVAL, "terrace_pool");
+        REFUSED(terrace_get_stats(pools[i], &stats, sizeof stats) == -1, EINVAL, "terrace_pool");
+        REFUSED(terrace_object_alloc(sets[i]) == NULL, EINVAL, "terrace_objects");
+        REFUSED(terrace_objects_count(sets[i]) == UINT64_MAX, EINVAL, "terrace_objects");
+        REFUSED(terrace_objects_destroy(sets[i]) == -1, EINVAL, "terrace_objects");
+        REFUSED(terrace_array_at(arrays[i], 0) == NULL, EINVAL, "terrace_array");
+        REFUSED(terrace_array_len(arrays[i]) == UINT64_MAX, EINVAL, "terrace_array");
+        REFUSED(terrace_array_resize(arrays[i], 1) == -1, EINVAL, "terrace_array");
+        REFUSED(terrace_array_clear(arrays[i], 0) == -1, EINVAL, "terrace_array");
+        REFUSED(terrace_array_destroy(arrays[i]) == -1, EINVAL, "terrace_array");
+        REFUSED(terrace_insert(tables[i], bytes, &id) == -1, EINVAL, "terrace_table");
+        REFUSED(terrace_get(tables[i], 0, bytes) == -1, EINVAL, "terrace_table");
+        REFUSED(terrace_get_many(tables[i], &id, 1, bytes, &found) == -1, EINVAL, "terrace_table");
+        REFUSED(terrace_put(tables[i], 0, bytes) == -1, EINVAL, "terrace_table");
+        REFUSED(terrace_remove(tables[i], 0) == -1, EINVAL, "terrace_table");
+        REFUSED(terrace_prefetch(tables[i], &id, 1) == -1, EINVAL, "terrace_table");
+        REFUSED(terrace_table_count(tables[i]) == UINT64_MAX, EINVAL, "terrace_table");
+        REFUSED(terrace_table_destroy(tables[i]) == -1, EINVAL, "terrace_table");
+    }
+    CHECK(terrace_table_destroy(table) == 0 && terrace_array_destroy(array) == 0 && terrace_objects_count(objects) == 1);
+    REFUSED(terrace_table_destroy(table) == -1, EBADF, "use after close");
+    REFUSED(terrace_insert(table, bytes, &id) == -1, EBADF, "use after close");
+    REFUSED(terrace_get(table, 0, bytes) == -1, EBADF, "use after close");
+    REFUSED(terrace_get_many(table, &id, 1, bytes, &found) == -1, EBADF, "use after close");
+    REFUSED(terrace_put(table, 0, bytes) == -1, EBADF, "use after close");
+    REFUSED(terrace_remove(table, 0) == -1, EBADF, "use after close");
+    REFUSED(terrace_prefetch(table, &id, 1) == -1, EBADF, "use after close");
+    REFUSED(terrace_array_len(array) == UINT64_MAX, EBADF, "use after close");
+    REFUSED(terrace_array_resize(array, 1) == -1, EBADF, "use after close");
+    REFUSED(terrace_array_clear(array, 0) == -1, EBADF, "use after close");
+    CHECK(terrace_owns((void *)array) == 0 && terrace_owns(NULL) == 0 && terrace_owns(bytes) == 0);
+}
+static void numbers_out_of_bounds(void) {
+    uint64_t ids[2] = {1, 1ull << 40};
+    char bytes[16];
+    unsigned char found[2];
+    REFUSED(terrace_array_resize(array, 101) == -1, ENOMEM, "");
+    REFUSED(terrace_array_resize(array, UINT64_MAX) == -1, ENOMEM, "");
+    REFUSED(terrace_calloc(pool, SIZE_MAX, 2) == NULL, ENOMEM, "more than there are addresses");
+    REFUSED(terrace_calloc(pool, 1, SIZE_MAX) == NULL, ENOMEM, "");
+    REFUSED(terrace_put(table, 7, bytes) == -1, ENOENT, "no object 7");
+    REFUSED(terrace_put(table, 7, NULL) == -1, EINVAL, "NULL");
+    REFUSED(terrace_remove(table, 7) == -1, ENOENT, "");
+    REFUSED(terrace_remove(table, UINT64_MAX) == -1, EINVAL, "ids are below");
+    REFUSED(terrace_get_many(table, ids, 2, bytes, found) == -1, EINVAL, "ids are below");
+    REFUSED(terrace_get_many(table, NULL, 2, bytes, found) == -1, EINVAL, "NULL");
+    REFUSED(terrace_get_many(table, ids, 2, NULL, found) == -1, EINVAL, "NULL");
+    REFUSED(terrace_prefetch(table, NULL, 2) == -1, EINVAL, "NULL");
+    REFUSED(terrace_insert(table, bytes, NULL) == -1, EINVAL, "NULL");
+}
+
+/* A pool that is kept, beside the other, with a region of 8 KiB that may become 1 MiB. */
+static terrace_pool *kept;
+static char kept_dir[4096];
+static terrace_region *open_region(void) {
+    struct terrace_options o = options();
+    snprintf(kept_dir, sizeof kept_dir, "%s-kept", dir);
+    o.path = kept_dir;
+    o.flags = TERRACE_KEEP;
+    CHECK((kept = terrace_open(&o)));
+    terrace_region *region = terrace_region_open(kept, "r", 8192, 1 << 20);
+    CHECK(region);
+    return region;
+}
+static void regions_that_are_none(void) {
+    terrace_region *region = open_region(), *none = (terrace_region *)array;
+    struct terrace_region_info info;
+    REFUSED(terrace_region_open(pool, "r", 1, 0) == NULL, EINVAL, "TERRACE_KEEP");
+    REFUSED(terrace_region_remove(pool, "r") == -1, EINVAL, "TERRACE_KEEP");
+    REFUSED(terrace_region_list(pool, 0, &info, sizeof info) == -1, EINVAL, "TERRACE_KEEP");
+    REFUSED(terrace_region_open(NULL, "r", 1, 0) == NULL, EINVAL, "NULL");
+    REFUSED(terrace_region_open((terrace_pool *)region, "r", 1, 0) == NULL, EINVAL, "a terrace_region where a terrace_pool");
+    REFUSED(terrace_region_base(none) == NULL, EINVAL, "a terrace_array where a terrace_region");
+    REFUSED(terrace_region_bytes(none) == UINT64_MAX, EINVAL, "a terrace_array where");
+    REFUSED(terrace_region_grow(none, 1) == -1, EINVAL, "a terrace_array where");
+    REFUSED(terrace_region_root(none) == NULL, EINVAL, "a terrace_array where");
+    REFUSED(terrace_region_set_root(none, NULL) == -1, EINVAL, "a terrace_array where");
+    REFUSED(terrace_region_sync(none, NULL, 0) == -1, EINVAL, "a terrace_array where");
+    REFUSED(terrace_region_close(none) == -1, EINVAL, "a terrace_array where");
+    REFUSED(terrace_region_sync(NULL, NULL, 0) == -1, EINVAL, "NULL");
+    REFUSED(terrace_region_open(kept, "r", 1, 0) == NULL, EBUSY, "is open");
+    REFUSED(terrace_region_remove(kept, "r") == -1, EBUSY, "is open");
+    REFUSED(terrace_region_remove(kept, "s") == -1, ENOENT, "no region");
+    REFUSED(terrace_region_open(kept, NULL, 1, 0) == NULL, EINVAL, "NULL");
+    REFUSED(terrace_region_remove(kept, NULL) == -1, EINVAL, "NULL");
+    REFUSED(terrace_region_open(kept, "", 1, 0) == NULL, EINVAL, "1 to 255 bytes");
+    REFUSED(terrace_region_open(kept, "\xff", 1, 0) == NULL, EINVAL, "UTF-8");
+    char name[300];
+    memset(name, 'x', sizeof name);
+    name[256] = 0;
+    REFUSED(terrace_region_open(kept, name, 1, 0) == NULL, EINVAL, "1 to 255 bytes");
+    name[255] = 0;
+    REFUSED(terrace_region_open(kept, name, 0, 0) == NULL, EINVAL, "0 asked");
+    REFUSED(terrace_region_open(kept, name, UINT64_MAX, 0) == NULL, EINVAL, "bytes of a region");
+    REFUSED(terrace_region_open(kept, name, 60 << 20, 0) == NULL, ENOMEM, "SSD is full");
+    REFUSED(terrace_region_open(kept, name, 4096, 1ull << 43) == NULL, ENOMEM, "addresses");
+    REFUSED(terrace_region_list(kept, 0, NULL, 0) == -1, EINVAL, "NULL");
+    CHECK(terrace_close(kept) == 0);
+}
+static void numbers_a_region_does_not_have(void) {
+    terrace_region *region = open_region();
+    char *base = terrace_region_base(region);
+    struct terrace_range before = {base - 4096, 4096}, behind = {base + 8192, 1}, across = {base, 8193}, huge = {base + 1, SIZE_MAX};
+    REFUSED(terrace_region_sync(region, &before, 1) == -1, EINVAL, "a byte of the region");
+    REFUSED(terrace_region_sync(region, &behind, 1) == -1, EINVAL, "a byte of the region");
+    REFUSED(terrace_region_sync(region, &across, 1) == -1, EINVAL, "a byte of the region");
+    REFUSED(terrace_region_sync(region, &huge, 1) == -1, EINVAL, "a byte of the region");
+    REFUSED(terrace_region_sync(region, NULL, 1) == -1, EINVAL, "NULL");
+    REFUSED(terrace_region_sync(region, &across, SIZE_MAX) == -1, EINVAL, "4096 are allowed");
+    REFUSED(terrace_region_set_root(region, base - 1) == -1, EINVAL, "the root of a region");
+    REFUSED(terrace_region_set_root(region, base + 8192) == -1, EINVAL, "the root of a region");
+    REFUSED(terrace_region_set_root(region, &before) == -1, EINVAL, "the root of a region");
+    REFUSED(terrace_region_grow(region, 4096) == -1, EINVAL, "bytes of a region");
+    REFUSED(terrace_region_grow(region, (1 << 20) + 1) == -1, EINVAL, "bytes of a region");
+    REFUSED(terrace_free(base) == -1, EINVAL, "memory of a region");
+    REFUSED(terrace_realloc(pool, base, 10) == NULL, EINVAL, "not the start of an allocation");
+    REFUSED(terrace_usable_size(base) == 0, EINVAL, "an object");
+    CHECK(terrace_close(kept) == 0);
+}
+static void what_a_kept_pool_has_not(void) {
+    open_region();
+    REFUSED(terrace_malloc(kept, 10) == NULL, EINVAL, "named regions only");
+    REFUSED(terrace_objects_create(kept, 8, 10) == NULL, EINVAL, "named regions only");
+    REFUSED(terrace_array_create(kept, 8, 10, 0) == NULL, EINVAL, "named regions only");
+    REFUSED(terrace_table_create(kept, 8) == NULL, EINVAL, "named regions only");
+    CHECK(terrace_close(kept) == 0);
+    struct terrace_options o = options();
+    o.path = kept_dir;
+    REFUSED(terrace_open(&o) == NULL, EINVAL, "holds durable objects");
+}
+static void a_region_after_close(void) {
+    terrace_region *region = open_region();
+    char *base = terrace_region_base(region);
+    CHECK(terrace_region_close(region) == 0);
+    REFUSED(terrace_region_close(region) == -1, EBADF, "use after close");
+    REFUSED(terrace_region_base(region) == NULL, EBADF, "use after close");
+    REFUSED(terrace_region_sync(region, NULL, 0) == -1, EBADF, "use after close");
+    CHECK((region = terrace_region_open(kept, "r", 1, 0)) && terrace_region_base(region) == base);
+    CHECK(terrace_close(kept) == 0);
+    REFUSED(terrace_region_grow(region, 1 << 20) == -1, EBADF, "use after close");
+    REFUSED(terrace_region_open(kept, "r", 1, 0) == NULL, EBADF, "use after close");
+    REFUSED(terrace_region_remove(kept, "r") == -1, EBADF, "use after close");
+    REFUSED(terrace_free(base) == -1, EINVAL, "not memory of a pool");
+}
+static void touching_a_region_after_close(void) {
+    terrace_region *region = open_region();
+    volatile char *base = terrace_region_base(region);
+    base[0] = 1;
+    CHECK(terrace_region_sync(region, NULL, 0) == 0 && terrace_region_close(region) == 0);
+    base[0] = 2;
+}
+static void touching_what_is_behind_a_region(void) {
+    volatile char *base = terrace_region_base(open_region());
+    base[8191] = 1;
+    base[8192] = 1;
+}
+static void more_than_a_sync_takes(void) {
+    terrace_region *region = open_region();
+    CHECK(terrace_region_grow(region, 1 << 20) == 0);
+    static struct terrace_range ranges[4097];
+    char *base = terrace_region_base(region);
+    for (int i = 0; i < 4097; i++) ranges[i] = (struct terrace_range){base + i * 7, 3};
+    REFUSED(terrace_region_sync(region, ranges, 4097) == -1, EINVAL, "4096 are allowed");
+    base[0] = 9;
+    CHECK(terrace_region_sync(region, ranges, 4096) == 0);
+    CHECK(terrace_close(kept) == 0);
+    CHECK(*(char *)terrace_region_base(open_region()) == 9);
+    CHECK(terrace_close(kept) == 0);
 }
 
 static const struct {
@@ -202,6 +391,15 @@ static const struct {
     {"sizes out of bounds", sizes_out_of_bounds, 0, NULL},
     {"more than the SSD takes", more_than_the_ssd_takes, 0, NULL},
     {"a fork that goes on", a_fork_that_goes_on, 0, NULL},
+    {"every call with a wrong handle", every_call_with_a_wrong_handle, 0, NULL},
+    {"numbers out of bounds", numbers_out_of_bounds, 0, NULL},
+    {"regions that are none", regions_that_are_none, 0, NULL},
+    {"numbers a region does not have", numbers_a_region_does_not_have, 0, NULL},
+    {"what a kept pool has not", what_a_kept_pool_has_not, 0, NULL},
+    {"a region after close", a_region_after_close, 0, NULL},
+    {"touching a region after close", touching_a_region_after_close, 1, NULL},
+    {"touching what is behind a region", touching_what_is_behind_a_region, 1, "grow it first"},
+    {"more than a sync takes", more_than_a_sync_takes, 0, NULL},
 };
 enum { CASES = sizeof cases / sizeof *cases };
 

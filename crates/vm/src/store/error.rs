@@ -39,6 +39,25 @@ pub enum ObjectError {
         "the pool is read-only since a write to its device failed; nothing stored is lost, open it again on a device that works"
     )]
     ReadOnly,
+    /// What was stored did not become durable in time: the device is slow or full.
+    #[error(
+        "what was stored is not durable after {waited_s} s: the device is too slow, or the SSD has no room to write"
+    )]
+    Late {
+        /// How long it was waited for.
+        waited_s: u64,
+    },
+    /// Too much outside of what was to be synced would have to be written again.
+    #[error(
+        "{pages} pages outside of the ranges to be synced were changed and have left DRAM since they were synced, and at most {pages_max} may \
+         have: sync them too, or everything"
+    )]
+    Outside {
+        /// How many.
+        pages: u64,
+        /// How many there may be.
+        pages_max: u64,
+    },
     /// There is no such table.
     #[error("there is no table {table}")]
     NoTable {

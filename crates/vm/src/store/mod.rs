@@ -7,6 +7,7 @@
 //! is bounded and ends in an error that says what is full. Never: hands a request to another thread.
 
 mod ahead;
+mod check;
 #[cfg(test)]
 mod crash;
 mod driver;
@@ -23,8 +24,9 @@ mod tables;
 mod tests;
 mod write;
 
+pub use check::{check, info};
 pub use error::ObjectError;
-pub use named::{NAMED_MAX, NAMED_PAGES_MAX, Named};
+pub use named::{NAMED_MAX, NAMED_PAGES_MAX, Named, SYNC_OUTSIDE_PAGES_MAX};
 pub use open::{Store, StoreOptions};
 pub use pages::{Objects, Pages};
 pub use read::Value;

@@ -51,6 +51,14 @@ impl StoreOptions {
         }
     }
 
+    /// A pool that is kept, in the directory `dir`.
+    pub fn kept(dir: impl Into<PathBuf>, cap_bytes: u64, ssd_bytes: u64) -> StoreOptions {
+        StoreOptions {
+            durable: true,
+            ..StoreOptions::scratch(dir, cap_bytes, ssd_bytes)
+        }
+    }
+
     /// The pool's settings.
     pub(crate) fn pool(&self) -> Options {
         let lanes = (self.cap_bytes / CAP_PER_LANE_BYTES).clamp(1, LANES_MAX);
@@ -253,6 +261,14 @@ impl Store {
         (0..self.lanes())
             .map(|lane| self.pool.lane(lane).usable_bytes())
             .sum()
+    }
+    /// Size of its SSD terrace.
+    pub(crate) fn ssd_bytes(&self) -> u64 {
+        self.pool.superblock().len_bytes()
+    }
+    /// A number that no other store has.
+    pub(crate) fn identity(&self) -> u64 {
+        self.pool.superblock().pool
     }
     /// Whether an object has this id. Reads nothing.
     pub fn contains(&self, table: u16, id: u64) -> Result<bool, ObjectError> {

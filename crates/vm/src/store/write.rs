@@ -207,7 +207,9 @@ impl Store {
                 return Ok(());
             }
             if Instant::now() >= until {
-                return Err(ObjectError::Full { asked_bytes: 0 });
+                return Err(ObjectError::Late {
+                    waited_s: DURABLE_WAIT_MAX.as_secs(),
+                });
             }
             self.driver.help();
         }

@@ -47,6 +47,19 @@ pub enum SystemError {
         /// What the system said.
         errno: rustix::io::Errno,
     },
+    /// Something is at the addresses that must be had.
+    #[error(
+        "addresses {base:#x} to {:#x} cannot be had ({errno}): something else of this process is there; close it, or begin with this pool",
+        *base + *bytes
+    )]
+    Taken {
+        /// The first.
+        base: u64,
+        /// How many.
+        bytes: u64,
+        /// What the system said.
+        errno: rustix::io::Errno,
+    },
     /// Another call failed.
     #[error("{what}: {errno}")]
     Call {

@@ -1,0 +1,371 @@
+//! Named regions: durable memory, at the same addresses in every process that opens it.
+//!
+//! A pool that is kept has regions by name. What a program writes into one is in DRAM, or steps down like any page; it is kept from a sync on, which
+//! makes changes of any number of pages durable at once or not at all (`store/named`). A region that is opened again is as at its last sync, at the
+//! same addresses, so pointers from it into it hold; its *root* is a byte of it from which a program finds the rest.
+//!
+//! Promises: pages of a region have room on the SSD, so that a full SSD is met by a region that is not made or does not grow; a region is open once at a time;
+//! what was not synced is gone when a region is closed, as in a crash. Never: syncs by itself.
+
+mod catalogue;
+mod place;
+mod region;
+
+pub use region::{NamedRegion, SYNC_RANGES_MAX};
+
+use crate::PAGE_BYTES;
+use crate::memory::{ADDRESSES_ALIGN_BYTES, Memory, Options, VmError, Way};
+use crate::opp::{Heap, HeapError};
+use crate::policy;
+use crate::store::{NAMED_MAX, NAMED_PAGES_MAX, Named, ObjectError, Store, StoreOptions};
+use crate::sys::SystemError;
+use catalogue::{Catalogue, Record};
+use parking_lot::Mutex;
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use terrace_pool::PoolError;
+
+/// Longest name of a region, bytes.
+pub const NAME_MAX_BYTES: usize = 255;
+
+/// Why a region cannot be had.
+#[derive(Debug, thiserror::Error)]
+pub enum RegionError {
+    /// Of the pool.
+    #[error(transparent)]
+    Pool(#[from] PoolError),
+    /// Of its memory or its store.
+    #[error(transparent)]
+    Heap(#[from] HeapError),
+    /// A name that is none.
+    #[error(
+        "a region's name has 1 to {NAME_MAX_BYTES} bytes, none of them 0; this one has {bytes} bytes"
+    )]
+    Name {
+        /// How many it has.
+        bytes: usize,
+    },
+    /// It is open.
+    #[error("the region {name:?} is open: close it first, or use what it was opened as")]
+    InUse {
+        /// Its name.
+        name: String,
+    },
+    /// There is none of that name.
+    #[error("there is no region {name:?} in this pool")]
+    Missing {
+        /// The name.
+        name: String,
+    },
+    /// As many as a pool can have.
+    #[error("a pool has at most {max} regions: remove some")]
+    TooMany {
+        /// How many.
+        max: u16,
+    },
+    /// No addresses are left.
+    #[error(
+        "{asked_bytes} bytes of addresses: the pool's regions have {all_bytes} together, and too few in a row are free; remove regions, or ask for less room to grow"
+    )]
+    NoAddresses {
+        /// What was asked for, in whole GiB.
+        asked_bytes: u64,
+        /// What all regions of the pool have.
+        all_bytes: u64,
+    },
+    /// A number is out of bounds.
+    #[error("{what}: {asked} asked, {allowed} is allowed")]
+    Bounds {
+        /// What the number is.
+        what: &'static str,
+        /// The number.
+        asked: u64,
+        /// What it may be.
+        allowed: String,
+    },
+}
+
+impl From<ObjectError> for RegionError {
+    fn from(e: ObjectError) -> RegionError {
+        HeapError::from(e).into()
+    }
+}
+
+impl From<VmError> for RegionError {
+    fn from(e: VmError) -> RegionError {
+        HeapError::from(e).into()
+    }
+}
+
+/// What is known of a region without opening it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct RegionInfo {
+    /// Its name.
+    pub name: String,
+    /// Bytes it was made with or grew to.
+    pub bytes: u64,
+    /// Bytes it can grow to.
+    pub bytes_max: u64,
+    /// Where it lies when it is open.
+    pub base: usize,
+    /// Whether it is.
+    pub open: bool,
+}
+
+/// The named regions of a pool that is kept.
+#[derive(Clone)]
+pub struct Regions(Arc<Shared>);
+
+struct Shared {
+    heap: Heap,
+    /// Where regions lie.
+    base: u64,
+    bytes: u64,
+    held: Mutex<Held>,
+}
+
+struct Held {
+    catalogue: Catalogue,
+    open: BTreeSet<u16>,
+}
+
+impl Shared {
+    fn store(&self) -> &Arc<Store> {
+        self.heap.store()
+    }
+
+    fn base_of(&self, record: &Record) -> usize {
+        self.base as usize + record.first_slot as usize * ADDRESSES_ALIGN_BYTES
+    }
+}
+
+fn pages_of(bytes: u64) -> u64 {
+    bytes.div_ceil(PAGE_BYTES as u64)
+}
+
+fn out_of_bounds(what: &'static str, asked: u64, most: u64) -> RegionError {
+    RegionError::Bounds {
+        what,
+        asked,
+        allowed: format!("1 to {most}"),
+    }
+}
+
+impl Regions {
+    /// Opens the pool in `dir`, which is kept, or makes it: at most `cap_bytes` of DRAM, `ssd_bytes` on the SSD (0: four times the cap).
+    pub fn open(options: &StoreOptions, way: Way) -> Result<Regions, RegionError> {
+        let options = StoreOptions {
+            durable: true,
+            ..options.clone()
+        };
+        let store = Store::open(&options)?;
+        let mut catalogue = Catalogue::read(&store)?;
+        let place = catalogue.place;
+        let (memory, place) = memory_at(&store, place, way)?;
+        if catalogue.place.is_none() {
+            catalogue.set_place(&store, place)?;
+            store.make_durable()?;
+        }
+        let heap = Heap::new(memory, store);
+        let regions = Regions(Arc::new(Shared {
+            heap,
+            base: place.0,
+            bytes: place.1,
+            held: Mutex::new(Held {
+                catalogue,
+                open: BTreeSet::new(),
+            }),
+        }));
+        regions.take_stock()?;
+        Ok(regions)
+    }
+
+    /// Ends removals that a crash broke off, and promises room to what is there.
+    fn take_stock(&self) -> Result<(), RegionError> {
+        let shared = &self.0;
+        let mut held = shared.held.lock();
+        let going: Vec<u16> = (held.catalogue.records.iter())
+            .filter(|(_, record)| record.going)
+            .map(|(number, _)| *number)
+            .collect();
+        for number in going {
+            let pages = held.catalogue.records[&number].pages;
+            Named::erase(shared.store(), number, pages)?;
+            held.catalogue.remove(shared.store(), number)?;
+        }
+        for record in held.catalogue.records.values() {
+            shared
+                .heap
+                .promise_bytes(Named::promise_bytes(record.pages))?;
+        }
+        Ok(())
+    }
+
+    /// Opens the region `name`; if there is none, makes it: `bytes` zeros, which can grow to `bytes_max` (0, or less than `bytes`: as many as the SSD
+    /// takes). One that is there keeps its size.
+    ///
+    /// Errors: it is open already; no room on the SSD or no addresses for a new one.
+    pub fn region(
+        &self,
+        name: &str,
+        bytes: u64,
+        bytes_max: u64,
+    ) -> Result<NamedRegion, RegionError> {
+        if name.is_empty() || name.len() > NAME_MAX_BYTES || name.contains('\0') {
+            return Err(RegionError::Name { bytes: name.len() });
+        }
+        let mut held = self.0.held.lock();
+        let number = match held.catalogue.find(name) {
+            Some(number) if held.open.contains(&number) => {
+                let name = name.to_owned();
+                return Err(RegionError::InUse { name });
+            }
+            Some(number) => number,
+            None => self.make(&mut held, name, bytes, bytes_max)?,
+        };
+        let region = NamedRegion::open(&self.0, number, &held.catalogue.records[&number])?;
+        held.open.insert(number);
+        Ok(region)
+    }
+
+    fn make(
+        &self,
+        held: &mut Held,
+        name: &str,
+        bytes: u64,
+        bytes_max: u64,
+    ) -> Result<u16, RegionError> {
+        let (shared, store) = (&self.0, self.0.store());
+        let fits = self.bytes_that_fit();
+        let most = NAMED_PAGES_MAX * PAGE_BYTES as u64;
+        if bytes == 0 || bytes > most {
+            return Err(out_of_bounds("bytes of a region", bytes, most));
+        }
+        let bytes_max = if bytes_max < bytes {
+            fits.max(bytes)
+        } else {
+            bytes_max
+        };
+        let pages_max = pages_of(bytes_max.min(most));
+        let slots = crate::space::slots_of(pages_max) as u32;
+        let slots_all = (shared.bytes / ADDRESSES_ALIGN_BYTES as u64) as u32;
+        let (number, first_slot) = held.catalogue.room(slots, slots_all)?;
+        let pages = pages_of(bytes);
+        let promised = Named::promise_bytes(pages);
+        shared.heap.promise_bytes(promised)?;
+        let record = Record {
+            name: name.to_owned(),
+            first_slot,
+            slots,
+            pages,
+            pages_max,
+            going: false,
+        };
+        // The record last: what has none is no region.
+        let made = Named::make(store, number, pages)
+            .and_then(|()| held.catalogue.put(store, number, record))
+            .and_then(|()| store.make_durable());
+        if let Err(e) = made {
+            shared.heap.unpromise_bytes(promised);
+            // Whether it is there after a crash is open; in this process it is not.
+            held.catalogue.records.remove(&number);
+            return Err(e.into());
+        }
+        Ok(number)
+    }
+
+    /// How long a region can be that has the SSD for itself.
+    pub fn bytes_that_fit(&self) -> u64 {
+        let page = Named::promise_bytes(1);
+        self.0.heap.promise_max_bytes() / page * PAGE_BYTES as u64
+    }
+
+    /// Removes the region `name` and all that is in it.
+    pub fn remove(&self, name: &str) -> Result<(), RegionError> {
+        let shared = &self.0;
+        let mut held = shared.held.lock();
+        let name_owned = || name.to_owned();
+        let missing = || RegionError::Missing { name: name_owned() };
+        let number = held.catalogue.find(name).ok_or_else(missing)?;
+        if held.open.contains(&number) {
+            return Err(RegionError::InUse { name: name_owned() });
+        }
+        let store = shared.store();
+        let record = held.catalogue.records[&number].clone();
+        let pages = record.pages;
+        // From here on it is gone, even if the next opening has to end it.
+        held.catalogue.put(
+            store,
+            number,
+            Record {
+                going: true,
+                ..record
+            },
+        )?;
+        store.make_durable()?;
+        Named::erase(store, number, pages)?;
+        held.catalogue.remove(store, number)?;
+        store.make_durable()?;
+        shared.heap.unpromise_bytes(Named::promise_bytes(pages));
+        Ok(())
+    }
+
+    /// What regions there are, in the order they were made in as far as numbers were not used again.
+    pub fn list(&self) -> Vec<RegionInfo> {
+        let held = self.0.held.lock();
+        let records = held.catalogue.records.iter().filter(|(_, r)| !r.going);
+        let info = |(number, record): (&u16, &Record)| RegionInfo {
+            name: record.name.clone(),
+            bytes: record.pages * PAGE_BYTES as u64,
+            bytes_max: record.pages_max * PAGE_BYTES as u64,
+            base: self.0.base_of(record),
+            open: held.open.contains(number),
+        };
+        records.map(info).collect()
+    }
+
+    /// The memory that shows them, the store, and what they take of the cap. It has no arrays, objects or handles: they would not be kept.
+    pub fn heap(&self) -> &Heap {
+        &self.0.heap
+    }
+
+    /// Where the pool's regions lie: first address and bytes.
+    pub fn addresses(&self) -> (usize, usize) {
+        (self.0.base as usize, self.0.bytes as usize)
+    }
+}
+
+/// The pool's memory where its regions lie; if none was made yet, at the first place where nothing is.
+fn memory_at(
+    store: &Store,
+    place: Option<(u64, u64)>,
+    way: Way,
+) -> Result<(Memory, (u64, u64)), RegionError> {
+    let (cap_bytes, _) = store.cap_and_used_bytes();
+    let memory = |base: u64, bytes: u64| {
+        Memory::new(Options {
+            way,
+            pages_max: policy::pages_of_cap(cap_bytes),
+            reserve_bytes: bytes as usize,
+            base: Some(base as usize),
+        })
+    };
+    if let Some((base, bytes)) = place {
+        return Ok((memory(base, bytes)?, (base, bytes)));
+    }
+    let bytes = place::bytes_for(store.ssd_bytes());
+    let mut places = place::places(bytes, store.identity());
+    loop {
+        let base = places.next().ok_or(RegionError::NoAddresses {
+            asked_bytes: bytes,
+            all_bytes: 0,
+        })?;
+        match memory(base, bytes) {
+            Ok(memory) => return Ok((memory, (base, bytes))),
+            Err(VmError::System(SystemError::Taken { .. })) => {}
+            Err(e) => return Err(e.into()),
+        }
+    }
+}
+
+const _: () = assert!(NAMED_MAX as usize * 3 < crate::store::TABLES_MAX);

@@ -1,0 +1,184 @@
+//! Syncing a named region, and closing it.
+//!
+//! Promises: after an error nothing of the sync has happened, nor will; what was pending is pending still. Never: waits for room to free what the
+//! sync before left.
+
+use super::control::Control;
+use super::marks::RUN_PAGES;
+use super::{Named, SYNC_OUTSIDE_PAGES_MAX, State};
+use crate::Page;
+use crate::store::ObjectError;
+use parking_lot::{RwLockReadGuard, RwLockWriteGuard};
+use std::ops::Range;
+
+/// Pages whose stale versions are freed while write-backs wait.
+const FREE_AT_ONCE: u64 = 256;
+
+/// Which pages a sync is about: ranges in order, none touching another.
+struct Wanted(Vec<Range<u64>>);
+
+impl Wanted {
+    fn new(ranges: &[Range<u64>]) -> Wanted {
+        let mut sorted: Vec<Range<u64>> =
+            ranges.iter().filter(|r| !r.is_empty()).cloned().collect();
+        sorted.sort_by_key(|range| range.start);
+        let mut all: Vec<Range<u64>> = Vec::with_capacity(sorted.len());
+        for range in sorted {
+            match all.last_mut() {
+                Some(last) if last.end >= range.start => last.end = last.end.max(range.end),
+                _ => all.push(range),
+            }
+        }
+        Wanted(all)
+    }
+
+    fn has(&self, page: u64) -> bool {
+        let at = self.0.partition_point(|range| range.end <= page);
+        self.0.get(at).is_some_and(|range| range.start <= page)
+    }
+}
+
+impl Named {
+    /// The state for write-backs, once no failed sync can come to pass any more.
+    pub(super) fn settled(&self) -> Result<RwLockReadGuard<'_, State>, ObjectError> {
+        let state = self.state.read();
+        if !state.doubt {
+            return Ok(state);
+        }
+        drop(state);
+        let mut state = self.state.write();
+        self.settle(&mut state)?;
+        Ok(RwLockWriteGuard::downgrade(state))
+    }
+
+    fn settle(&self, state: &mut State) -> Result<(), ObjectError> {
+        if state.doubt {
+            let control = state.control.encode();
+            self.store.put(self.control_table, 0, &control)?;
+            state.doubt = false;
+        }
+        Ok(())
+    }
+
+    /// Makes everything that was written back of these pages durable, at once or not at all, with the region's length and root. What is not synced
+    /// stays pending; of that there are at most [`SYNC_OUTSIDE_PAGES_MAX`] pages.
+    pub fn sync(&self, ranges: &[Range<u64>]) -> Result<(), ObjectError> {
+        let wanted = Wanted::new(ranges);
+        let mut state = self.state.write();
+        self.settle(&mut state)?;
+        let outside = |(page, _): &(u64, _)| !wanted.has(*page);
+        let pages = self.marks.pending().filter(outside).count() as u64;
+        if pages > SYNC_OUTSIDE_PAGES_MAX {
+            return Err(ObjectError::Outside {
+                pages,
+                pages_max: SYNC_OUTSIDE_PAGES_MAX,
+            });
+        }
+        if let Err(e) = self.sync_pages(&mut state, &wanted) {
+            // Everything is pending as it was; what was written again is so under a later generation.
+            state.working += 1;
+            return Err(e);
+        }
+        drop(state);
+        self.free_stale();
+        Ok(())
+    }
+
+    fn sync_pages(&self, state: &mut State, wanted: &Wanted) -> Result<(), ObjectError> {
+        let mut control = Control {
+            synced: state.working,
+            working: state.working + 1,
+            pages: self.pages(),
+            root: state.root,
+            ..state.control.clone()
+        };
+        for (page, _) in self.marks.pending().filter(|(page, _)| !wanted.has(*page)) {
+            let mut bytes = Page::ZERO;
+            self.read(page, &mut bytes)?;
+            self.write(page, &bytes.0, control.working)?;
+        }
+        // Epochs are in order: where the control is durable, what was stored before it is too.
+        self.store.put(self.control_table, 0, &control.encode())?;
+        state.doubt = true;
+        self.store.make_durable()?;
+        state.doubt = false;
+        for (page, mark) in self.marks.pending().filter(|(page, _)| wanted.has(*page)) {
+            self.marks.set(page, mark.synced());
+        }
+        state.working = control.working;
+        std::mem::swap(&mut state.control, &mut control);
+        Ok(())
+    }
+
+    /// Frees versions that a sync has replaced. Where there is no room for that, they stay until their page is written again.
+    fn free_stale(&self) {
+        for first in self.marks.busy_runs() {
+            let mut rests = true;
+            for from in (first..first + RUN_PAGES).step_by(FREE_AT_ONCE as usize) {
+                // Nobody writes to the place that is freed.
+                let _state = self.state.write();
+                match self.free_stale_of(from..from + FREE_AT_ONCE) {
+                    Ok(done) => rests &= done,
+                    Err(_) => return,
+                }
+            }
+            let _state = self.state.write();
+            let busy = |(_, mark): (u64, super::Mark)| mark.pending.is_some() || mark.stale;
+            if rests && !self.marks.known(first..first + RUN_PAGES).any(busy) {
+                self.marks.rest(first);
+            }
+        }
+    }
+
+    /// True: nothing is left to do for these pages.
+    fn free_stale_of(&self, pages: Range<u64>) -> Result<bool, ObjectError> {
+        let mut rests = true;
+        for (page, mark) in self.marks.known(pages) {
+            if mark.pending.is_some() {
+                rests = false;
+            } else if mark.stale {
+                for (at, table) in self.tables.into_iter().enumerate() {
+                    if mark.committed != Some(at) {
+                        self.store.free(table, page)?;
+                    }
+                }
+                let stale = false;
+                self.marks.set(page, super::Mark { stale, ..mark });
+            }
+        }
+        Ok(rests)
+    }
+
+    /// Frees what was not synced, and says in the pool that nothing is left of it: the next opening has no dead generation to name.
+    pub(super) fn close(&self) -> Result<(), ObjectError> {
+        let mut state = self.state.write();
+        if self.store.failure().is_some() {
+            return Err(ObjectError::ReadOnly);
+        }
+        self.settle(&mut state)?;
+        for (page, mark) in self.marks.pending() {
+            self.store.free(self.tables[mark.next()], page)?;
+        }
+        let control = Control {
+            closed: true,
+            working: state.working,
+            ..state.control.clone()
+        };
+        self.store.put(self.control_table, 0, &control.encode())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ranges_are_joined_and_asked_quickly() {
+        let wanted = Wanted::new(&[10..12, 3..5, 5..6, 11..20, 7..7, 30..31]);
+        assert_eq!(wanted.0, [3..6, 10..20, 30..31]);
+        let has: Vec<u64> = (0..40).filter(|&page| wanted.has(page)).collect();
+        let expected = (3..6).chain(10..20).chain(30..31);
+        assert_eq!(has, expected.collect::<Vec<u64>>());
+        assert!(!Wanted::new(&[]).has(0));
+    }
+}

@@ -1,0 +1,155 @@
+//! Changed pages given to their backing while they stay where they are: what a sync needs.
+//!
+//! Promises: what was written to a page before the call is with the backing after it, whoever gave it; a page is given as it was at one moment.
+//! Never: holds a page while it waits for another, or takes one away.
+
+use crate::StoreError;
+use crate::backing::{Changed, Page};
+use crate::block::BLOCK_PAGES;
+use crate::inside::Inside;
+use crate::memory::{Core, VmError};
+use crate::page::{Phase, Seen, Then};
+use crate::region::{Region, RegionCore};
+use crate::space::{Pinned, page_number, place};
+use crate::stats::Counters;
+use std::ops;
+
+/// Pages given to a backing in one call.
+const BATCH_PAGES_MAX: usize = 64;
+
+/// A page that the caller holds as leaving.
+#[derive(Clone, Copy)]
+struct Held {
+    page: u64,
+    seen: Seen,
+}
+
+impl Region {
+    /// Gives the changed pages of a range to the backing; they stay in DRAM, and are clean then. What other threads write meanwhile may be
+    /// part of it or not.
+    ///
+    /// Errors: pages that the region does not have; the backing took not all of them, the rest is changed still; a fork.
+    pub fn write_back(&self, pages: ops::Range<u64>) -> Result<(), VmError> {
+        self.check(&pages)?;
+        let core = self.memory_core();
+        let inside = Inside::enter(core)?;
+        let done = core.write_back(self.inner(), pages);
+        drop(inside);
+        Ok(done?)
+    }
+}
+
+impl Core {
+    fn write_back(&self, region: &RegionCore, pages: ops::Range<u64>) -> Result<(), StoreError> {
+        let (mut at, end) = (
+            region.first_page + pages.start,
+            region.first_page + pages.end,
+        );
+        while at < end {
+            let (from, last) = (place(at).0, place(end - 1).0);
+            let Some(block) = self.space.next_live(from, last + 1) else {
+                return Ok(());
+            };
+            let first = (block * BLOCK_PAGES) as u64;
+            let next = first + BLOCK_PAGES as u64;
+            if let Some(pinned) = self.space.pin_live(block) {
+                let done = self.write_back_block(region, pinned, at.max(first)..end.min(next));
+                self.unpin(pinned, 1);
+                done?;
+            }
+            at = next;
+        }
+        Ok(())
+    }
+
+    fn write_back_block(
+        &self,
+        region: &RegionCore,
+        pinned: Pinned,
+        pages: ops::Range<u64>,
+    ) -> Result<(), StoreError> {
+        let record = self.space.record(pinned);
+        let first = pages.start - pages.start % BLOCK_PAGES as u64;
+        let mut held = [None; BATCH_PAGES_MAX];
+        let mut len = 0;
+        for at in record.noted((pages.start - first) as usize) {
+            let page = first + at as u64;
+            if page >= pages.end {
+                break;
+            }
+            let taken = loop {
+                let ticket = self.space.rooms.ticket(page_number(page));
+                let seen = record.pages[at].look();
+                match seen.phase() {
+                    Phase::Absent | Phase::Clean => break None,
+                    Phase::Dirty if record.pages[at].begin_leave(seen) => break Some(seen),
+                    Phase::Dirty => {}
+                    // An evictor has it, or it is on its way in and was changed before.
+                    _ if len > 0 => {
+                        self.write_back_held(region, pinned, &held[..len])?;
+                        len = 0;
+                    }
+                    _ if record.pages[at].await_change(seen) => self.space.rooms.wait(&ticket),
+                    _ => {}
+                }
+            };
+            let Some(seen) = taken else { continue };
+            held[len] = Some(Held { page, seen });
+            len += 1;
+            if len == BATCH_PAGES_MAX {
+                self.write_back_held(region, pinned, &held[..len])?;
+                len = 0;
+            }
+        }
+        self.write_back_held(region, pinned, &held[..len])
+    }
+
+    /// Gives pages of one block to the backing, and ends their leaving.
+    fn write_back_held(
+        &self,
+        region: &RegionCore,
+        pinned: Pinned,
+        held: &[Option<Held>],
+    ) -> Result<(), StoreError> {
+        let (Some(Some(first)), Some(Some(last))) = (held.first(), held.last()) else {
+            return Ok(());
+        };
+        self.protect_range(first.page, last.page);
+        let mut changed = [Changed::NONE; BATCH_PAGES_MAX];
+        for (changed, held) in changed.iter_mut().zip(held.iter().flatten()) {
+            let address = self.space.address_of(held.page) as *const Page;
+            *changed = Changed {
+                page: held.page - region.first_page,
+                // SAFETY: the page is there and write-protected, and stays so while it is leaving, which only this thread ends:
+                // so nobody writes to it, and it is mapped as long as this reference is used.
+                bytes: unsafe { &*address },
+                surely: !held.seen.unsure(),
+            };
+        }
+        let mut stored = 0;
+        let mut failed = None;
+        while stored < held.len() && failed.is_none() {
+            match region.backing.store(&changed[stored..held.len()]) {
+                Ok(taken) => stored += taken,
+                Err(error) => failed = Some(error),
+            }
+        }
+        Counters::add(&self.counters.stored, stored as u64);
+        self.undirty(true, stored);
+        for (nth, held) in held.iter().flatten().enumerate() {
+            let (_, at) = place(held.page);
+            let heat = held.seen.heat();
+            let then = match nth < stored {
+                true => Then::Clean { heat },
+                false => Then::Dirty {
+                    heat,
+                    unsure: held.seen.unsure(),
+                },
+            };
+            if self.space.record(pinned).pages[at].end(Phase::LeavingDirty, then) {
+                self.space.rooms.wake(page_number(held.page));
+            }
+        }
+        failed.map_or(Ok(()), Err)
+    }
+}
