@@ -21,6 +21,13 @@
 #include <stddef.h>
 #include <stdint.h>
 
+// For options.flags: what is in the pool is kept. It has named regions (terrace_region_open) and nothing else; a pool that is not kept has everything
+// else and no regions.
+#define TERRACE_KEEP 1
+
+// Room for the longest name of a region and its end.
+#define TERRACE_NAME_BYTES 256
+
 // An array. Not to be followed.
 typedef struct terrace_array terrace_array;
 
@@ -30,6 +37,9 @@ typedef struct terrace_objects terrace_objects;
 // A pool that is open. Not to be followed.
 typedef struct terrace_pool terrace_pool;
 
+// A region that is open. Not to be followed.
+typedef struct terrace_region terrace_region;
+
 // A table of objects of one size. Not to be followed.
 typedef struct terrace_table terrace_table;
 
@@ -37,7 +47,7 @@ typedef struct terrace_table terrace_table;
 typedef struct terrace_options {
   // sizeof(struct terrace_options).
   size_t size;
-  // Directory of the pool; made if need be. What is in it does not outlive the program that opened it.
+  // Directory of the pool; made if need be. What is in it does not outlive the program that opened it, unless flags has TERRACE_KEEP.
   const char *path;
   // DRAM in bytes, everything counted.
   uint64_t cap_bytes;
@@ -47,9 +57,32 @@ typedef struct terrace_options {
   uint64_t buffer_pages;
   // Threads that take faults; 0: each is taken in the thread that touches memory, which is quicker (see the top of this file). Up to 64.
   uint32_t fault_threads;
-  // 0.
+  // 0 or TERRACE_KEEP; a pool that is there is opened as it was made.
   uint32_t flags;
 } terrace_options;
+
+// Bytes of a region.
+typedef struct terrace_range {
+  // The first.
+  const void *start;
+  // How many.
+  size_t bytes;
+} terrace_range;
+
+// What is known of a region of a pool. New members are added at the end only.
+typedef struct terrace_region_info {
+  // Bytes it was made with or grew to, and bytes it can grow to.
+  uint64_t bytes;
+  uint64_t bytes_max;
+  // Where it lies when it is open.
+  void *base;
+  // 1 if it is open, else 0.
+  uint32_t open;
+  // 0.
+  uint32_t reserved;
+  // Its name.
+  char name[TERRACE_NAME_BYTES];
+} terrace_region_info;
 
 // Counts since the pool was opened, and what it holds now. New members are added at the end only.
 typedef struct terrace_stats {
@@ -133,7 +166,7 @@ void *terrace_realloc(struct terrace_pool *pool,
 // freed already; then nothing has changed.
 int terrace_free(void *memory);
 
-// Bytes that may be used at an allocation of terrace_malloc and its like: what was asked for, or more. 0: it is none.
+// Bytes that may be used at an allocation of terrace_malloc and its like: what was asked for, or more; of an object, its size. 0: it is neither.
 size_t terrace_usable_size(const void *memory);
 
 // 1 if an address lies in memory of a pool that is open, else 0: tells it from malloc's.
@@ -145,8 +178,24 @@ struct terrace_objects *terrace_objects_create(struct terrace_pool *pool,
                                                size_t bytes,
                                                uint64_t objects_max);
 
-// A new object: zeros, aligned to 64 bytes. Free it with terrace_free.
+// The same for objects of different sizes, each up to `bytes_max` bytes (1 to 4096), which terrace_object_resize changes. Each takes ten bytes of DRAM
+// for what is known of it, where objects of one size take four.
+struct terrace_objects *terrace_objects_create_sized(struct terrace_pool *pool,
+                                                     size_t bytes_max,
+                                                     uint64_t objects_max);
+
+// A new object: zeros, aligned to 64 bytes. Free it with terrace_free. Where sizes differ it has as many bytes as one may have.
 void *terrace_object_alloc(struct terrace_objects *objects);
+
+// The same, of `bytes` bytes.
+void *terrace_object_alloc_sized(struct terrace_objects *objects, size_t bytes);
+
+// Makes an object of terrace_objects_create_sized longer or shorter. It stays where it is; what comes is zeros. -1: it is as it was; errno is EINVAL if it is
+// no such object or may not have so many bytes, ENOMEM if the SSD is full.
+//
+// Nobody else uses the object meanwhile.
+int terrace_object_resize(void *object,
+                          size_t bytes);
 
 // How many objects are allocated; UINT64_MAX when it fails.
 uint64_t terrace_objects_count(const struct terrace_objects *objects);
@@ -154,14 +203,65 @@ uint64_t terrace_objects_count(const struct terrace_objects *objects);
 // Frees all of them and their place.
 int terrace_objects_destroy(struct terrace_objects *objects);
 
-// Opens a pool, and makes it if need be. NULL: errno is EBUSY if another process has it, EINVAL if an option is out of bounds, ENOSYS if this
+// Opens a pool, and makes it if need be. NULL: errno is EBUSY if another process has it, EINVAL if an option is out of bounds, EADDRINUSE if
+// something else of the program is where the regions of the pool lie, ENOSYS if this
 // machine does not let programs take their faults (terrace_last_error says what to set).
 //
 // `options` points to as many bytes as its size says; its path is a string.
 struct terrace_pool *terrace_open(const struct terrace_options *options);
 
-// Closes a pool and all that is of it: its arrays, tables and memory, which nobody may touch any more.
+// Closes a pool and all that is of it: its arrays, tables, regions and memory, which nobody may touch any more.
 int terrace_close(struct terrace_pool *pool);
+
+// Opens the region `name` of a pool that is kept. If there is none, makes it: `bytes` zeros, which can grow to `bytes_max` (0: as many as the
+// SSD takes). One that is there keeps its size, and is as at its last sync, at the same address. NULL: errno is EBUSY if it is open, ENOMEM if the SSD
+// has no room for it.
+//
+// `name` is a string of up to 255 bytes.
+struct terrace_region *terrace_region_open(struct terrace_pool *pool,
+                                           const char *name,
+                                           uint64_t bytes,
+                                           uint64_t bytes_max);
+
+// Where it begins: the same whenever it is open, so pointers in it to what is in it hold.
+void *terrace_region_base(const struct terrace_region *region);
+
+// How long it is; UINT64_MAX when it fails.
+uint64_t terrace_region_bytes(const struct terrace_region *region);
+
+// Makes it longer; what comes is zeros. Kept from the next sync on.
+int terrace_region_grow(struct terrace_region *region, uint64_t bytes);
+
+// The address that was set as its root, from which a program finds the rest. NULL with errno 0: none is.
+void *terrace_region_root(const struct terrace_region *region);
+
+// Sets its root: an address in the region, or NULL for none. Kept from the next sync on.
+int terrace_region_set_root(struct terrace_region *region, const void *root);
+
+// Makes what was written to these ranges durable, at once or not at all, with the region's length and root; with NULL and 0, all of it. Whole pages of 4 KiB are
+// synced. What is not synced is gone after a crash or when the region is closed. -1: nothing was synced, and the memory is as it was; errno is EINVAL for a
+// range that is not the region's or more than 4096 of them, E2BIG if more than 16384 pages outside of the ranges were changed and have left DRAM (sync
+// them too), ENOMEM or EROFS if the SSD is full or failed.
+//
+// `ranges` points to so many. What other threads write meanwhile may be part of it or not.
+int terrace_region_sync(struct terrace_region *region,
+                        const struct terrace_range *ranges,
+                        size_t count);
+
+// Closes it: nobody may touch it any more. What was not synced is gone.
+int terrace_region_close(struct terrace_region *region);
+
+// Removes the region `name`, which is not open, and all that is in it.
+//
+// `name` is a string.
+int terrace_region_remove(struct terrace_pool *pool, const char *name);
+
+// Fills the first `size` bytes of `info`, sizeof(struct terrace_region_info), with what is known of the region of place `nth`, from 0 on. -1 with ENOENT: there are not
+// so many.
+int terrace_region_list(const struct terrace_pool *pool,
+                        uint64_t nth,
+                        struct terrace_region_info *info,
+                        size_t size);
 
 // Fills the first `size` bytes of `stats`: sizeof(struct terrace_stats).
 int terrace_get_stats(const struct terrace_pool *pool, struct terrace_stats *stats, size_t size);

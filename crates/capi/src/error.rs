@@ -102,13 +102,16 @@ impl From<HeapError> for Failure {
         let errno = match &e {
             HeapError::Memory(e) => return e.clone().into(),
             HeapError::NoTable { .. } | HeapError::TooMany { .. } => libc::ENOMEM,
-            HeapError::NotAnObject { .. } | HeapError::Kept => libc::EINVAL,
+            HeapError::NotAnObject { .. } | HeapError::Size { .. } | HeapError::Kept => {
+                libc::EINVAL
+            }
             HeapError::Store(e) => match e {
                 ObjectError::Full { .. } => libc::ENOMEM,
                 ObjectError::ReadOnly => libc::EROFS,
                 ObjectError::Free { .. } => libc::ENOENT,
                 ObjectError::Io { errno, .. } => *errno,
                 ObjectError::Damaged { .. } => libc::EIO,
+                ObjectError::Taken { .. } => libc::EINVAL,
                 ObjectError::Late { .. } => libc::ETIMEDOUT,
                 ObjectError::Outside { .. } => libc::E2BIG,
                 ObjectError::Length { .. }

@@ -132,12 +132,15 @@ pub extern "C" fn terrace_free(memory: *mut c_void) -> c_int {
     })
 }
 
-/// Bytes that may be used at an allocation of terrace_malloc and its like: what was asked for, or more. 0: it is none.
+/// Bytes that may be used at an allocation of terrace_malloc and its like: what was asked for, or more; of an object, its size. 0: it is neither.
 #[unsafe(no_mangle)]
 pub extern "C" fn terrace_usable_size(memory: *const c_void) -> usize {
     call("terrace_usable_size", 0, || match owner(memory)? {
         Thing::Pool(pool) => Ok(malloc_of(&pool)?.usable_bytes(memory.cast_mut().cast())?),
-        _ => Err(Failure::invalid("an object, whose size its owner knows")),
+        Thing::Objects(objects) => Ok(objects.pool().bytes_of(memory.cast_mut().cast())?),
+        _ => Err(Failure::invalid(
+            "neither an allocation nor an object: its size is known where it was made",
+        )),
     })
 }
 

@@ -2,7 +2,7 @@
 //!
 //! Promises: touching an object moves that object alone. Never: hands out one that the SSD has no room for.
 
-use crate::error::call;
+use crate::error::{Failure, call};
 use crate::handle::{self, Handle, Thing};
 use crate::open::{PoolState, terrace_pool};
 use crate::ranges;
@@ -47,23 +47,82 @@ pub extern "C" fn terrace_objects_create(
             0 => pool.heap.objects_that_fit(bytes),
             most => most,
         };
-        let objects = pool.heap.pool(bytes, most)?;
-        let addresses = objects.addresses();
-        let of = Arc::downgrade(&pool);
-        let handle = handle::add(Thing::Objects(Arc::new(ObjectsState { objects, of })))?;
-        ranges::add(addresses, handle);
-        pool.adopt(handle);
-        Ok(handle.pointer())
+        add(&pool, pool.heap.pool(bytes, most)?)
     })
 }
 
-/// A new object: zeros, aligned to 64 bytes. Free it with terrace_free.
+/// The same for objects of different sizes, each up to `bytes_max` bytes (1 to 4096), which terrace_object_resize changes. Each takes ten bytes of DRAM
+/// for what is known of it, where objects of one size take four.
+#[unsafe(no_mangle)]
+pub extern "C" fn terrace_objects_create_sized(
+    pool: *mut terrace_pool,
+    bytes_max: usize,
+    objects_max: u64,
+) -> *mut terrace_objects {
+    call("terrace_objects_create_sized", std::ptr::null_mut(), || {
+        let pool = handle::get::<PoolState>(Handle::from_pointer(pool))?;
+        let bytes_max = narrow(bytes_max);
+        let most = match objects_max {
+            // However small they are.
+            0 => pool.heap.objects_that_fit(1),
+            most => most,
+        };
+        add(&pool, pool.heap.pool_of_any_size(bytes_max, most)?)
+    })
+}
+
+fn add(pool: &Arc<PoolState>, objects: ObjectPool) -> Result<*mut terrace_objects, Failure> {
+    let addresses = objects.addresses();
+    let of = Arc::downgrade(pool);
+    let handle = handle::add(Thing::Objects(Arc::new(ObjectsState { objects, of })))?;
+    ranges::add(addresses, handle);
+    pool.adopt(handle);
+    Ok(handle.pointer())
+}
+
+/// A new object: zeros, aligned to 64 bytes. Free it with terrace_free. Where sizes differ it has as many bytes as one may have.
 #[unsafe(no_mangle)]
 pub extern "C" fn terrace_object_alloc(objects: *mut terrace_objects) -> *mut c_void {
     call("terrace_object_alloc", std::ptr::null_mut(), || {
         let state = handle::get::<ObjectsState>(Handle::from_pointer(objects))?;
         Ok(state.objects.alloc()?.cast())
     })
+}
+
+/// The same, of `bytes` bytes.
+#[unsafe(no_mangle)]
+pub extern "C" fn terrace_object_alloc_sized(
+    objects: *mut terrace_objects,
+    bytes: usize,
+) -> *mut c_void {
+    call("terrace_object_alloc_sized", std::ptr::null_mut(), || {
+        let state = handle::get::<ObjectsState>(Handle::from_pointer(objects))?;
+        Ok(state.objects.alloc_sized(narrow(bytes))?.cast())
+    })
+}
+
+/// Makes an object of terrace_objects_create_sized longer or shorter. It stays where it is; what comes is zeros. -1: it is as it was; errno is EINVAL if it is
+/// no such object or may not have so many bytes, ENOMEM if the SSD is full.
+///
+/// Nobody else uses the object meanwhile.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn terrace_object_resize(object: *mut c_void, bytes: usize) -> c_int {
+    call("terrace_object_resize", -1, || {
+        let state = owner(object)?;
+        // SAFETY: the program's promise; what is not an object of the pool is refused.
+        unsafe { state.objects.resize(object.cast(), narrow(bytes))? };
+        Ok(0)
+    })
+}
+
+/// Whose an object is.
+fn owner(object: *mut c_void) -> Result<Arc<ObjectsState>, Failure> {
+    let address = object as usize;
+    let other = || Failure::invalid(format!("{address:#x} is not the address of an object"));
+    match handle::any(ranges::find(address).ok_or_else(other)?)? {
+        Thing::Objects(state) => Ok(state),
+        _ => Err(other()),
+    }
 }
 
 /// How many objects are allocated; UINT64_MAX when it fails.

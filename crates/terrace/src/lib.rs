@@ -21,6 +21,13 @@
 //! }
 //! pool.free(object.cast())?;
 //! assert!(pool.free(object.cast()).is_err(), "freed already");
+//!
+//! // Of any size up to 1,000 bytes, which can change; the object stays where it is.
+//! let names = heap.pool_of_any_size(1000, 1 << 20)?;
+//! let name = names.alloc_sized(10)?;
+//! // SAFETY: nobody else has it.
+//! unsafe { names.resize(name, 500)? };
+//! assert_eq!(names.bytes_of(name)?, 500);
 //! # Ok(()) }
 //! ```
 //!

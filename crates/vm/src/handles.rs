@@ -21,8 +21,8 @@ impl Table {
     /// A table of objects of `bytes` bytes.
     pub fn new(heap: &Heap, bytes: u32) -> Result<Table, HeapError> {
         let table = heap.take_table()?;
-        if let Err(e) = heap.store().make_table(table, Shape::Fixed(bytes)) {
-            heap.give_table(table);
+        if let Err(e) = heap.store().make_owned_table(table, Shape::Fixed(bytes)) {
+            heap.store().give_table(table);
             return Err(e.into());
         }
         Ok(Table {
@@ -136,7 +136,7 @@ impl Drop for Table {
     fn drop(&mut self) {
         self.heap.unpromise_bytes(self.len() * self.entry_bytes());
         match self.heap.store().drop_table(self.table) {
-            Ok(()) => self.heap.give_table(self.table),
+            Ok(()) => {}
             Err(error) => {
                 tracing::warn!(table = self.table, %error, "a table could not be dropped and is not used again");
             }

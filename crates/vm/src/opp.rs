@@ -7,11 +7,16 @@
 //! allocation that is refused and never by a program that is killed; freeing what is not there is an error. Never: keeps a list or a
 //! map of objects of its own.
 
+mod pool;
+
+pub use pool::ObjectPool;
+
 use crate::backing::PAGE_BYTES;
 use crate::memory::{Memory, Options, VmError, Way};
 use crate::policy;
 use crate::region::Region;
 use crate::store::{ObjectError, Objects, Store, TABLES_MAX};
+use pool::SIZE_BYTES;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use terrace_log::ObjectId;
@@ -48,6 +53,14 @@ pub enum HeapError {
         /// Objects it was made for.
         max: u64,
     },
+    /// A size that the pool's objects do not have.
+    #[error("an object of {asked} bytes, in a pool whose objects have {allowed}")]
+    Size {
+        /// What was asked for.
+        asked: u64,
+        /// What is allowed.
+        allowed: String,
+    },
     /// Not the address of an object that is there.
     #[error(
         "{address:#x} is not the address of an object of this pool, or the object is freed already"
@@ -65,27 +78,23 @@ pub struct Heap(Arc<Shared>);
 struct Shared {
     memory: Memory,
     store: Arc<Store>,
-    tables: Mutex<Vec<bool>>,
-    /// Bytes that live objects may come to on the SSD, and their bound.
-    promised_bytes: AtomicU64,
-    promise_max_bytes: u64,
     /// What the cap was told of the page buffer, bytes.
     counted_bytes: AtomicU64,
 }
 
 impl Heap {
     /// Shows objects of `store` in `memory`, and counts its page buffer against the store's cap.
-    pub fn new(memory: Memory, store: Arc<Store>) -> Heap {
+    ///
+    /// Errors: a page buffer that is too large for the cap.
+    pub fn new(memory: Memory, store: Arc<Store>) -> Result<Heap, HeapError> {
+        check_buffer(&store, memory.pages_max())?;
         let heap = Heap(Arc::new(Shared {
-            promise_max_bytes: store.usable_bytes() / 10 * 9,
             memory,
             store,
-            tables: Mutex::new(vec![false; TABLES_MAX]),
-            promised_bytes: AtomicU64::new(0),
             counted_bytes: AtomicU64::new(0),
         }));
         heap.count();
-        heap
+        Ok(heap)
     }
 
     /// The same with a memory of its own, whose page buffer has a sixteenth of the store's cap.
@@ -96,11 +105,12 @@ impl Heap {
             pages_max: policy::pages_of_cap(cap_bytes),
             ..Options::default()
         })?;
-        Ok(Heap::new(memory, store))
+        Heap::new(memory, store)
     }
 
     /// Changes how many pages may be materialised; the DRAM terrace has the rest of the cap.
     pub fn set_pages_max(&self, pages_max: usize) -> Result<(), HeapError> {
+        check_buffer(&self.0.store, pages_max)?;
         self.0.memory.set_pages_max(pages_max)?;
         self.count();
         Ok(())
@@ -125,14 +135,17 @@ impl Heap {
     /// How many objects of `bytes` bytes the SSD takes, and a few more numbers, so that lanes need not be equally full.
     pub fn objects_that_fit(&self, bytes: u32) -> u64 {
         let object = entry_bytes(ObjectId::KEY_BYTES, bytes as usize, false, false) as u64;
-        let fit = self.0.promise_max_bytes / object;
+        let fit = self.promise_max_bytes() / object;
         (fit + fit / 8 + 1024).min(OBJECTS_MAX_DEFAULT)
     }
 
     /// An array of `len` objects of `bytes` bytes (up to 4,096), which can be resized up to `objects_max`.
     pub fn array(&self, len: u64, bytes: u32, objects_max: u64) -> Result<Array, HeapError> {
-        let objects = Shown::new(self, bytes, objects_max.max(len), false)?;
-        objects.promise(len)?;
+        let max = objects_max.max(len);
+        let objects = Shown::new(self, bytes, max, |store, table| {
+            Objects::new(store, table, bytes)
+        })?;
+        objects.promise(len, bytes)?;
         Ok(Array {
             objects,
             len: Mutex::new(len),
@@ -141,21 +154,45 @@ impl Heap {
 
     /// A pool of objects of `bytes` bytes (up to 4,096), of up to `objects_max` of them.
     pub fn pool(&self, bytes: u32, objects_max: u64) -> Result<ObjectPool, HeapError> {
-        Ok(ObjectPool {
-            objects: Shown::new(self, bytes, objects_max, true)?,
-            freeing: std::array::from_fn(|_| Mutex::new(())),
-        })
+        let objects = Shown::new(self, bytes, objects_max, |store, table| {
+            Ok(Objects::new(store, table, bytes)?.strict())
+        })?;
+        Ok(ObjectPool::of(objects))
+    }
+
+    /// The same, of objects that have up to `bytes_max` bytes, each its own number, which can change. Two bytes and a wider slot more for each.
+    pub fn pool_of_any_size(
+        &self,
+        bytes_max: u32,
+        objects_max: u64,
+    ) -> Result<ObjectPool, HeapError> {
+        let objects = Shown::new(self, bytes_max, objects_max, |store, table| {
+            Ok(Objects::of_any_size(store, table, bytes_max, objects_max)?.strict())
+        })?;
+        Ok(ObjectPool::of(objects))
     }
 
     pub(crate) fn take_table(&self) -> Result<u16, HeapError> {
         if self.0.store.keeps {
             return Err(HeapError::Kept);
         }
-        let mut tables = self.0.tables.lock().unwrap_or_else(PoisonError::into_inner);
-        let free = tables.iter().position(|taken| !taken);
-        let free = free.ok_or(HeapError::NoTable { max: TABLES_MAX })?;
-        tables[free] = true;
-        Ok(free as u16)
+        let table = self.0.store.take_table();
+        table.ok_or(HeapError::NoTable { max: TABLES_MAX })
+    }
+}
+
+/// A page buffer must leave the DRAM terrace a part of the cap.
+fn check_buffer(store: &Store, pages_max: usize) -> Result<(), HeapError> {
+    let (cap_bytes, _) = store.cap_and_used_bytes();
+    let most = policy::pages_max_of_cap(cap_bytes);
+    match pages_max <= most {
+        true => Ok(()),
+        false => Err(VmError::Bounds {
+            what: "pages materialised at a time",
+            asked: pages_max as u64,
+            allowed: format!("up to {most}, under a cap of {cap_bytes} bytes,"),
+        }
+        .into()),
     }
 }
 
@@ -163,20 +200,30 @@ impl Heap {
 struct Shown {
     heap: Heap,
     table: u16,
+    /// Of each, or the longest.
     bytes: u32,
     objects: Arc<Objects>,
     /// None only while it is dropped.
     region: Option<Region>,
+    /// Objects that have room on the SSD, and how much.
     promised: AtomicU64,
+    promised_bytes: AtomicU64,
+    /// Objects below this have a size that takes DRAM.
+    sized: AtomicU64,
 }
 
 impl Shown {
-    fn new(heap: &Heap, bytes: u32, objects_max: u64, strict: bool) -> Result<Shown, HeapError> {
+    fn new(
+        heap: &Heap,
+        bytes: u32,
+        objects_max: u64,
+        make: impl FnOnce(Arc<Store>, u16) -> Result<Objects, ObjectError>,
+    ) -> Result<Shown, HeapError> {
         let table = heap.take_table()?;
-        let made = Objects::new(heap.0.store.clone(), table, bytes)
+        let made = make(heap.0.store.clone(), table)
             .map_err(HeapError::from)
             .and_then(|objects| {
-                let objects = Arc::new(if strict { objects.strict() } else { objects });
+                let objects = Arc::new(objects);
                 let region = heap.0.memory.region(objects_max, objects.clone())?;
                 Ok((objects, region))
             });
@@ -191,10 +238,12 @@ impl Shown {
                     objects,
                     region: Some(region),
                     promised: AtomicU64::new(0),
+                    promised_bytes: AtomicU64::new(0),
+                    sized: AtomicU64::new(0),
                 })
             }
             Err(e) => {
-                heap.give_table(table);
+                heap.0.store.give_table(table);
                 Err(e)
             }
         }
@@ -212,21 +261,27 @@ impl Shown {
         (self.region().base() as usize, self.region().bytes())
     }
 
-    fn entry_bytes(&self) -> u64 {
-        entry_bytes(ObjectId::KEY_BYTES, self.bytes as usize, false, false) as u64
-    }
-
-    /// Makes sure that so many more objects have room on the SSD.
-    fn promise(&self, objects: u64) -> Result<(), HeapError> {
-        let bytes = objects.saturating_mul(self.entry_bytes());
+    /// Makes sure that so many more objects of a size have room on the SSD.
+    fn promise(&self, objects: u64, bytes: u32) -> Result<(), HeapError> {
+        let bytes = objects.saturating_mul(room_bytes(bytes));
         self.heap.promise_bytes(bytes)?;
         self.promised.fetch_add(objects, Ordering::Relaxed);
+        self.promised_bytes.fetch_add(bytes, Ordering::Relaxed);
         Ok(())
     }
 
-    fn unpromise(&self, objects: u64) {
+    fn unpromise(&self, objects: u64, bytes: u32) {
+        let bytes = objects * room_bytes(bytes);
         self.promised.fetch_sub(objects, Ordering::Relaxed);
-        self.heap.unpromise_bytes(objects * self.entry_bytes());
+        self.promised_bytes.fetch_sub(bytes, Ordering::Relaxed);
+        self.heap.unpromise_bytes(bytes);
+    }
+
+    fn bytes_of(&self, object: u64) -> u32 {
+        match self.objects.sizes() {
+            Some(sizes) => sizes.get(object) as u32,
+            None => self.bytes,
+        }
     }
 
     fn address(&self, object: u64) -> *mut u8 {
@@ -244,30 +299,29 @@ impl Shown {
     }
 }
 
+/// What an object takes of the SSD.
+fn room_bytes(bytes: u32) -> u64 {
+    entry_bytes(ObjectId::KEY_BYTES, bytes as usize, false, false) as u64
+}
+
 impl Heap {
     /// Makes sure that entries of so many more bytes have room on the SSD.
     pub(crate) fn promise_bytes(&self, bytes: u64) -> Result<(), HeapError> {
-        let shared = &self.0;
-        let promised = shared.promised_bytes.fetch_add(bytes, Ordering::Relaxed);
-        if promised.saturating_add(bytes) > shared.promise_max_bytes {
-            shared.promised_bytes.fetch_sub(bytes, Ordering::Relaxed);
-            return Err(ObjectError::Full { asked_bytes: bytes }.into());
+        let store = &self.0.store;
+        // What cannot be stored any more is not promised.
+        if store.failure().is_some() {
+            return Err(ObjectError::ReadOnly.into());
         }
-        Ok(())
+        Ok(store.room.take(bytes)?)
     }
 
     /// The most that can be promised.
     pub(crate) fn promise_max_bytes(&self) -> u64 {
-        self.0.promise_max_bytes
+        self.0.store.room.max_bytes
     }
 
     pub(crate) fn unpromise_bytes(&self, bytes: u64) {
-        self.0.promised_bytes.fetch_sub(bytes, Ordering::Relaxed);
-    }
-
-    pub(crate) fn give_table(&self, table: u16) {
-        let mut tables = self.0.tables.lock().unwrap_or_else(PoisonError::into_inner);
-        tables[usize::from(table)] = false;
+        self.0.store.room.give(bytes);
     }
 }
 
@@ -277,9 +331,12 @@ impl Drop for Shown {
         self.heap.0.store.count_pages(addresses, 0);
         // First what shows it, so that nothing is written to the table after it is gone.
         self.region = None;
-        self.unpromise(self.promised.load(Ordering::Relaxed));
+        let promised = self.promised_bytes.load(Ordering::Relaxed);
+        self.heap.unpromise_bytes(promised);
+        let sized = self.sized.load(Ordering::Relaxed);
+        self.heap.0.store.count_pages(sized * SIZE_BYTES, 0);
         match self.heap.0.store.drop_table(self.table) {
-            Ok(()) => self.heap.give_table(self.table),
+            Ok(()) => {}
             Err(error) => {
                 tracing::warn!(table = self.table, %error, "a table could not be dropped and is not used again");
             }
@@ -334,10 +391,10 @@ impl Array {
             return Err(HeapError::TooMany { asked: len, max });
         }
         if len > *held {
-            self.objects.promise(len - *held)?;
+            self.objects.promise(len - *held, self.objects.bytes)?;
         } else {
             self.objects.region().discard(len..*held)?;
-            self.objects.unpromise(*held - len);
+            self.objects.unpromise(*held - len, self.objects.bytes);
         }
         *held = len;
         Ok(())
@@ -353,76 +410,5 @@ impl Array {
         assert!((word + 1) * 8 <= self.objects.bytes as usize);
         let at = index as usize * PAGE_BYTES + self.objects.objects.offset(index);
         self.objects.region().word(at / 8 + word)
-    }
-}
-
-/// Threads that free objects of one pool at a time.
-const FREEING_MAX: usize = 16;
-
-/// Objects that are allocated and freed one by one. Dropping it frees them all. Who touches one that is freed gets SIGBUS.
-pub struct ObjectPool {
-    objects: Shown,
-    /// Of two threads that free the same object, one is told.
-    freeing: [Mutex<()>; FREEING_MAX],
-}
-
-impl ObjectPool {
-    /// A new object, zeros.
-    pub fn alloc(&self) -> Result<*mut u8, HeapError> {
-        let Shown { heap, table, .. } = &self.objects;
-        self.objects.promise(1)?;
-        let inserted = heap.0.store.insert(*table, &[]).map_err(HeapError::from);
-        let object = inserted.and_then(|object| {
-            let max = self.objects.objects_max();
-            if object < max {
-                return Ok(object);
-            }
-            heap.0.store.free(*table, object)?;
-            Err(HeapError::TooMany {
-                asked: object + 1,
-                max,
-            })
-        });
-        match object {
-            Ok(object) => Ok(self.objects.address(object)),
-            Err(e) => {
-                self.objects.unpromise(1);
-                Err(e)
-            }
-        }
-    }
-
-    /// Frees an object. Nobody may use it any more.
-    ///
-    /// Errors: not the address of an object that is allocated.
-    pub fn free(&self, address: *mut u8) -> Result<(), HeapError> {
-        let address = address as usize;
-        let Shown { heap, table, .. } = &self.objects;
-        let object = self.objects.object_at(address);
-        let object = object.ok_or(HeapError::NotAnObject { address })?;
-        let _one = self.freeing[object as usize % FREEING_MAX]
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
-        if !heap.0.store.contains(*table, object)? {
-            return Err(HeapError::NotAnObject { address });
-        }
-        self.objects.region().discard(object..object + 1)?;
-        self.objects.unpromise(1);
-        Ok(())
-    }
-
-    /// Where its addresses begin, and how many bytes of them it has.
-    pub fn addresses(&self) -> (usize, usize) {
-        self.objects.addresses()
-    }
-
-    /// Objects that are allocated.
-    pub fn len(&self) -> u64 {
-        self.objects.promised.load(Ordering::Relaxed)
-    }
-
-    /// Whether none is.
-    pub fn is_empty(&self) -> bool {
-        self.len() == 0
     }
 }

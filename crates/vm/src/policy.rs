@@ -38,6 +38,16 @@ pub(crate) fn pages_of_cap(cap_bytes: u64) -> usize {
     (pages as usize).max(crate::memory::PAGES_MIN)
 }
 
+/// The most of a cap that a page buffer may come to.
+const BUFFER_OF_CAP_MAX: (u64, u64) = (1, 2);
+
+/// The most pages that may be materialised at a time under a cap.
+pub(crate) fn pages_max_of_cap(cap_bytes: u64) -> usize {
+    let (part, of) = BUFFER_OF_CAP_MAX;
+    let pages = cap_bytes / of * part / PAGE_TOTAL_BYTES as u64;
+    (pages as usize).max(crate::memory::PAGES_MIN)
+}
+
 /// Dirty pages that a buffer of `pages_max` may hold: if the backing takes none, reading goes on in what is left.
 pub(crate) fn dirty_pages_max(pages_max: usize) -> usize {
     pages_max - (pages_max / 8).max(1)

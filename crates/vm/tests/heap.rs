@@ -15,9 +15,13 @@ const THREADS: u64 = 4;
 const ROUND: Duration = Duration::from_secs(3);
 
 fn heap(ssd_bytes: u64, bytes_max: u64) -> (tempfile::TempDir, Heap, PageHeap) {
+    heap_with(Way::InThread, ssd_bytes, bytes_max)
+}
+
+fn heap_with(way: Way, ssd_bytes: u64, bytes_max: u64) -> (tempfile::TempDir, Heap, PageHeap) {
     let dir = tempfile::tempdir().expect("a directory");
     let store = Store::open(&StoreOptions::scratch(dir.path(), CAP_BYTES, ssd_bytes)).unwrap();
-    let heap = Heap::open(store, Way::InThread).unwrap();
+    let heap = Heap::open(store, way).unwrap();
     let pages = PageHeap::new(&heap, bytes_max).unwrap();
     (dir, heap, pages)
 }
@@ -107,10 +111,29 @@ fn work(heap: &PageHeap, seed: u64, ends: Instant) {
 
 #[test]
 fn allocations_hold_what_was_written_to_them() {
-    let (_dir, heap, pages) = heap(512 << 20, 1 << 30);
     let seed = u64::from(std::process::id());
     println!("seed {seed}");
-    let ends = Instant::now() + ROUND;
+    round(Way::InThread, seed, ROUND);
+    round(Way::Handlers(2), seed, ROUND);
+}
+
+#[test]
+#[ignore = "runs for SOAK_SECONDS"]
+fn soak_heap() {
+    let seconds: u64 = std::env::var("SOAK_SECONDS").map_or(60, |s| s.parse().unwrap());
+    let ends = Instant::now() + Duration::from_secs(seconds);
+    let mut seed = u64::from(std::process::id());
+    println!("seed {seed}");
+    while Instant::now() < ends {
+        round(Way::InThread, seed, ROUND * 4);
+        round(Way::Handlers(2), seed, ROUND * 4);
+        seed += 100;
+    }
+}
+
+fn round(way: Way, seed: u64, for_how_long: Duration) {
+    let (_dir, heap, pages) = heap_with(way, 512 << 20, 1 << 30);
+    let ends = Instant::now() + for_how_long;
     std::thread::scope(|scope| {
         for thread in 0..THREADS {
             let pages = &pages;

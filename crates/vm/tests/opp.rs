@@ -164,6 +164,83 @@ fn pool_round(heap: &Heap, seed: u64, for_how_long: Duration) {
     assert!(pool.is_empty());
 }
 
+/// Threads share a pool of objects of different sizes, and change those: what stays is as it was, what comes is zeros.
+fn sized_round(heap: &Heap, seed: u64, for_how_long: Duration) {
+    const WORDS_MAX: u64 = 400;
+    const EACH_MAX: usize = 8_000;
+    let pool = heap
+        .pool_of_any_size(8 * WORDS_MAX as u32, 1 << 20)
+        .unwrap();
+    let ends = Instant::now() + for_how_long;
+    std::thread::scope(|scope| {
+        for thread in 0..THREADS as u64 {
+            let pool = &pool;
+            scope.spawn(move || {
+                let mut random = Random::new(seed ^ thread << 24);
+                let size = |random: &mut Random| {
+                    let most = 1 << random.below(9);
+                    1 + random.below(most).min(WORDS_MAX - 1) as usize
+                };
+                let mut mine: Vec<(usize, usize, u64)> = Vec::new();
+                while Instant::now() < ends {
+                    if mine.is_empty() || (mine.len() < EACH_MAX && random.below(3) == 0) {
+                        let words = size(&mut random);
+                        let object = pool.alloc_sized(8 * words as u32).unwrap();
+                        read(object.cast(), words, 0, object as u64);
+                        mine.push((object as usize, words, 0));
+                    }
+                    let at = random.below(mine.len() as u64) as usize;
+                    let (object, words, value) = &mut mine[at];
+                    read(*object as *mut u64, *words, *value, *object as u64);
+                    match random.below(8) {
+                        0 => {
+                            pool.free(*object as *mut u8).unwrap();
+                            mine.swap_remove(at);
+                        }
+                        1 | 2 => {
+                            *value = random_value(&mut random);
+                            write(*object as *mut u64, *words, *value);
+                        }
+                        3 | 4 => {
+                            let (before, after) = (*words, size(&mut random));
+                            // SAFETY: only this thread has the object.
+                            unsafe { pool.resize(*object as *mut u8, 8 * after as u32) }.unwrap();
+                            read(
+                                *object as *mut u64,
+                                before.min(after),
+                                *value,
+                                *object as u64,
+                            );
+                            if after > before {
+                                read(
+                                    (*object + 8 * before) as *mut u64,
+                                    after - before,
+                                    0,
+                                    *object as u64,
+                                );
+                            }
+                            *words = after;
+                            *value = random_value(&mut random);
+                            write(*object as *mut u64, *words, *value);
+                        }
+                        _ => {}
+                    }
+                }
+                for (object, words, value) in mine {
+                    read(object as *mut u64, words, value, object as u64);
+                    assert_eq!(pool.bytes_of(object as *mut u8).unwrap(), 8 * words);
+                    pool.free(object as *mut u8).unwrap();
+                }
+            });
+        }
+        while Instant::now() < ends {
+            cap_holds(heap);
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    });
+    assert!(pool.is_empty());
+}
+
 /// Whole pages, part of which lz4 shortens.
 fn pages_round(heap: &Heap, seed: u64, for_how_long: Duration) {
     const PAGES: u64 = 20_000;
@@ -211,6 +288,7 @@ fn arrays_pools_and_pages_against_plain_copies() {
         let (_dir, heap) = heap(way, 400 << 20);
         array_round(&heap, seed, ROUND);
         pool_round(&heap, seed, ROUND);
+        sized_round(&heap, seed, ROUND);
         pages_round(&heap, seed, ROUND);
         let stats = heap.memory().stats();
         assert_eq!(
@@ -233,6 +311,7 @@ fn soak_opp() {
             let (_dir, heap) = heap(way, 400 << 20);
             array_round(&heap, seed, ROUND * 4);
             pool_round(&heap, seed, ROUND * 4);
+            sized_round(&heap, seed, ROUND * 4);
             pages_round(&heap, seed, ROUND * 4);
         }
         seed += 1;

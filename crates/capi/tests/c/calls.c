@@ -53,6 +53,36 @@ static void objects(void) {
     free(objects);
 }
 
+/* Objects of many sizes, which grow and shrink where they are. */
+static void sized(void) {
+    enum { MANY = 20000, MOST = 2000 };
+    terrace_objects *all = terrace_objects_create_sized(pool, MOST, 0);
+    unsigned char **objects = malloc(MANY * sizeof *objects);
+    size_t *sizes = malloc(MANY * sizeof *sizes);
+    CHECK(all && objects && sizes);
+    for (size_t i = 0; i < MANY; i++) {
+        sizes[i] = 1 + i * 7 % 600;
+        CHECK((objects[i] = terrace_object_alloc_sized(all, sizes[i])));
+        CHECK(terrace_usable_size(objects[i]) == sizes[i] && objects[i][sizes[i] - 1] == 0);
+        memset(objects[i], (int)(i % 255 + 1), sizes[i]);
+    }
+    for (size_t round = 1; round < 4; round++) {
+        for (size_t i = 0; i < MANY; i++) {
+            size_t before = sizes[i], kept;
+            sizes[i] = 1 + i * (7 + round) % (round == 2 ? 100 : MOST);
+            kept = before < sizes[i] ? before : sizes[i];
+            CHECK(terrace_object_resize(objects[i], sizes[i]) == 0 && terrace_usable_size(objects[i]) == sizes[i]);
+            for (size_t b = 0; b < sizes[i]; b++) CHECK(objects[i][b] == (b < kept ? i % 255 + 1 : 0));
+            memset(objects[i], (int)(i % 255 + 1), sizes[i]);
+        }
+    }
+    for (size_t i = 0; i < MANY; i++) CHECK(terrace_free(objects[i]) == 0);
+    CHECK((objects[0] = terrace_object_alloc(all)) && terrace_usable_size(objects[0]) == MOST);
+    CHECK(terrace_objects_count(all) == 1 && terrace_objects_destroy(all) == 0);
+    free(objects);
+    free(sizes);
+}
+
 static void array(void) {
     terrace_array *a = terrace_array_create(pool, LEN, 100, 2 * LEN);
     CHECK(a && terrace_array_len(a) == LEN);
@@ -160,6 +190,7 @@ int main(int argc, char **argv) {
         CHECK((pool = open_pool(argv[1], fault_threads)));
         CHECK(open_pool(argv[1], 0) == NULL && errno == EBUSY);
         objects();
+        sized();
         array();
         memory();
         table();

@@ -51,6 +51,31 @@ static void double_free_of_an_object(void) {
     REFUSED(terrace_free(p) == -1, EINVAL, "freed already");
     CHECK(terrace_objects_count(objects) == 1);
 }
+static void wrong_sizes_of_objects(void) {
+    terrace_objects *sized = terrace_objects_create_sized(pool, 1000, 0);
+    char *p = terrace_object_alloc_sized(sized, 10);
+    CHECK(sized && p && terrace_usable_size(p) == 10);
+    REFUSED(terrace_object_resize(p, 1001) == -1, EINVAL, "1 to 1000");
+    REFUSED(terrace_object_resize(p, 0) == -1, EINVAL, "1 to 1000");
+    REFUSED(terrace_object_resize(p, SIZE_MAX) == -1, EINVAL, "1 to 1000");
+    REFUSED(terrace_object_resize(p + 1, 20) == -1, EINVAL, "not the address of an object");
+    REFUSED(terrace_object_resize(NULL, 20) == -1, EINVAL, "not the address of an object");
+    REFUSED(terrace_object_resize(neighbour, 20) == -1, EINVAL, "not the address of an object");
+    REFUSED(terrace_object_resize(terrace_array_at(array, 1), 20) == -1, EINVAL, "not the address of an object");
+    REFUSED(terrace_object_resize(object, 64) == -1, EINVAL, "whose objects have 128");
+    REFUSED(terrace_object_alloc_sized(objects, 64) == NULL, EINVAL, "whose objects have 128");
+    REFUSED(terrace_object_alloc_sized(sized, 0) == NULL, EINVAL, "1 to 1000");
+    REFUSED(terrace_object_alloc_sized((terrace_objects *)pool, 8) == NULL, EINVAL, "a terrace_pool where");
+    REFUSED(terrace_objects_create_sized(pool, 4097, 0) == NULL, EINVAL, "4097 bytes");
+    REFUSED(terrace_objects_create_sized((terrace_pool *)array, 8, 0) == NULL, EINVAL, "a terrace_array where");
+    CHECK(terrace_free(p) == 0);
+    REFUSED(terrace_object_resize(p, 20) == -1, EINVAL, "freed already");
+    REFUSED(terrace_usable_size(p) == 0, EINVAL, "freed already");
+    REFUSED(terrace_free(p) == -1, EINVAL, "freed already");
+    CHECK(terrace_objects_destroy(sized) == 0);
+    REFUSED(terrace_object_alloc_sized(sized, 8) == NULL, EBADF, "use after close");
+    REFUSED(terrace_object_resize(p, 8) == -1, EINVAL, "not the address of an object");
+}
 static void foreign_pointers(void) {
     char *mine = malloc(100), stack;
     REFUSED(terrace_free(mine) == -1, EINVAL, "not memory of a pool");
@@ -241,7 +266,7 @@ static void numbers_out_of_bounds(void) {
     REFUSED(terrace_array_resize(array, UINT64_MAX) == -1, ENOMEM, "");
     REFUSED(terrace_calloc(pool, SIZE_MAX, 2) == NULL, ENOMEM, "more than there are addresses");
     REFUSED(terrace_calloc(pool, 1, SIZE_MAX) == NULL, ENOMEM, "");
-    REFUSED(terrace_put(table, 7, bytes) == -1, ENOENT, "no object 7");
+    REFUSED(terrace_put(table, 7, bytes) == -1, ENOENT, "object 7 of table");
     REFUSED(terrace_put(table, 7, NULL) == -1, EINVAL, "NULL");
     REFUSED(terrace_remove(table, 7) == -1, ENOENT, "");
     REFUSED(terrace_remove(table, UINT64_MAX) == -1, EINVAL, "ids are below");
@@ -317,7 +342,8 @@ static void numbers_a_region_does_not_have(void) {
     REFUSED(terrace_region_grow(region, (1 << 20) + 1) == -1, EINVAL, "bytes of a region");
     REFUSED(terrace_free(base) == -1, EINVAL, "memory of a region");
     REFUSED(terrace_realloc(pool, base, 10) == NULL, EINVAL, "not the start of an allocation");
-    REFUSED(terrace_usable_size(base) == 0, EINVAL, "an object");
+    REFUSED(terrace_usable_size(base) == 0, EINVAL, "neither an allocation nor an object");
+    REFUSED(terrace_object_resize(base, 8) == -1, EINVAL, "not the address of an object");
     CHECK(terrace_close(kept) == 0);
 }
 static void what_a_kept_pool_has_not(void) {
@@ -379,6 +405,7 @@ static const struct {
 } cases[] = {
     {"double free", double_free, 0, NULL},
     {"double free of an object", double_free_of_an_object, 0, NULL},
+    {"wrong sizes of objects", wrong_sizes_of_objects, 0, NULL},
     {"foreign pointers", foreign_pointers, 0, NULL},
     {"pointers into the middle", pointers_into_the_middle, 0, NULL},
     {"handles that are none", handles_that_are_none, 0, NULL},

@@ -143,7 +143,7 @@ impl PageHeap {
         let region = match region {
             Ok(region) => region,
             Err(e) => {
-                heap.give_table(table);
+                heap.store().give_table(table);
                 return Err(e.into());
             }
         };
@@ -254,7 +254,7 @@ impl Drop for PageHeap {
         self.heap.unpromise_bytes(promise_bytes(pages as u32));
         self.count_table(self.table_bytes.load(Ordering::Relaxed) as usize, 0);
         match self.heap.store().drop_table(self.table) {
-            Ok(()) => self.heap.give_table(self.table),
+            Ok(()) => {}
             Err(error) => {
                 tracing::warn!(table = self.table, %error, "a table could not be dropped and is not used again");
             }

@@ -68,7 +68,7 @@ pub(super) struct Catalogue {
 impl Catalogue {
     /// What is in the pool.
     pub fn read(store: &Store) -> Result<Catalogue, HeapError> {
-        store.make_table(TABLE, Shape::Any)?;
+        store.make_owned_table(TABLE, Shape::Any)?;
         let mut catalogue = Catalogue::default();
         if let Some(bytes) = bytes_of(store, PLACE_ID)? {
             let word =

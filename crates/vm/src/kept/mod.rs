@@ -166,7 +166,7 @@ impl Regions {
             catalogue.set_place(&store, place)?;
             store.make_durable()?;
         }
-        let heap = Heap::new(memory, store);
+        let heap = Heap::new(memory, store)?;
         let regions = Regions(Arc::new(Shared {
             heap,
             base: place.0,

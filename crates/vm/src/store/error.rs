@@ -64,6 +64,12 @@ pub enum ObjectError {
         /// Its number.
         table: u16,
     },
+    /// An array, a pool or the like has the table.
+    #[error("table {table} is that of an array, pool or malloc: choose another number")]
+    Taken {
+        /// Its number.
+        table: u16,
+    },
     /// The number is too high.
     #[error("object {id} of table {table}: ids are below 2^36")]
     Range {

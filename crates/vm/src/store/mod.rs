@@ -18,6 +18,7 @@ mod open;
 mod pack;
 mod pages;
 mod read;
+mod room;
 mod table;
 mod tables;
 #[cfg(test)]

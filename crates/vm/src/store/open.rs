@@ -3,6 +3,7 @@
 use super::driver::Driver;
 use super::error::ObjectError;
 use super::many::Queue;
+use super::room::{self, Room};
 use super::table::{Shape, State};
 use super::tables::{OBJECTS_MAX, TABLES_MAX, Tables};
 use parking_lot::{Mutex, RwLock};
@@ -79,13 +80,22 @@ impl StoreOptions {
     }
 }
 
+/// A table that was made.
+#[derive(Clone, Copy)]
+struct Made {
+    shape: Shape,
+    /// Whoever has it promises room for what is in it, and nobody else may use it by number.
+    owned: bool,
+}
+
 /// Objects by table and id, for any number of threads.
 pub struct Store {
     pub(crate) pool: Arc<Pool<Tables>>,
     pub(crate) driver: Driver,
     pub(crate) lane_mask: u64,
     pub(crate) keeps: bool,
-    shapes: RwLock<Vec<Option<Shape>>>,
+    shapes: RwLock<Vec<Option<Made>>>,
+    pub(crate) room: Room,
     bufs: Mutex<Vec<Buf>>,
     pub(crate) queues: Mutex<Vec<Queue>>,
     pub(crate) queues_made: AtomicUsize,
@@ -127,7 +137,11 @@ impl Store {
             });
         }
         let driver = Driver::start(&pool, background)?;
+        let usable_bytes = (0..superblock.lanes)
+            .map(|lane| pool.lane(lane).usable_bytes())
+            .sum();
         Ok(Arc::new(Store {
+            room: Room::new(usable_bytes),
             lane_mask: u64::from(pool.superblock().lanes) - 1,
             keeps: pool.options().contents == Contents::Objects,
             driver,
@@ -140,8 +154,41 @@ impl Store {
         }))
     }
 
-    /// Makes table `table`, or says again what a table of a durable store looks like.
+    /// Makes table `table`, or says again what a table of a durable store looks like. Objects that are put into it take room that is not promised to
+    /// others.
     pub fn make_table(&self, table: u16, shape: Shape) -> Result<(), ObjectError> {
+        self.make(table, shape, false)
+    }
+
+    /// The same for who promises room for all that will be in it.
+    pub(crate) fn make_owned_table(&self, table: u16, shape: Shape) -> Result<(), ObjectError> {
+        self.make(table, shape, true)
+    }
+
+    /// The number of a table that nobody has; it is the caller's until it drops the table.
+    pub(crate) fn take_table(&self) -> Option<u16> {
+        let mut shapes = self.shapes.write();
+        let table = shapes.iter().position(Option::is_none);
+        let table = table.unwrap_or(shapes.len());
+        if table >= TABLES_MAX {
+            return None;
+        }
+        if table == shapes.len() {
+            shapes.push(None);
+        }
+        shapes[table] = Some(Made {
+            shape: Shape::Any,
+            owned: true,
+        });
+        Some(table as u16)
+    }
+
+    /// Gives a number back whose table was not made.
+    pub(crate) fn give_table(&self, table: u16) {
+        self.shapes.write()[usize::from(table)] = None;
+    }
+
+    fn make(&self, table: u16, shape: Shape, owned: bool) -> Result<(), ObjectError> {
         if usize::from(table) >= TABLES_MAX {
             return Err(ObjectError::NoTable { table });
         }
@@ -154,37 +201,51 @@ impl Store {
                 allowed: OBJECT_MAX_BYTES as u64,
             });
         }
-        for lane in 0..self.lanes() {
-            self.pool.lane(lane).dir.make(table, shape);
-        }
         let mut shapes = self.shapes.write();
         let at = usize::from(table);
         if shapes.len() <= at {
             shapes.resize(at + 1, None);
         }
-        shapes[at] = Some(shape);
+        if shapes[at].is_some_and(|made| made.owned) && !owned {
+            return Err(ObjectError::Taken { table });
+        }
+        for lane in 0..self.lanes() {
+            self.pool.lane(lane).dir.make(table, shape);
+        }
+        shapes[at] = Some(Made { shape, owned });
         Ok(())
     }
 
     /// What the objects of a table look like.
     pub fn shape(&self, table: u16) -> Result<Shape, ObjectError> {
+        Ok(self.made(table)?.shape)
+    }
+
+    fn made(&self, table: u16) -> Result<Made, ObjectError> {
         let shapes = self.shapes.read();
-        let shape = shapes.get(usize::from(table)).copied().flatten();
-        shape.ok_or(ObjectError::NoTable { table })
+        let made = shapes.get(usize::from(table)).copied().flatten();
+        made.ok_or(ObjectError::NoTable { table })
+    }
+
+    /// What the objects of a table look like, and whether each takes room when it is put there. In a durable store everything is promised: a slot there
+    /// may be a tombstone's.
+    pub(crate) fn shape_and_counted(&self, table: u16) -> Result<(Shape, bool), ObjectError> {
+        let made = self.made(table)?;
+        Ok((made.shape, !made.owned && !self.keeps))
     }
 
     /// Frees every object of a table of a scratch store, and the table.
     pub fn drop_table(&self, table: u16) -> Result<(), ObjectError> {
-        self.shape(table)?;
+        let (_, counted) = self.shape_and_counted(table)?;
         for lane in 0..self.lanes() {
-            self.empty_table(lane, table);
+            self.empty_table(lane, table, counted);
             self.pool.lane(lane).dir.drop_table(table);
         }
         self.shapes.write()[usize::from(table)] = None;
         Ok(())
     }
 
-    fn empty_table(&self, lane: u16, table: u16) {
+    fn empty_table(&self, lane: u16, table: u16, counted: bool) {
         let bits = self.lane_mask.count_ones();
         let mut at = Some(0);
         while let Some(n) = at {
@@ -192,6 +253,9 @@ impl Store {
             let mut held = self.pool.lane(lane);
             for n in n..n + EMPTY_AT_ONCE {
                 let oid = ObjectId::new(table, n << bits | u64::from(lane));
+                if counted {
+                    self.room.give(room::bytes_of(held.dir.get(oid)));
+                }
                 forget(&mut held, oid);
             }
             at = held

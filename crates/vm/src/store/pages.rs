@@ -20,6 +20,7 @@ use super::table::Shape;
 use crate::{Backing, Changed, FetchError, Fetched, PAGE_BYTES, Page, StoreError};
 use std::ops::Range;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU16, Ordering};
 use terrace_media::Buf;
 
 /// Objects start at multiples of a cache line.
@@ -34,7 +35,7 @@ pub struct Pages {
 impl Pages {
     /// Pages in table `table`, which is made if need be.
     pub fn new(store: Arc<Store>, table: u16) -> Result<Pages, ObjectError> {
-        store.make_table(table, Shape::Any)?;
+        store.make_owned_table(table, Shape::Any)?;
         Ok(Pages { store, table })
     }
 
@@ -112,31 +113,77 @@ impl Backing for Pages {
     }
 }
 
+/// How long each object of a table is, where they differ. None: it was never said.
+pub(crate) struct Sizes(Box<[AtomicU16]>);
+
+impl Sizes {
+    fn new(objects_max: u64) -> Sizes {
+        // SAFETY: all zeros is a value of an AtomicU16. From the system's zeroed pages, so that what is not used takes no DRAM.
+        Sizes(unsafe { Box::<[AtomicU16]>::new_zeroed_slice(objects_max as usize).assume_init() })
+    }
+
+    pub fn get(&self, object: u64) -> usize {
+        self.0[object as usize].load(Ordering::Acquire).into()
+    }
+
+    /// Up to a page.
+    pub fn set(&self, object: u64, bytes: usize) {
+        self.0[object as usize].store(bytes as u16, Ordering::Release);
+    }
+}
+
 /// One object a page.
 pub struct Objects {
     store: Arc<Store>,
     table: u16,
+    /// Of each, or the longest.
     bytes: usize,
+    sizes: Option<Sizes>,
     strict: bool,
 }
 
 impl Objects {
     /// Objects of `bytes` bytes (1 to 4,096) in table `table`, which is made if need be.
     pub fn new(store: Arc<Store>, table: u16, bytes: u32) -> Result<Objects, ObjectError> {
-        if bytes as usize > PAGE_BYTES {
-            return Err(ObjectError::Length {
-                table,
-                asked: bytes.into(),
-                allowed: PAGE_BYTES as u64,
-            });
-        }
-        store.make_table(table, Shape::Fixed(bytes))?;
+        check_bytes(table, bytes)?;
+        store.make_owned_table(table, Shape::Fixed(bytes))?;
         Ok(Objects {
             store,
             table,
             bytes: bytes as usize,
+            sizes: None,
             strict: false,
         })
+    }
+
+    /// Objects of up to `bytes_max` bytes, each as long as it is said to be ([`Objects::sizes`]): up to `objects_max` of them.
+    pub(crate) fn of_any_size(
+        store: Arc<Store>,
+        table: u16,
+        bytes_max: u32,
+        objects_max: u64,
+    ) -> Result<Objects, ObjectError> {
+        check_bytes(table, bytes_max)?;
+        store.make_owned_table(table, Shape::Any)?;
+        Ok(Objects {
+            store,
+            table,
+            bytes: bytes_max as usize,
+            sizes: Some(Sizes::new(objects_max)),
+            strict: false,
+        })
+    }
+
+    /// How long each is, where they differ.
+    pub(crate) fn sizes(&self) -> Option<&Sizes> {
+        self.sizes.as_ref()
+    }
+
+    fn bytes_of(&self, object: u64) -> usize {
+        match &self.sizes {
+            Some(sizes) => sizes.get(object),
+            None => self.bytes,
+        }
     }
 
     /// The same, where a number that is free is no object: who touches its page is told, instead of seeing zeros.
@@ -153,6 +200,17 @@ impl Objects {
     }
 }
 
+fn check_bytes(table: u16, bytes: u32) -> Result<(), ObjectError> {
+    match bytes {
+        1.. if bytes as usize <= PAGE_BYTES => Ok(()),
+        _ => Err(ObjectError::Length {
+            table,
+            asked: bytes.into(),
+            allowed: PAGE_BYTES as u64,
+        }),
+    }
+}
+
 /// Where on its page an object of `bytes` bytes starts: spread over the page by its number.
 fn offset(page: u64, bytes: usize) -> usize {
     let places = (PAGE_BYTES - bytes) / LINE_BYTES + 1;
@@ -163,7 +221,7 @@ fn offset(page: u64, bytes: usize) -> usize {
 impl Backing for Objects {
     fn span(&self, page: u64) -> Range<usize> {
         let start = offset(page, self.bytes);
-        start..start + self.bytes
+        start..start + self.bytes_of(page)
     }
 
     fn fetch(&self, page: u64, into: &mut Page) -> Result<Fetched, FetchError> {
@@ -176,7 +234,9 @@ impl Backing for Objects {
                 Ok(Fetched::Filled)
             }
             Value::Bytes(bytes) => {
-                into.copy_from_slice(bytes);
+                // It may have become longer or shorter since it was stored.
+                let len = bytes.len().min(into.len());
+                into[..len].copy_from_slice(&bytes[..len]);
                 Ok(Fetched::Filled)
             }
         });

@@ -7,6 +7,7 @@
 use super::error::ObjectError;
 use super::open::{OBJECT_MAX_BYTES, Store, forget};
 use super::read::{Value, copy_out, near};
+use super::room;
 use super::table::{Shape, State};
 use super::tables::Tables;
 use crate::inside;
@@ -123,14 +124,15 @@ impl Store {
         }
     }
 
-    fn check_length(&self, table: u16, len: usize) -> Result<Shape, ObjectError> {
-        let shape = self.shape(table)?;
+    /// Whether what is put there takes room.
+    fn check_length(&self, table: u16, len: usize) -> Result<bool, ObjectError> {
+        let (shape, counted) = self.shape_and_counted(table)?;
         let (fits, allowed) = match shape {
             Shape::Fixed(bytes) => (len == bytes as usize, bytes as usize),
             Shape::Any => (len <= OBJECT_MAX_BYTES, OBJECT_MAX_BYTES),
         };
         match fits {
-            true => Ok(shape),
+            true => Ok(counted),
             false => Err(ObjectError::Length {
                 table,
                 asked: len as u64,
@@ -141,9 +143,37 @@ impl Store {
 
     /// Stores an object; it need not be there before.
     pub fn put(&self, table: u16, id: u64, value: &[u8]) -> Result<(), ObjectError> {
-        self.check_length(table, value.len())?;
+        let counted = self.check_length(table, value.len())?;
         let (oid, lane) = self.place(table, id)?;
-        self.with_room(lane, value.len(), |lane| put_in(lane, oid, value))
+        self.with_room(lane, value.len(), |lane| {
+            self.put_counted(lane, oid, value, counted)
+        })
+    }
+
+    /// Writes an object in its locked lane; `counted`: where nobody promised room for it, it takes some.
+    fn put_counted(
+        &self,
+        lane: &mut Lane<Tables>,
+        oid: ObjectId,
+        value: &[u8],
+        counted: bool,
+    ) -> Result<(), Refusal> {
+        if !counted {
+            return put_in(lane, oid, value);
+        }
+        let len = entry_bytes(ObjectId::KEY_BYTES, value.len(), false, false);
+        let (had, wants) = (room::bytes_of(lane.dir.get(oid)), room::bytes_for(len));
+        let more = wants.saturating_sub(had);
+        if more > 0 {
+            self.room.take(more).map_err(Refusal::Final)?;
+        }
+        let put = put_in(lane, oid, value);
+        match &put {
+            Ok(()) if had > wants => self.room.give(had - wants),
+            Err(_) if more > 0 => self.room.give(more),
+            _ => {}
+        }
+        put
     }
 
     /// Stores what came back from a page. Not `surely` changed: only if it differs from what is in DRAM; where that has
@@ -170,8 +200,9 @@ impl Store {
     /// Stores several objects, those of one lane under one lock. On an error, how many of the first are stored is
     /// unspecified, each of them whole.
     pub fn put_many(&self, table: u16, objects: &[(u64, &[u8])]) -> Result<(), ObjectError> {
+        let mut counted = false;
         for (id, value) in objects {
-            self.check_length(table, value.len())?;
+            counted = self.check_length(table, value.len())?;
             self.place(table, *id)?;
         }
         for lane_id in 0..self.lanes() {
@@ -184,7 +215,7 @@ impl Store {
                         let Some((id, value)) = mine.peek() else {
                             break;
                         };
-                        put_in(lane, ObjectId::new(table, *id), value)?;
+                        self.put_counted(lane, ObjectId::new(table, *id), value, counted)?;
                         mine.next();
                     }
                     Ok(())
@@ -255,13 +286,16 @@ impl Store {
 
     /// Frees an object. False: there was none.
     pub fn free(&self, table: u16, id: u64) -> Result<bool, ObjectError> {
-        self.shape(table)?;
+        let (_, counted) = self.shape_and_counted(table)?;
         let (oid, lane_id) = self.place(table, id)?;
         if !self.keeps {
             let mut lane = self.pool.lane(lane_id);
-            let was = lane.dir.get(oid) != State::Free;
+            let was = lane.dir.get(oid);
             forget(&mut lane, oid);
-            return Ok(was);
+            if counted {
+                self.room.give(room::bytes_of(was));
+            }
+            return Ok(was != State::Free);
         }
         let room = entry_bytes(ObjectId::KEY_BYTES, 0, false, false);
         self.with_room(lane_id, room, |lane| delete_in(lane, oid, room))

@@ -88,7 +88,7 @@ impl Named {
         }
         let tables = [control + 1, control + 2];
         for table in [control, tables[0], tables[1]] {
-            store.make_table(table, Shape::Any)?;
+            store.make_owned_table(table, Shape::Any)?;
         }
         Ok((control, tables))
     }
