@@ -10,16 +10,28 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 readonly LOG="$CARGO_TARGET_DIR/memcheck.log"
 # Asks rustix for the page size, which it looks up at an address that is not mapped under valgrind.
 readonly SKIP=(--skip probe::)
+# What takes faults (valgrind does not know userfaultfd), has tens of millions of objects, or lives a hundred lives.
+readonly VM_SKIP=(--skip failing:: --skip thirty_million --skip many_lives)
 
 : >"$LOG"
-cargo test --locked -p terrace-media --lib --test file --no-run --message-format=json 2>>"$LOG" |
-    sed -n 's/.*"executable":"\([^"]*\)".*/\1/p' |
-    while read -r binary; do
-        name=$(basename "$binary")
-        if ! (cd crates/media && valgrind -q --error-exitcode=9 "$binary" --test-threads 1 "${SKIP[@]}") >>"$LOG" 2>&1; then
-            echo "memcheck: FAILED: ${name%-*}; all output is in $LOG" >&2
-            exit 1
-        fi
-        echo "  ${name%-*}: $(grep '^test result' "$LOG" | tail -n1)"
-    done
+
+# check PACKAGE "CARGO'S SELECTION" ARGUMENTS... : the tests of a package's binaries, with arguments to them.
+check() {
+    local package="$1" selection="$2" binary name
+    shift 2
+    # shellcheck disable=SC2086 # the selection is several words
+    cargo test --locked -p "$package" $selection --no-run --message-format=json 2>>"$LOG" |
+        sed -n 's/.*"executable":"\([^"]*\)".*/\1/p' |
+        while read -r binary; do
+            name=$(basename "$binary")
+            if ! (cd "crates/${package#terrace-}" && valgrind -q --error-exitcode=9 "$binary" --test-threads 1 "$@") >>"$LOG" 2>&1; then
+                echo "memcheck: FAILED: ${name%-*}; all output is in $LOG" >&2
+                exit 1
+            fi
+            echo "  ${name%-*}: $(grep '^test result' "$LOG" | tail -n1)"
+        done
+}
+
+check terrace-media "--lib --test file" "${SKIP[@]}"
+check terrace-vm "--lib --test pages" "${VM_SKIP[@]}"
 echo "memcheck: clean"

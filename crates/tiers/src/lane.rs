@@ -56,6 +56,8 @@ pub struct Lane<D> {
     pub(crate) dirty_at_start: u64,
     pub(crate) dirty_durable: u64,
     pub(crate) dirty_max: u64,
+    /// Nothing is written any more: see `scratch`.
+    pub(crate) in_memory_only: bool,
 
     pub(crate) next_seq: u64,
     pub(crate) floor: u64,
@@ -139,6 +141,7 @@ impl<D: Snapshot> Lane<D> {
             dirty_at_start: 0,
             dirty_durable: 0,
             dirty_max: 0,
+            in_memory_only: false,
             next_seq: 1,
             floor: 0,
             flushing_all: None,

@@ -63,7 +63,7 @@ impl<D: Snapshot> Lane<D> {
     /// Whether so many more dirty bytes are within both bounds.
     pub(crate) fn dirty_fits(&self, bytes: usize) -> bool {
         let dirty = self.dirty_bytes() + bytes as u64;
-        dirty <= self.dirty_max && dirty <= self.steppable_bytes()
+        self.in_memory_only || (dirty <= self.dirty_max && dirty <= self.steppable_bytes())
     }
 
     /// Bytes of live entries and tombstones the SSD terrace accepts.

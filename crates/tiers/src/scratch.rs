@@ -75,6 +75,15 @@ impl<D: Snapshot> Lane<D> {
         open && entry::set_value(self.mem.entry_mut(loc), value)
     }
 
+    /// The device takes no more writes: from now on memory takes dirty entries as long as there is any, instead of what could step down.
+    pub fn keep_in_memory(&mut self) {
+        assert!(
+            self.cfg.scratch,
+            "a lane that keeps its data is read-only then"
+        );
+        self.in_memory_only = true;
+    }
+
     /// Whether contents do not outlive the process.
     pub fn is_scratch(&self) -> bool {
         self.cfg.scratch

@@ -7,6 +7,8 @@
 mod backing;
 mod block;
 mod evict;
+#[cfg(test)]
+mod failing;
 mod fault;
 mod ghost;
 mod handler;

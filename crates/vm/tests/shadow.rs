@@ -29,6 +29,8 @@ struct Case {
     /// Bytes of each page that mean anything.
     span: fn(u64) -> Range<usize>,
     delay_us: u64,
+    /// As a kernel that takes pages away many at a time.
+    batches: bool,
 }
 
 const WHOLE: fn(u64) -> Range<usize> = |_| 0..PAGE_BYTES;
@@ -43,6 +45,7 @@ fn memory(case: &Case) -> Memory {
         way: case.way,
         pages_max: case.pages_max,
         reserve_bytes: 64 << 30,
+        batches: case.batches,
         ..Options::default()
     })
     .unwrap()
@@ -164,11 +167,16 @@ fn cases(way: Way) -> Vec<Case> {
         reads: 50,
         span: WHOLE,
         delay_us: 0,
+        batches: true,
     };
     vec![
         case,
         Case {
             stride: SCATTER,
+            ..case
+        },
+        Case {
+            batches: false,
             ..case
         },
         Case {

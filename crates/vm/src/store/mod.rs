@@ -22,7 +22,7 @@ mod room;
 mod table;
 mod tables;
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;
 mod write;
 
 pub use check::{check, info};

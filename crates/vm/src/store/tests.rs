@@ -12,7 +12,7 @@ const SEGMENT: usize = 64 << 10;
 const BYTES: usize = 128;
 const TABLE: u16 = 3;
 
-pub(super) fn options(durable: bool) -> Options {
+pub(crate) fn options(durable: bool) -> Options {
     let mut options = StoreOptions::scratch("sim", 4 << 20, 0);
     options.durable = durable;
     Options {
@@ -23,7 +23,7 @@ pub(super) fn options(durable: bool) -> Options {
 }
 
 /// A device with an empty pool of objects.
-pub(super) fn device(options: &Options, segments: u64, seed: u64) -> SimDevice {
+pub(crate) fn device(options: &Options, segments: u64, seed: u64) -> SimDevice {
     let len = (segments + 1) * SEGMENT as u64;
     let device = SimDevice::new(len, seed);
     let plan = Superblock::plan(options, len, [seed | 1, 2, 3]).expect("a plan");
@@ -32,7 +32,7 @@ pub(super) fn device(options: &Options, segments: u64, seed: u64) -> SimDevice {
     device
 }
 
-pub(super) fn pool(device: &SimDevice, options: Options) -> Arc<Pool<super::tables::Tables>> {
+pub(crate) fn pool(device: &SimDevice, options: Options) -> Arc<Pool<super::tables::Tables>> {
     let arena = Arena::new_plain(SEGMENT, 4096).expect("an arena");
     let make = make_tables(&options);
     let device = Arc::new(device.clone());

@@ -95,12 +95,17 @@ impl Store {
     ) -> Result<R, ObjectError> {
         let mut until = None;
         loop {
-            if self.pool.failure().is_some() {
+            // What need not outlive the program goes to DRAM as long as it takes it: who wrote to memory is not to be killed sooner than that.
+            let failed = self.pool.failure().is_some();
+            if failed && self.keeps {
                 return Err(ObjectError::ReadOnly);
             }
             // As in `read_at`: what is stored must not lie in a region.
             let done = inside::run(|| {
                 let mut lane = self.pool.lane(lane_id);
+                if failed {
+                    lane.keep_in_memory();
+                }
                 let done = f(&mut lane);
                 let pressed = lane.phase() == Phase::Idle && lane.wants_epoch(&lane.pressure());
                 drop(lane);
@@ -112,6 +117,7 @@ impl Store {
             match done {
                 Ok(r) => return Ok(r),
                 Err(Refusal::Final(e)) => return Err(e),
+                Err(Refusal::Room) if failed => return Err(ObjectError::ReadOnly),
                 Err(Refusal::Room) => {}
             }
             let until = *until.get_or_insert_with(|| Instant::now() + ROOM_WAIT_MAX);
@@ -164,6 +170,9 @@ impl Store {
         let len = entry_bytes(ObjectId::KEY_BYTES, value.len(), false, false);
         let (had, wants) = (room::bytes_of(lane.dir.get(oid)), room::bytes_for(len));
         let more = wants.saturating_sub(had);
+        if had == 0 && self.pool.failure().is_some() {
+            return Err(Refusal::Final(ObjectError::ReadOnly));
+        }
         if more > 0 {
             self.room.take(more).map_err(Refusal::Final)?;
         }
@@ -274,6 +283,9 @@ impl Store {
     /// A new id, of an object of zeros. Lanes take turns.
     fn claim(&self, table: u16) -> Result<u64, ObjectError> {
         let full = ObjectError::Full { asked_bytes: 8 };
+        if self.pool.failure().is_some() {
+            return Err(ObjectError::ReadOnly);
+        }
         let lane_id = (self.next_lane.fetch_add(1, Relaxed) & self.lane_mask) as u16;
         let mut lane = self.pool.lane(lane_id);
         if lane.memory_segments() < SEGMENTS_MIN {

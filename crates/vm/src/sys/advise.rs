@@ -44,8 +44,7 @@ impl Unmapper {
         Ok(unmapper)
     }
 
-    /// Asks range by range, for tests of machines without batches.
-    #[cfg(test)]
+    /// Asks range by range, as where the kernel does not take batches.
     pub fn one_by_one() -> Unmapper {
         Unmapper { batches: None }
     }

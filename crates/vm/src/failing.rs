@@ -1,0 +1,154 @@
+//! Memory over a device that fails, end to end on the simulated one: what a program sees.
+//!
+//! Programs that are ended by a signal are this test's own, started again for one test.
+
+use crate::opp::{Heap, HeapError, ObjectPool};
+use crate::store::tests::{device, options, pool};
+use crate::store::{ObjectError, Store};
+use crate::{VmError, Way};
+use std::os::unix::process::ExitStatusExt;
+use std::process::Command;
+use terrace_media::sim::{Fault, SimDevice};
+
+const WORDS: usize = 16;
+/// The child's part, and how it takes faults: the number of handler threads.
+const CHILD: &str = "TERRACE_FAILING_CHILD";
+
+fn heap(device: &SimDevice, way: Way) -> Heap {
+    let store = Store::on_pool(pool(device, options(false)), true).expect("a store");
+    Heap::open(store, way).expect("a heap")
+}
+
+fn write(object: *mut u8, value: u64) {
+    // SAFETY: an object of so many words, which is the test's own.
+    (0..WORDS).for_each(|at| unsafe { object.cast::<u64>().add(at).write_volatile(value) });
+}
+
+fn read(object: *mut u8) -> u64 {
+    // SAFETY: as above.
+    let words = (0..WORDS).map(|at| unsafe { object.cast::<u64>().add(at).read_volatile() });
+    let words: Vec<u64> = words.collect();
+    assert!(words.iter().all(|word| *word == words[0]), "{words:?}");
+    words[0]
+}
+
+/// Objects, each with its number: more than DRAM takes.
+fn fill(pool: &ObjectPool, count: u64) -> Vec<*mut u8> {
+    let object = |n| {
+        let object = pool.alloc().expect("an object");
+        write(object, n);
+        object
+    };
+    (0..count).map(object).collect()
+}
+
+fn in_child(test: &str, part: &str, handlers: usize) -> std::process::Output {
+    Command::new(std::env::current_exe().expect("this test's file"))
+        .args(["--exact", test, "--nocapture"])
+        .env(CHILD, format!("{part} {handlers}"))
+        .output()
+        .expect("started")
+}
+
+/// Whether this is the child for `part`, and how it takes faults.
+fn child(part: &str) -> Option<Way> {
+    let asked = std::env::var(CHILD).ok()?;
+    let (wanted, handlers) = asked.split_once(' ')?;
+    let way = match handlers.parse().expect("a number") {
+        0 => Way::InThread,
+        handlers => Way::Handlers(handlers),
+    };
+    (wanted == part).then_some(way)
+}
+
+#[test]
+fn a_page_that_the_device_cannot_read_ends_the_program_with_page_and_error() {
+    if let Some(way) = child("read") {
+        let device = device(&options(false), 512, 1);
+        let heap = heap(&device, way);
+        let pool = heap.pool(8 * WORDS as u32, 1 << 20).expect("a pool");
+        let objects = fill(&pool, 40_000);
+        heap.memory().evict_all().expect("evicted");
+        device.faults().fail_read(Fault::eio().always());
+        let sum: u64 = objects.iter().map(|object| read(*object)).sum();
+        panic!("all was read: {sum}");
+    }
+    let name = "failing::a_page_that_the_device_cannot_read_ends_the_program_with_page_and_error";
+    for handlers in [0, 2] {
+        let ended = in_child(name, "read", handlers);
+        let said = String::from_utf8_lossy(&ended.stderr);
+        assert_eq!(ended.status.signal(), Some(libc::SIGBUS), "{said}");
+        for word in [
+            "SIGBUS: page ",
+            " of the region at 0x",
+            "reading bytes ",
+            "error 5 (input/output error)",
+        ] {
+            assert!(said.contains(word), "{word:?} in: {said}");
+        }
+    }
+}
+
+#[test]
+fn a_write_back_that_fails_loses_nothing_and_new_objects_are_refused() {
+    for way in [Way::InThread, Way::Handlers(2)] {
+        let device = device(&options(false), 512, 3);
+        let heap = heap(&device, way);
+        let pool = heap.pool(8 * WORDS as u32, 1 << 20).expect("a pool");
+        let mut objects = fill(&pool, 20_000);
+        device.faults().fail_write(Fault::eio().always());
+        let refused = loop {
+            match pool.alloc() {
+                Ok(object) => {
+                    write(object, objects.len() as u64);
+                    objects.push(object);
+                }
+                Err(e) => break e,
+            }
+            assert!(objects.len() < 200_000, "writes fail and nobody says so");
+        };
+        assert_eq!(refused, HeapError::Store(ObjectError::ReadOnly));
+        assert_eq!(
+            heap.array(1, 8, 1).err(),
+            Some(HeapError::Store(ObjectError::ReadOnly))
+        );
+        // What is there can be read, freed, and for a while be written to.
+        (0..500).for_each(|n| write(objects[n * 7], n as u64 + 1_000_000));
+        for (n, object) in objects.iter().enumerate() {
+            let expected = match n % 7 == 0 && n < 3500 {
+                true => n as u64 / 7 + 1_000_000,
+                false => n as u64,
+            };
+            assert_eq!(read(*object), expected, "object {n}");
+        }
+        objects
+            .iter()
+            .for_each(|object| pool.free(*object).expect("freed"));
+    }
+}
+
+#[test]
+fn a_page_buffer_leaves_the_cap_a_half() {
+    let device = device(&options(false), 512, 1);
+    let heap = heap(&device, Way::InThread);
+    let (cap, _) = heap.store().cap_and_used_bytes();
+    let pages = (cap / 4096) as usize;
+    let said = heap.set_pages_max(pages).expect_err("too many");
+    assert!(
+        matches!(&said, HeapError::Memory(VmError::Bounds { asked, .. }) if *asked == pages as u64)
+    );
+    assert!(
+        said.to_string()
+            .contains(&format!("under a cap of {cap} bytes")),
+        "{said}"
+    );
+    heap.set_pages_max(pages / 10).expect("fits");
+    let pool = heap.pool(8 * WORDS as u32, 1 << 20).expect("a pool");
+    let objects = fill(&pool, 20_000);
+    assert!(
+        objects
+            .iter()
+            .enumerate()
+            .all(|(n, object)| read(*object) == n as u64)
+    );
+}

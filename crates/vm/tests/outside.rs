@@ -1,0 +1,188 @@
+//! What others do to a pool's files while a program has it open: remove them, cut them short, open them too, keep them from growing.
+
+use std::os::unix::process::ExitStatusExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+use terrace_vm::Way;
+use terrace_vm::kept::{RegionError, Regions};
+use terrace_vm::opp::{Array, Heap};
+use terrace_vm::store::{Store, StoreOptions};
+
+const CAP: u64 = 32 << 20;
+const SSD: u64 = 128 << 20;
+const OBJECTS: u64 = 40_000;
+const BYTES: u32 = 1024;
+/// Where the child's pool is, and what it is to do.
+const CHILD: &str = "TERRACE_OUTSIDE_CHILD";
+
+fn scratch(dir: &Path) -> StoreOptions {
+    StoreOptions::scratch(dir, CAP, SSD)
+}
+
+fn heap(dir: &Path, way: Way) -> Heap {
+    let store: Arc<Store> = Store::open(&scratch(dir)).unwrap();
+    Heap::open(store, way).unwrap()
+}
+
+/// An array of several times the cap, each object with its number.
+fn filled(heap: &Heap) -> Array {
+    let array = heap.array(OBJECTS, BYTES, OBJECTS).unwrap();
+    (0..OBJECTS).for_each(|n| array.word(n, 3).store(n + 1, Relaxed));
+    array
+}
+
+fn sum(array: &Array) -> u64 {
+    (0..OBJECTS).map(|n| array.word(n, 3).load(Relaxed)).sum()
+}
+
+fn in_child(test: &str, dir: &Path) -> Output {
+    Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", test, "--nocapture"])
+        .env(CHILD, dir)
+        .output()
+        .unwrap()
+}
+
+fn child() -> Option<PathBuf> {
+    std::env::var_os(CHILD).map(PathBuf::from)
+}
+
+#[test]
+fn a_pool_that_is_removed_serves_on_until_it_is_closed() {
+    for way in [Way::InThread, Way::Handlers(2)] {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("pool");
+        let heap = heap(&path, way);
+        let array = filled(&heap);
+        std::fs::remove_dir_all(&path).unwrap();
+        assert_eq!(sum(&array), OBJECTS * (OBJECTS + 1) / 2);
+        (0..OBJECTS).for_each(|n| array.word(n, 3).store(1, Relaxed));
+        assert_eq!(sum(&array), OBJECTS);
+        drop((array, heap));
+        assert!(!path.exists());
+    }
+}
+
+#[test]
+fn a_pool_that_is_cut_short_ends_who_touches_what_is_gone() {
+    if let Some(dir) = child() {
+        let heap = heap(&dir, Way::InThread);
+        let array = filled(&heap);
+        heap.memory().evict_all().unwrap();
+        let file = std::fs::OpenOptions::new()
+            .write(true)
+            .open(dir.join("data"));
+        file.unwrap().set_len(4096).unwrap();
+        panic!("all was read: {}", sum(&array));
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let name = "a_pool_that_is_cut_short_ends_who_touches_what_is_gone";
+    let ended = in_child(name, &dir.path().join("pool"));
+    let said = String::from_utf8_lossy(&ended.stderr);
+    assert_eq!(ended.status.signal(), Some(libc::SIGBUS), "{said}");
+    assert!(
+        said.contains("SIGBUS: page ") && said.contains("reading bytes "),
+        "{said}"
+    );
+}
+
+#[test]
+fn a_pool_is_one_programs_at_a_time() {
+    if let Some(dir) = child() {
+        let said = Store::open(&scratch(&dir.join("scratch")))
+            .map(drop)
+            .unwrap_err();
+        println!("scratch: {said}");
+        let kept = StoreOptions::kept(dir.join("kept"), CAP, SSD);
+        let said = Regions::open(&kept, Way::InThread).map(drop).unwrap_err();
+        println!("kept: {said}");
+        let said = terrace_pool::destroy(&dir.join("kept")).unwrap_err();
+        println!("destroy: {said}");
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let one = heap(&dir.path().join("scratch"), Way::InThread);
+    let kept = StoreOptions::kept(dir.path().join("kept"), CAP, SSD);
+    let other = Regions::open(&kept, Way::InThread).unwrap();
+    let ended = in_child("a_pool_is_one_programs_at_a_time", dir.path());
+    let said = String::from_utf8_lossy(&ended.stdout);
+    for what in ["scratch", "kept", "destroy"] {
+        let line = said
+            .lines()
+            .find_map(|line| line.split_once(&format!("{what}: the pool ")));
+        let holder = format!("is in use by process {}", std::process::id());
+        assert!(
+            line.is_some_and(|(_, rest)| rest.contains(&holder)),
+            "{what}: {said}"
+        );
+    }
+    drop((one, other));
+    // What holds one kind is not opened for another.
+    let said = Store::open(&scratch(&dir.path().join("kept")))
+        .map(drop)
+        .unwrap_err();
+    assert!(said.to_string().contains("holds durable objects"), "{said}");
+    let said = Regions::open(
+        &StoreOptions::kept(dir.path().join("scratch"), CAP, SSD),
+        Way::InThread,
+    );
+    assert!(said.is_err_and(
+        |e| matches!(&e, RegionError::Pool(e) if e.to_string().contains("do not outlive"))
+    ));
+}
+
+#[test]
+fn a_directory_that_is_not_there_is_told() {
+    let dir = tempfile::tempdir().unwrap();
+    let missing = dir.path().join("a/b/pool");
+    let said = Store::open(&scratch(&missing)).map(drop).unwrap_err();
+    assert!(
+        matches!(&said, terrace_pool::PoolError::NoParent(path) if *path == missing),
+        "{said}"
+    );
+    assert!(!dir.path().join("a").exists());
+    // A file in its place.
+    std::fs::write(dir.path().join("file"), "x").unwrap();
+    assert!(Store::open(&scratch(&dir.path().join("file"))).is_err());
+    assert!(Store::open(&scratch(&dir.path().join("file/pool"))).is_err());
+}
+
+#[test]
+fn a_pool_that_is_looked_at_from_outside_is_whole() {
+    let dir = tempfile::tempdir().unwrap();
+    let (kept, scratch_dir) = (dir.path().join("kept"), dir.path().join("scratch"));
+    let options = StoreOptions::kept(&kept, CAP, SSD);
+    {
+        let regions = Regions::open(&options, Way::InThread).unwrap();
+        let region = regions.region("r", 8 << 20, 0).unwrap();
+        for round in 0..3u64 {
+            (0..2048).for_each(|page| {
+                region
+                    .word(page * 512 + page % 512)
+                    .store(round + 1, Relaxed)
+            });
+            region.sync_all().unwrap();
+        }
+        drop(heap(&scratch_dir, Way::InThread));
+    }
+    let report = terrace_vm::store::check(&kept, &mut |_, _| {}).unwrap();
+    assert!(report.damage.is_empty(), "{:?}", report.damage);
+    assert!(
+        report.clean_stop && report.keys >= 2048 && report.entries >= 2048,
+        "{report:?}"
+    );
+    assert_eq!(terrace_vm::store::info(&kept).unwrap().keys, report.keys);
+    let report = terrace_vm::store::check(&scratch_dir, &mut |_, _| {}).unwrap();
+    assert!(report.damage.is_empty() && report.entries == 0);
+    // Every entry that lies in the first segments loses a bit.
+    let path = kept.join("data");
+    let mut bytes = std::fs::read(&path).unwrap();
+    for block in (1 << 20..8 << 20).step_by(4096) {
+        bytes[block + 1000] ^= 4;
+    }
+    std::fs::write(&path, bytes).unwrap();
+    let report = terrace_vm::store::check(&kept, &mut |_, _| {}).unwrap();
+    assert!(!report.damage.is_empty());
+}
