@@ -1,6 +1,6 @@
 //! Memory over a device that fails, end to end on the simulated one: what a program sees.
 //!
-//! Programs that are ended by a signal are this test's own, started again for one test.
+//! Each test runs in a process of its own, this file's started again: some are ended by a signal, and `measure` has a SIGBUS handler for itself.
 
 use crate::opp::{Heap, HeapError, ObjectPool};
 use crate::store::tests::{device, options, pool};
@@ -89,46 +89,67 @@ fn a_page_that_the_device_cannot_read_ends_the_program_with_page_and_error() {
     }
 }
 
+/// Runs a test's part alone, and says whether it came to its end.
+fn alone(test: &str, part: &str, handlers: usize) {
+    let ended = in_child(&format!("failing::{test}"), part, handlers);
+    let said = String::from_utf8_lossy(&ended.stderr);
+    assert!(ended.status.success(), "{handlers} handlers: {said}");
+}
+
 #[test]
 fn a_write_back_that_fails_loses_nothing_and_new_objects_are_refused() {
-    for way in [Way::InThread, Way::Handlers(2)] {
-        let device = device(&options(false), 512, 3);
-        let heap = heap(&device, way);
-        let pool = heap.pool(8 * WORDS as u32, 1 << 20).expect("a pool");
-        let mut objects = fill(&pool, 20_000);
-        device.faults().fail_write(Fault::eio().always());
-        let refused = loop {
-            match pool.alloc() {
-                Ok(object) => {
-                    write(object, objects.len() as u64);
-                    objects.push(object);
-                }
-                Err(e) => break e,
-            }
-            assert!(objects.len() < 200_000, "writes fail and nobody says so");
-        };
-        assert_eq!(refused, HeapError::Store(ObjectError::ReadOnly));
-        assert_eq!(
-            heap.array(1, 8, 1).err(),
-            Some(HeapError::Store(ObjectError::ReadOnly))
-        );
-        // What is there can be read, freed, and for a while be written to.
-        (0..500).for_each(|n| write(objects[n * 7], n as u64 + 1_000_000));
-        for (n, object) in objects.iter().enumerate() {
-            let expected = match n % 7 == 0 && n < 3500 {
-                true => n as u64 / 7 + 1_000_000,
-                false => n as u64,
-            };
-            assert_eq!(read(*object), expected, "object {n}");
-        }
-        objects
-            .iter()
-            .for_each(|object| pool.free(*object).expect("freed"));
+    if let Some(way) = child("write") {
+        return write_back_fails(way);
     }
+    for handlers in [0, 2] {
+        alone(
+            "a_write_back_that_fails_loses_nothing_and_new_objects_are_refused",
+            "write",
+            handlers,
+        );
+    }
+}
+
+fn write_back_fails(way: Way) {
+    let device = device(&options(false), 512, 3);
+    let heap = heap(&device, way);
+    let pool = heap.pool(8 * WORDS as u32, 1 << 20).expect("a pool");
+    let mut objects = fill(&pool, 20_000);
+    device.faults().fail_write(Fault::eio().always());
+    let refused = loop {
+        match pool.alloc() {
+            Ok(object) => {
+                write(object, objects.len() as u64);
+                objects.push(object);
+            }
+            Err(e) => break e,
+        }
+        assert!(objects.len() < 200_000, "writes fail and nobody says so");
+    };
+    assert_eq!(refused, HeapError::Store(ObjectError::ReadOnly));
+    assert_eq!(
+        heap.array(1, 8, 1).err(),
+        Some(HeapError::Store(ObjectError::ReadOnly))
+    );
+    // What is there can be read, freed, and for a while be written to.
+    (0..500).for_each(|n| write(objects[n * 7], n as u64 + 1_000_000));
+    for (n, object) in objects.iter().enumerate() {
+        let expected = match n % 7 == 0 && n < 3500 {
+            true => n as u64 / 7 + 1_000_000,
+            false => n as u64,
+        };
+        assert_eq!(read(*object), expected, "object {n}");
+    }
+    objects
+        .iter()
+        .for_each(|object| pool.free(*object).expect("freed"));
 }
 
 #[test]
 fn a_page_buffer_leaves_the_cap_a_half() {
+    if child("buffer").is_none() {
+        return alone("a_page_buffer_leaves_the_cap_a_half", "buffer", 0);
+    }
     let device = device(&options(false), 512, 1);
     let heap = heap(&device, Way::InThread);
     let (cap, _) = heap.store().cap_and_used_bytes();

@@ -312,7 +312,7 @@ impl Heap {
         if store.failure().is_some() {
             return Err(ObjectError::ReadOnly.into());
         }
-        Ok(store.room.take(bytes)?)
+        Ok(store.room.promise(bytes)?)
     }
 
     /// The most that can be promised.
@@ -321,7 +321,7 @@ impl Heap {
     }
 
     pub(crate) fn unpromise_bytes(&self, bytes: u64) {
-        self.0.store.room.give(bytes);
+        self.0.store.room.end_promise(bytes);
     }
 }
 

@@ -363,3 +363,33 @@ fn a_program_that_is_killed_leaves_a_completed_sync() {
     }
     assert!(synced > 8, "{synced} syncs were too few to meet a kill");
 }
+
+#[test]
+fn a_fork_that_ends_leaves_its_parents_region_alone() {
+    let dir = tempfile::tempdir().unwrap();
+    let regions = open(dir.path(), Way::InThread);
+    let region = regions.region("r", 1 << 20, 0).unwrap();
+    region.word(0).store(1, Relaxed);
+    region.sync_all().unwrap();
+    region.word(0).store(2, Relaxed);
+    // SAFETY: the child uses what it has from its parent only to find that it is refused, and to drop it; then it ends.
+    let child = unsafe { libc::fork() };
+    if child == 0 {
+        let refused = region.sync_all().is_err() && region.set_root(Some(8)).is_err();
+        drop((region, regions));
+        // SAFETY: ends the child here.
+        unsafe { libc::_exit(if refused { 0 } else { 1 }) };
+    }
+    let mut status = 0;
+    // SAFETY: waits for the child made above.
+    assert_eq!(unsafe { libc::waitpid(child, &mut status, 0) }, child);
+    assert!(
+        libc::WIFEXITED(status) && libc::WEXITSTATUS(status) == 0,
+        "{status:#x}"
+    );
+    assert_eq!((region.word(0).load(Relaxed), region.root()), (2, None));
+    region.sync_all().unwrap();
+    drop((region, regions));
+    let regions = open(dir.path(), Way::InThread);
+    assert_eq!(regions.region("r", 1, 0).unwrap().word(0).load(Relaxed), 2);
+}

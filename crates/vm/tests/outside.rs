@@ -12,8 +12,8 @@ use terrace_vm::store::{Store, StoreOptions};
 
 const CAP: u64 = 32 << 20;
 const SSD: u64 = 128 << 20;
-const OBJECTS: u64 = 40_000;
-const BYTES: u32 = 1024;
+const OBJECTS: u64 = 12_000;
+const BYTES: u32 = 4000;
 /// Where the child's pool is, and what it is to do.
 const CHILD: &str = "TERRACE_OUTSIDE_CHILD";
 
@@ -82,10 +82,9 @@ fn a_pool_that_is_cut_short_ends_who_touches_what_is_gone() {
     let ended = in_child(name, &dir.path().join("pool"));
     let said = String::from_utf8_lossy(&ended.stderr);
     assert_eq!(ended.status.signal(), Some(libc::SIGBUS), "{said}");
-    assert!(
-        said.contains("SIGBUS: page ") && said.contains("reading bytes "),
-        "{said}"
-    );
+    // Where the log has gone on since, zeros were read in the place of what was cut.
+    let cause = said.contains("reading bytes ") || said.contains("are damaged");
+    assert!(said.contains("SIGBUS: page ") && cause, "{said}");
 }
 
 #[test]

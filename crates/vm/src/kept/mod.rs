@@ -193,10 +193,10 @@ impl Regions {
             Named::erase(shared.store(), number, pages)?;
             held.catalogue.remove(shared.store(), number)?;
         }
+        // Under a larger cap the SSD promises less; what is there stays usable, and does not grow.
         for record in held.catalogue.records.values() {
-            shared
-                .heap
-                .promise_bytes(Named::promise_bytes(record.pages))?;
+            let bytes = Named::promise_bytes(record.pages);
+            shared.store().room.owe(bytes);
         }
         Ok(())
     }

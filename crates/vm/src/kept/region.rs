@@ -9,6 +9,7 @@ use crate::PAGE_BYTES;
 use crate::inside::Inside;
 use crate::policy;
 use crate::region::Region;
+use crate::signal;
 use crate::store::Named;
 use std::ops::Range;
 use std::sync::Arc;
@@ -183,6 +184,11 @@ impl NamedRegion {
 
 impl Drop for NamedRegion {
     fn drop(&mut self) {
+        if signal::check_not_forked(self.region().memory_core()).is_err() {
+            // All of it is the parent's.
+            std::mem::forget((self.region.take(), self.named.take()));
+            return;
+        }
         // First what shows it, so that nothing is written back to it any more.
         self.region = None;
         self.named = None;

@@ -94,6 +94,8 @@ pub struct Store {
     pub(crate) driver: Driver,
     pub(crate) lane_mask: u64,
     pub(crate) keeps: bool,
+    /// The process that opened it.
+    process: u32,
     shapes: RwLock<Vec<Option<Made>>>,
     pub(crate) room: Room,
     bufs: Mutex<Vec<Buf>>,
@@ -142,6 +144,7 @@ impl Store {
             .sum();
         Ok(Arc::new(Store {
             room: Room::new(usable_bytes),
+            process: std::process::id(),
             lane_mask: u64::from(pool.superblock().lanes) - 1,
             keeps: pool.options().contents == Contents::Objects,
             driver,
@@ -364,6 +367,10 @@ pub(crate) fn forget(lane: &mut Lane<Tables>, oid: ObjectId) {
 
 impl Drop for Store {
     fn drop(&mut self) {
+        if self.process != std::process::id() {
+            // A fork: threads, device and locks are the parent's.
+            return;
+        }
         self.driver.stop();
         if self.keeps
             && self.pool.failure().is_none()

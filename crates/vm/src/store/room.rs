@@ -1,15 +1,19 @@
 //! Room on the SSD that is spoken for: promised to arrays, pools, mallocs and regions, or taken by objects of a table that nobody promised for.
 //!
-//! Promises: both together never exceed what the SSD takes with room to clean, so what was promised can be stored. Never: waits.
+//! Promises: where anything is promised, both together do not exceed what the SSD takes with room to clean, so what was promised can be stored. Never: waits.
 
 use super::error::ObjectError;
 use super::table::State;
 use std::sync::atomic::{AtomicU64, Ordering};
 use terrace_log::addr;
 
+/// More than any SSD has, and than is asked for at a time.
+const BYTES_MAX: u64 = 1 << 60;
+
 /// See the head of the file.
 pub(crate) struct Room {
-    taken_bytes: AtomicU64,
+    promised_bytes: AtomicU64,
+    unpromised_bytes: AtomicU64,
     pub max_bytes: u64,
 }
 
@@ -17,28 +21,66 @@ impl Room {
     /// Of a store whose SSD takes so many bytes of entries.
     pub fn new(usable_bytes: u64) -> Room {
         Room {
-            taken_bytes: AtomicU64::new(0),
+            promised_bytes: AtomicU64::new(0),
+            unpromised_bytes: AtomicU64::new(0),
             max_bytes: usable_bytes / 10 * 9,
         }
     }
 
-    /// Takes so many bytes, if they are there.
-    pub fn take(&self, bytes: u64) -> Result<(), ObjectError> {
-        let full = ObjectError::Full { asked_bytes: bytes };
-        let taken = |taken: u64| {
-            let after = taken.checked_add(bytes)?;
-            (after <= self.max_bytes).then_some(after)
-        };
-        let (set, get) = (Ordering::Relaxed, Ordering::Relaxed);
-        let done = self.taken_bytes.fetch_update(set, get, taken);
-        done.map(drop).map_err(|_| full)
+    /// Promises so many bytes, if they are there.
+    pub fn promise(&self, bytes: u64) -> Result<(), ObjectError> {
+        let most = |_| self.max_bytes;
+        add(&self.promised_bytes, &self.unpromised_bytes, bytes, most)
     }
 
-    /// Gives bytes back that were taken.
-    pub fn give(&self, bytes: u64) {
-        let before = self.taken_bytes.fetch_sub(bytes, Ordering::Relaxed);
-        debug_assert!(before >= bytes, "{bytes} bytes given back of {before}");
+    /// Promises what is in the pool already, whether it fits or not.
+    pub fn owe(&self, bytes: u64) {
+        self.promised_bytes.fetch_add(bytes, Ordering::SeqCst);
     }
+
+    /// Ends a promise.
+    pub fn end_promise(&self, bytes: u64) {
+        take_away(&self.promised_bytes, bytes);
+    }
+
+    /// Takes so many bytes that nobody promised. Where nothing is promised, the SSD itself is the bound.
+    pub fn take(&self, bytes: u64) -> Result<(), ObjectError> {
+        let most = |promised| match promised {
+            0 => BYTES_MAX,
+            _ => self.max_bytes,
+        };
+        add(&self.unpromised_bytes, &self.promised_bytes, bytes, most)
+    }
+
+    /// Gives them back.
+    pub fn give(&self, bytes: u64) {
+        take_away(&self.unpromised_bytes, bytes);
+    }
+}
+
+/// Added first and looked at then: of two that add to either at a time, one sees the other.
+fn add(
+    to: &AtomicU64,
+    other: &AtomicU64,
+    bytes: u64,
+    most: impl Fn(u64) -> u64,
+) -> Result<(), ObjectError> {
+    let full = ObjectError::Full { asked_bytes: bytes };
+    if bytes > BYTES_MAX {
+        return Err(full);
+    }
+    let after = to.fetch_add(bytes, Ordering::SeqCst) + bytes;
+    let other = other.load(Ordering::SeqCst);
+    if after + other <= most(other) {
+        return Ok(());
+    }
+    take_away(to, bytes);
+    Err(full)
+}
+
+fn take_away(from: &AtomicU64, bytes: u64) {
+    let before = from.fetch_sub(bytes, Ordering::SeqCst);
+    debug_assert!(before >= bytes, "{bytes} bytes given back of {before}");
 }
 
 /// What an object takes of the SSD, as its slot has it.
@@ -61,15 +103,15 @@ mod tests {
     #[test]
     fn no_more_is_taken_than_there_is() {
         let room = Room::new(1000);
-        assert_eq!(room.take(901), Err(ObjectError::Full { asked_bytes: 901 }));
-        assert_eq!(
-            room.take(u64::MAX),
-            Err(ObjectError::Full {
-                asked_bytes: u64::MAX
-            })
-        );
-        assert_eq!((room.take(900), room.take(1).is_err()), (Ok(()), true));
-        room.give(100);
-        assert_eq!(room.take(100), Ok(()));
+        let full = |asked_bytes| Err(ObjectError::Full { asked_bytes });
+        assert_eq!(room.promise(901), full(901));
+        assert_eq!(room.promise(u64::MAX), full(u64::MAX));
+        // Beyond what may be promised, as long as nothing is.
+        assert_eq!((room.take(950), room.promise(1)), (Ok(()), full(1)));
+        room.give(900);
+        assert_eq!((room.promise(850), room.promise(1)), (Ok(()), full(1)));
+        assert_eq!(room.take(1), full(1));
+        room.end_promise(850);
+        assert_eq!(room.take(1000), Ok(()));
     }
 }
