@@ -84,7 +84,7 @@ fn put(named: &Named, page: u64, number: u64) {
     let changed = Changed {
         page,
         bytes: &bytes,
-        surely: true,
+        surely: number.is_multiple_of(2),
     };
     assert_eq!(named.store(&[changed]).expect("store"), 1);
 }
@@ -121,6 +121,7 @@ impl Life<'_> {
                 let pages = self.now.pages.len() as u64;
                 self.named.grow(pages).expect("grown");
             }
+            5 => put(&self.named, page, self.now.pages[page as usize]),
             _ => {
                 self.number += 1;
                 put(&self.named, page, self.number);
@@ -285,6 +286,20 @@ fn a_sync_that_failed_never_comes_to_pass_in_part() {
             Err(_) => assert!(states.contains(&seen), "{seen:?}"),
         }
     }
+}
+
+#[test]
+fn a_page_that_was_not_changed_is_not_written_again() {
+    let device = made(4, SEGMENTS);
+    let (_store, named) = open(&device);
+    put(&named, 3, 7);
+    named.sync(std::slice::from_ref(&(0..PAGES))).expect("sync");
+    let updates = || named.store.stats().lanes.updates;
+    let before = updates();
+    put(&named, 3, 7);
+    assert_eq!(updates(), before);
+    put(&named, 3, 9);
+    assert_eq!(updates(), before + 1);
 }
 
 #[test]

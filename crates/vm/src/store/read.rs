@@ -126,7 +126,21 @@ impl Store {
         self.read_at(table, id, |value, _| f(value))
     }
 
-    /// The same; `f` hears also where on the device the bytes were read just now.
+    /// Whether `f` is true of an object as it is in DRAM, with its lane locked. One that is not there is read by nobody: false.
+    pub(crate) fn near_is(&self, table: u16, id: u64, f: impl FnOnce(Value<'_>) -> bool) -> bool {
+        let Ok((oid, lane_id)) = self.place(table, id) else {
+            return false;
+        };
+        inside::run(|| {
+            let lane = self.pool.lane(lane_id);
+            match lane.dir.get(oid) {
+                State::At(slot) => near(&lane, slot).is_some_and(f),
+                _ => false,
+            }
+        })
+    }
+
+    /// The same as [`Store::read`]; `f` hears also where on the device the bytes were read just now.
     pub(crate) fn read_at<R>(
         &self,
         table: u16,

@@ -241,11 +241,12 @@ impl Named {
         Ok(mark)
     }
 
-    /// Writes a page's pending version.
+    /// Writes a page's pending version. One that is not `surely` changed is compared with its newest version, if that is in DRAM.
     fn write(
         &self,
         page: u64,
         bytes: &[u8; PAGE_BYTES],
+        surely: bool,
         generation: u64,
     ) -> Result<(), ObjectError> {
         let mark = self.mark(page)?;
@@ -255,10 +256,23 @@ impl Named {
         room[..GENERATION_BYTES].copy_from_slice(&generation.to_le_bytes());
         let len = pack(bytes, &mut room[GENERATION_BYTES..]);
         let entry = &room[..GENERATION_BYTES + len];
-        let put = self.store.put(self.tables[mark.next()], page, entry);
+        let same = |value: Value<'_>| match value {
+            Value::Bytes(bytes) => {
+                split(bytes).map(|(_, packed)| packed) == Some(&entry[GENERATION_BYTES..])
+            }
+            _ => false,
+        };
+        let newest = mark.newest().filter(|_| !surely);
+        let unchanged = newest.is_some_and(|at| self.store.near_is(self.tables[at], page, same));
+        let put = match unchanged {
+            true => Ok(()),
+            false => self.store.put(self.tables[mark.next()], page, entry),
+        };
         self.store.keep_buf(room);
         put?;
-        self.marks.set(page, mark.written());
+        if !unchanged {
+            self.marks.set(page, mark.written());
+        }
         Ok(())
     }
 
@@ -303,7 +317,12 @@ impl Backing for Named {
     fn store(&self, pages: &[Changed<'_>]) -> Result<usize, StoreError> {
         let state = self.settled().map_err(super::pages::store_error)?;
         for (at, changed) in pages.iter().enumerate() {
-            if let Err(e) = self.write(changed.page, &changed.bytes.0, state.working) {
+            let Changed {
+                page,
+                bytes,
+                surely,
+            } = *changed;
+            if let Err(e) = self.write(page, &bytes.0, surely, state.working) {
                 return match at {
                     0 => Err(super::pages::store_error(e)),
                     taken => Ok(taken),

@@ -95,7 +95,8 @@ impl Named {
         for (page, _) in self.marks.pending().filter(|(page, _)| !wanted.has(*page)) {
             let mut bytes = Page::ZERO;
             self.read(page, &mut bytes)?;
-            self.write(page, &bytes.0, control.working)?;
+            // Under the new generation, whatever it holds.
+            self.write(page, &bytes.0, true, control.working)?;
         }
         // Epochs are in order: where the control is durable, what was stored before it is too.
         self.store.put(self.control_table, 0, &control.encode())?;
