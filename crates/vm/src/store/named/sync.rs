@@ -172,6 +172,60 @@ impl Named {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::store::Store;
+    use crate::store::tests::{device, options, pool};
+    use crate::{Backing, Changed, Fetched};
+    use std::sync::Arc;
+    use terrace_media::sim::SimDevice;
+
+    fn open(device: &SimDevice, make: bool) -> (Arc<Store>, Named) {
+        let store = Store::on_pool(pool(device, options(true)), false).expect("a store");
+        if make {
+            Named::make(&store, 0, 2).expect("made");
+        }
+        let named = Named::open(store.clone(), 0, 2).expect("open");
+        (store, named)
+    }
+
+    fn put(named: &Named, page: u64, byte: u8) {
+        let bytes = Page([byte; crate::PAGE_BYTES]);
+        let changed = Changed {
+            page,
+            bytes: &bytes,
+            surely: true,
+        };
+        assert_eq!(named.store(&[changed]).expect("stored"), 1);
+    }
+
+    #[test]
+    fn a_sync_in_doubt_is_taken_back_before_anything_else_is_stored() {
+        let device = device(&options(true), 160, 1);
+        let (store, named) = open(&device, true);
+        (0..2).for_each(|page| put(&named, page, 7));
+        {
+            // As when the wait for its epoch took too long.
+            let mut state = named.state.write();
+            let mut control = state.control.clone();
+            (control.synced, control.working) = (state.working, state.working + 1);
+            let stored = store.put(named.control_table, 0, &control.encode());
+            stored.expect("stored");
+            state.doubt = true;
+            state.working += 1;
+        }
+        // One of its pages is written over; were it to come to pass now, it would in part.
+        put(&named, 0, 8);
+        store.make_durable().expect("durable");
+        let after = SimDevice::with_image(device.crash_image(1), 1);
+        let (_store, named) = open(&after, false);
+        for page in 0..2 {
+            let mut bytes = Page::ZERO;
+            assert_eq!(
+                named.fetch(page, &mut bytes),
+                Ok(Fetched::Absent),
+                "page {page}"
+            );
+        }
+    }
 
     #[test]
     fn ranges_are_joined_and_asked_quickly() {
