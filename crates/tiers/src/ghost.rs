@@ -18,6 +18,10 @@ impl Ghost {
             marks: vec![0; keys.max(1)].into_boxed_slice(),
         }
     }
+    /// Keys it remembers, at most.
+    pub fn keys(&self) -> u64 {
+        self.marks.len() as u64
+    }
     /// Memory taken, bytes.
     pub fn bytes(&self) -> usize {
         self.marks.len() * size_of::<u16>()

@@ -481,7 +481,11 @@ impl<D: Snapshot> Lane<D> {
             ..fetched.to_new()
         };
         let head = match self.ghost.recall(who) {
-            true => Head::Main,
+            true => {
+                self.stats.recalled += 1;
+                self.stats.recalled_bytes += new.len_bytes() as u64;
+                Head::Main
+            }
             false => Head::Probation,
         };
         if let Some(up) = self.mem.append(head, &new, SPARE_SEGMENTS) {

@@ -113,6 +113,14 @@ impl<D: Snapshot> Lane<D> {
     pub fn index_bytes(&self) -> usize {
         self.dir.bytes()
     }
+    /// Entries that came back to DRAM while they were remembered, and their bytes.
+    pub fn recalled(&self) -> (u64, u64) {
+        (self.stats.recalled, self.stats.recalled_bytes)
+    }
+    /// Entries remembered after they left DRAM.
+    pub fn remembers(&self) -> u64 {
+        self.ghost.keys()
+    }
     /// DRAM segments held now.
     pub fn memory_held(&self) -> usize {
         self.mem.held()

@@ -29,6 +29,10 @@ pub struct LaneStats {
     pub updated_bytes: u64,
     /// Entry bytes brought up to DRAM by reads.
     pub promoted_bytes: u64,
+    /// Of the entries brought up, those that had left DRAM a short while before, and their bytes.
+    pub recalled: u64,
+    /// See `recalled`.
+    pub recalled_bytes: u64,
     /// Entry bytes stepped down to the SSD.
     pub staged_bytes: u64,
     /// Entry bytes moved by the cleaner on the SSD.

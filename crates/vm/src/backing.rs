@@ -25,6 +25,8 @@ pub enum Fetched {
     Absent,
     /// The page holds the contents.
     Filled,
+    /// The same, and the device was read for it.
+    Read,
 }
 
 /// A page on its way back to its backing.

@@ -380,6 +380,7 @@ impl Core {
 
     fn finish(&self, work: &mut Workspace) -> Evicted {
         let mut evicted = Evicted::default();
+        let left = self.counters.evicted.load(Ordering::Relaxed);
         for victim in &work.victims {
             let (_, at) = place(victim.page);
             let record = self
@@ -399,7 +400,7 @@ impl Core {
             if !victim.stays {
                 evicted.pages += 1;
                 evicted.dirty += usize::from(victim.dirty);
-                self.ghost.leaves(victim.page);
+                self.ghost.leaves(victim.page, left);
                 record.forget(at);
             }
             if record.pages[at].end(from, then) {

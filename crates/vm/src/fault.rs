@@ -264,8 +264,8 @@ impl Fault<'_> {
         // Noted before it is there: whoever is woken by its coming may ask for a write-back that must find it.
         record.note(at);
         match self.put(region, writable) {
-            Ok(()) => {
-                let heat = core.ghost.comes(self.page);
+            Ok(fetched) => {
+                let heat = core.comes(self.page, fetched);
                 let then = match writable {
                     true => Then::Dirty {
                         heat,
@@ -296,20 +296,21 @@ impl Fault<'_> {
     }
 
     /// Fetches the page and puts it in place.
-    fn put(&self, region: &RegionCore, writable: bool) -> Result<(), Cause> {
+    fn put(&self, region: &RegionCore, writable: bool) -> Result<Fetched, Cause> {
         let core = self.core;
         let address = core.space.address_of(self.page);
         let page = self.page - region.first_page;
         core.scratch.with(region.backing.span(page), |scratch| {
             let fetched = region.backing.fetch(page, scratch).map_err(Cause::Fetch)?;
             let counter = match fetched {
-                Fetched::Filled => &core.counters.fetched,
+                Fetched::Filled | Fetched::Read => &core.counters.fetched,
                 Fetched::Absent => &core.counters.absent,
             };
             Counters::add(counter, 1);
             core.uffd
                 .copy(address, scratch, !writable)
-                .map_err(Cause::kernel("put it in place"))
+                .map_err(Cause::kernel("put it in place"))?;
+            Ok(fetched)
         })
     }
 
@@ -318,7 +319,7 @@ impl Fault<'_> {
         if !counts {
             return true;
         }
-        let max = policy::dirty_pages_max(self.core.pages_max.load(Ordering::Relaxed));
+        let max = policy::dirty_pages_max(self.core.pages_now());
         if self.core.dirty.fetch_add(1, Ordering::Relaxed) < max {
             return true;
         }
@@ -331,7 +332,8 @@ impl Fault<'_> {
     fn make_room(&mut self, for_dirty: bool) -> Result<(), Cause> {
         let core = self.core;
         let ticket = core.freed.ticket(0);
-        let pages_max = core.pages_max.load(Ordering::Relaxed);
+        core.balance();
+        let pages_max = core.pages_now();
         let evicted = core
             .evict(policy::batch_pages(pages_max))
             .unwrap_or_default();
@@ -361,9 +363,38 @@ impl Fault<'_> {
 }
 
 impl Core {
+    /// Pages that may be resident, given what page tables take.
+    pub fn pages_now(&self) -> usize {
+        let max = self.pages_max.load(Ordering::Relaxed);
+        let bytes = self.bytes_max.load(Ordering::Relaxed);
+        let tables = self.space.live() * policy::TABLE_BYTES;
+        policy::pages_of_bytes(bytes, tables).min(max)
+    }
+
+    /// How hot a page is that comes; counts those that left a short while ago.
+    fn comes(&self, page: u64, fetched: Fetched) -> u8 {
+        let left = self.counters.evicted.load(Ordering::Relaxed);
+        let asked = policy::near_pages(self.resident.load(Ordering::Relaxed));
+        let back = self.ghost.comes(page, left, self.ghost.near_pages(asked));
+        if back.near && fetched != Fetched::Absent {
+            Counters::add(&self.counters.near, 1);
+            if fetched == Fetched::Read {
+                Counters::add(&self.counters.near_read, 1);
+            }
+        }
+        back.heat
+    }
+
+    /// Lets whoever shares a cap with the buffer look whether it is to grow or to shrink.
+    fn balance(&self) {
+        if let Some(balance) = self.balance.get() {
+            balance();
+        }
+    }
+
     /// Counts one more resident page if there may be one more.
     fn admit(&self) -> bool {
-        let max = self.pages_max.load(Ordering::Relaxed);
+        let max = self.pages_now();
         if self.resident.fetch_add(1, Ordering::Relaxed) < max {
             return true;
         }

@@ -1,20 +1,37 @@
 //! What left the page buffer a short while ago: a page that comes back so soon is worth keeping longer.
 //!
-//! A few bytes for each page of the buffer, an entry at a place that the page's number chooses: the fingerprint of the page that left
-//! last, and its *heat*: how often it came back while its entry was still there. Others overwrite it, so it is forgotten by itself.
+//! A table of entries at places that the pages' numbers choose: the fingerprint of the page that left last, *when* it left, counted in
+//! pages that left, and its *heat*: how often it came back while its entry was still there. Others overwrite it, so it is forgotten by
+//! itself. A page that comes back within a short while tells that a little more buffer would have kept it.
 //!
 //! Promises: wrong at worst about how hot a page is; no lock. Never: grows, or is asked what is resident.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 
-/// Entries for each page of the buffer, about how many that left are remembered: with independent accesses by Zipf's law the last
-/// page worth keeping comes back after ten times as many others as the buffer holds.
-const ENTRIES_PER_PAGE: usize = 16;
-/// Their bytes.
-pub(crate) const BYTES_PER_PAGE: usize = ENTRIES_PER_PAGE * size_of::<AtomicU32>();
+/// Bytes of an entry.
+const ENTRY_BYTES: usize = size_of::<AtomicU32>();
+/// The most and the fewest entries.
+const ENTRIES: std::ops::RangeInclusive<usize> = 64..=1 << 24;
 /// The highest heat.
 pub(crate) const HEAT_MAX: u8 = 3;
 const HEAT: u32 = 3;
+/// When it left, in [`Ghost::unit_pages`], modulo 256.
+const STAMP_SHIFT: u32 = 2;
+const STAMP: u32 = 0xff << STAMP_SHIFT;
+const MARK: u32 = !(HEAT | STAMP);
+/// The oldest age that a stamp tells for sure enough.
+const AGE_MAX: u64 = 200;
+/// Ages that a stamp can tell, for each time that the entries are used up.
+const UNITS_A_TABLE: usize = 256;
+
+/// What is known of a page that comes.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) struct Back {
+    /// How often it came back soon.
+    pub heat: u8,
+    /// It left so short a while ago that it counts as near.
+    pub near: bool,
+}
 
 /// See the head of the file.
 pub(crate) struct Ghost {
@@ -22,42 +39,64 @@ pub(crate) struct Ghost {
 }
 
 impl Ghost {
-    /// For a buffer of `pages_max` pages.
-    pub fn new(pages_max: usize) -> Ghost {
-        let len = pages_max
-            .saturating_mul(ENTRIES_PER_PAGE)
-            .clamp(64, 1 << 24);
+    /// With about so many entries.
+    pub fn new(entries: usize) -> Ghost {
+        let len = entries.clamp(*ENTRIES.start(), *ENTRIES.end());
         let len = 1usize << len.ilog2();
         Ghost {
             entries: (0..len).map(|_| AtomicU32::new(0)).collect(),
         }
     }
 
+    /// DRAM it takes.
+    pub fn bytes(&self) -> usize {
+        self.entries.len() * ENTRY_BYTES
+    }
+
     fn place(&self, page: u64) -> (&AtomicU32, u32) {
         let hash = (page + 1).wrapping_mul(0x9E37_79B9_7F4A_7C15);
         let hash = (hash ^ hash >> 32).wrapping_mul(0xD6E8_FEB8_6659_FD93);
         let at = hash as usize & (self.entries.len() - 1);
-        (&self.entries[at], (hash >> 32) as u32 & !HEAT)
+        (&self.entries[at], (hash >> 32) as u32 & MARK)
     }
 
-    /// The heat of a page that comes.
-    pub fn comes(&self, page: u64) -> u8 {
+    /// Pages that leave while a stamp stays the same.
+    fn unit_pages(&self) -> u64 {
+        (self.entries.len() / UNITS_A_TABLE).max(1) as u64
+    }
+
+    /// How many pages may have left since a page did for it to count as near: as many as asked for, as far as stamps tell.
+    pub fn near_pages(&self, asked: u64) -> u64 {
+        let unit = self.unit_pages();
+        (asked / unit).clamp(1, AGE_MAX) * unit
+    }
+
+    fn stamp(&self, left: u64) -> u32 {
+        ((left / self.unit_pages()) as u32 & 0xff) << STAMP_SHIFT
+    }
+
+    /// A page comes, when `left` pages have left so far.
+    pub fn comes(&self, page: u64, left: u64, near_pages: u64) -> Back {
         let (entry, mark) = self.place(page);
         let seen = entry.load(Ordering::Relaxed);
-        if seen & !HEAT != mark {
-            return 0;
+        if seen & MARK != mark {
+            return Back::default();
         }
         let heat = ((seen & HEAT) as u8 + 1).min(HEAT_MAX);
-        entry.store(mark | u32::from(heat), Ordering::Relaxed);
-        heat
+        entry.store(seen & !HEAT | u32::from(heat), Ordering::Relaxed);
+        let age = (self.stamp(left).wrapping_sub(seen & STAMP) & STAMP) >> STAMP_SHIFT;
+        Back {
+            heat,
+            near: u64::from(age) * self.unit_pages() < near_pages,
+        }
     }
 
-    /// A page leaves. What is known of it stays.
-    pub fn leaves(&self, page: u64) {
+    /// A page leaves, as number `left`. What is known of it stays.
+    pub fn leaves(&self, page: u64, left: u64) {
         let (entry, mark) = self.place(page);
-        if entry.load(Ordering::Relaxed) & !HEAT != mark {
-            entry.store(mark, Ordering::Relaxed);
-        }
+        let seen = entry.load(Ordering::Relaxed);
+        let heat = if seen & MARK == mark { seen & HEAT } else { 0 };
+        entry.store(mark | self.stamp(left) | heat, Ordering::Relaxed);
     }
 }
 
@@ -67,14 +106,27 @@ mod tests {
 
     #[test]
     fn who_comes_back_soon_is_hotter_each_time() {
-        let ghost = Ghost::new(64);
-        assert_eq!(ghost.comes(7), 0);
+        let ghost = Ghost::new(1024);
+        assert_eq!(ghost.comes(7, 0, 100).heat, 0);
         for heat in [1, 2, 3, 3] {
-            ghost.leaves(7);
-            assert_eq!(ghost.comes(7), heat);
+            ghost.leaves(7, 0);
+            assert_eq!(ghost.comes(7, 0, 100).heat, heat);
         }
         // Many others leave meanwhile.
-        (1000..20_000).for_each(|page| ghost.leaves(page));
-        assert_eq!(ghost.comes(7), 0);
+        (1000..20_000).for_each(|page| ghost.leaves(page, page));
+        assert_eq!(ghost.comes(7, 20_000, 100), Back::default());
+    }
+
+    #[test]
+    fn who_comes_back_at_once_is_near() {
+        let ghost = Ghost::new(1 << 14);
+        let near = ghost.near_pages(1000);
+        assert!((900..=1000).contains(&near), "{near}");
+        for start in [0, 5000, 300_000] {
+            ghost.leaves(7, start);
+            assert!(ghost.comes(7, start + 500, near).near);
+            ghost.leaves(7, start);
+            assert!(!ghost.comes(7, start + 2000, near).near);
+        }
     }
 }

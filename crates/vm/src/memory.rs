@@ -8,6 +8,7 @@ use crate::evict::{Hand, Workspace};
 use crate::ghost::Ghost;
 use crate::handler::Handlers;
 use crate::inside::Inside;
+use crate::policy;
 use crate::region::Region;
 use crate::scratch::Scratch;
 use crate::space::Space;
@@ -15,7 +16,7 @@ use crate::stats::{Counters, Stats};
 use crate::sys::{Lock, Rooms, SystemError, Uffd, Unmapper};
 use crate::{registry, signal};
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, OnceLock};
 
 /// The smallest page buffer: threads that need several pages for one instruction must all find them at the same time.
 pub const PAGES_MIN: usize = 64;
@@ -49,6 +50,8 @@ pub struct Options {
     pub base: Option<usize>,
     /// Whether pages are taken away many at a time, where the kernel can. Without, as on Linux before 6.13: one call each, ten times as slow.
     pub batches: bool,
+    /// Pages remembered after they left, 4 bytes each; None: 16 for each of `pages_max`.
+    pub remembered: Option<usize>,
 }
 
 impl Default for Options {
@@ -59,6 +62,7 @@ impl Default for Options {
             reserve_bytes: 1 << 44,
             base: None,
             batches: true,
+            remembered: None,
         }
     }
 }
@@ -115,6 +119,10 @@ pub(crate) struct Core {
     /// The process it belongs to.
     pub generation: u32,
     pub pages_max: AtomicUsize,
+    /// What pages and their tables together may come to.
+    pub bytes_max: AtomicUsize,
+    /// Called now and then by threads that evict: allocates nothing, and is quick.
+    pub balance: OnceLock<Box<dyn Fn() + Send + Sync>>,
     /// Pages that are not absent, or about to be.
     pub resident: AtomicUsize,
     /// Of these, those that may be newer than their backing.
@@ -172,10 +180,16 @@ impl Memory {
             way: options.way,
             generation: signal::generation(),
             pages_max: AtomicUsize::new(options.pages_max),
+            bytes_max: AtomicUsize::new(policy::scattered_bytes(options.pages_max)),
+            balance: OnceLock::new(),
             resident: AtomicUsize::new(0),
             dirty: AtomicUsize::new(0),
             scratch: Scratch::new(),
-            ghost: Ghost::new(options.pages_max),
+            ghost: Ghost::new(
+                options
+                    .remembered
+                    .unwrap_or(policy::remembered(options.pages_max)),
+            ),
             workspaces: std::array::from_fn(|_| Lock::new(Workspace::new())),
             hand: Lock::default(),
             freed: Rooms::new(),
@@ -223,12 +237,49 @@ impl Memory {
         check_pages(pages_max)?;
         let inside = Inside::enter(&self.core)?;
         self.core.pages_max.store(pages_max, Ordering::Relaxed);
+        let bytes = policy::scattered_bytes(pages_max);
+        self.core.bytes_max.store(bytes, Ordering::Relaxed);
         let shrunk = self.core.shrink_to(pages_max);
         drop(inside);
         Ok(shrunk?)
     }
 
-    /// Pages that may be materialised at a time.
+    /// Changes what pages and their tables together may come to, in bytes: so it is more pages where they lie close. When it falls,
+    /// faults to come evict what is too much.
+    pub(crate) fn set_buffer_bytes(&self, bytes: usize) {
+        let pages = policy::pages_of_bytes(bytes, 0);
+        self.core.bytes_max.store(bytes, Ordering::Relaxed);
+        self.core.pages_max.store(pages, Ordering::Relaxed);
+    }
+
+    /// What pages and their tables may come to, and what they come to now; bytes.
+    pub(crate) fn buffer_bytes(&self) -> (usize, usize) {
+        let core = &self.core;
+        let pages = core.resident.load(Ordering::Relaxed) * crate::PAGE_BYTES;
+        let tables = core.space.live() * policy::TABLE_BYTES;
+        (core.bytes_max.load(Ordering::Relaxed), pages + tables)
+    }
+
+    /// Bytes that the buffer would have to have more for pages counted as near to stay.
+    pub(crate) fn near_bytes(&self) -> u64 {
+        let core = &self.core;
+        let resident = core.resident.load(Ordering::Relaxed).max(1);
+        let near = core.ghost.near_pages(policy::near_pages(resident));
+        near * self.buffer_bytes().1 as u64 / resident as u64
+    }
+
+    /// What it costs beside pages and tables, bytes.
+    pub(crate) fn fixed_bytes(&self) -> u64 {
+        (self.core.ghost.bytes() + crate::scratch::SCRATCH_BYTES) as u64
+    }
+
+    /// What threads that evict call now and then; only the first counts.
+    pub(crate) fn on_eviction(&self, balance: Box<dyn Fn() + Send + Sync>) {
+        // A second heap over one memory: the first one's balance goes on.
+        let _first = self.core.balance.set(balance);
+    }
+
+    /// Pages that may be materialised at a time, at most.
     pub fn pages_max(&self) -> usize {
         self.core.pages_max.load(Ordering::Relaxed)
     }

@@ -12,6 +12,7 @@ mod pool;
 pub use pool::ObjectPool;
 
 use crate::backing::PAGE_BYTES;
+use crate::balance::Balance;
 use crate::memory::{Memory, Options, VmError, Way};
 use crate::policy;
 use crate::region::Region;
@@ -78,8 +79,7 @@ pub struct Heap(Arc<Shared>);
 struct Shared {
     memory: Memory,
     store: Arc<Store>,
-    /// What the cap was told of the page buffer, bytes.
-    counted_bytes: AtomicU64,
+    balance: Balance,
 }
 
 impl Heap {
@@ -88,38 +88,38 @@ impl Heap {
     /// Errors: a page buffer that is too large for the cap.
     pub fn new(memory: Memory, store: Arc<Store>) -> Result<Heap, HeapError> {
         check_buffer(&store, memory.pages_max())?;
-        let heap = Heap(Arc::new(Shared {
+        let shared = Arc::new(Shared {
+            balance: Balance::new(memory.clone(), store.clone()),
             memory,
             store,
-            counted_bytes: AtomicU64::new(0),
+        });
+        let weak = Arc::downgrade(&shared);
+        shared.memory.on_eviction(Box::new(move || {
+            if let Some(shared) = weak.upgrade() {
+                shared.balance.look();
+            }
         }));
-        heap.count();
-        Ok(heap)
+        Ok(Heap(shared))
     }
 
-    /// The same with a memory of its own, whose page buffer has a sixteenth of the store's cap.
+    /// The same with a memory of its own, whose page buffer begins with a sixteenth of the store's cap; then it adapts.
     pub fn open(store: Arc<Store>, way: Way) -> Result<Heap, HeapError> {
         let (cap_bytes, _) = store.cap_and_used_bytes();
         let memory = Memory::new(Options {
             way,
             pages_max: policy::pages_of_cap(cap_bytes),
+            remembered: Some(policy::remembered_of_cap(cap_bytes)),
             ..Options::default()
         })?;
         Heap::new(memory, store)
     }
 
-    /// Changes how many pages may be materialised; the DRAM terrace has the rest of the cap.
+    /// Says how many pages may be materialised, instead of letting that adapt; the DRAM terrace has the rest of the cap.
     pub fn set_pages_max(&self, pages_max: usize) -> Result<(), HeapError> {
         check_buffer(&self.0.store, pages_max)?;
-        self.0.memory.set_pages_max(pages_max)?;
-        self.count();
-        Ok(())
-    }
-
-    fn count(&self) {
-        let bytes = policy::buffer_bytes(self.0.memory.pages_max());
-        let before = self.0.counted_bytes.swap(bytes, Ordering::Relaxed);
-        self.0.store.count_pages(before, bytes);
+        let set = self.0.memory.set_pages_max(pages_max);
+        self.0.balance.fix();
+        Ok(set?)
     }
 
     /// The memory.
@@ -341,13 +341,6 @@ impl Drop for Shown {
                 tracing::warn!(table = self.table, %error, "a table could not be dropped and is not used again");
             }
         }
-    }
-}
-
-impl Drop for Shared {
-    fn drop(&mut self) {
-        let counted = self.counted_bytes.load(Ordering::Relaxed);
-        self.store.count_pages(counted, 0);
     }
 }
 

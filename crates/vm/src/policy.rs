@@ -11,14 +11,93 @@ pub(crate) fn batch_pages(pages_max: usize) -> usize {
     (pages_max / 8).clamp(1, BATCH_PAGES_MAX)
 }
 
-/// DRAM of one page of a buffer: it, and, if it is scattered, a page table and a record of its own; and what is remembered of
-/// pages that left.
-const PAGE_TOTAL_BYTES: usize =
-    2 * crate::PAGE_BYTES + crate::space::RECORD_BYTES + crate::ghost::BYTES_PER_PAGE;
+/// DRAM of a block with a resident page beside the pages: a page table and a record.
+pub(crate) const TABLE_BYTES: usize = crate::PAGE_BYTES + crate::space::RECORD_BYTES;
 
-/// DRAM that a page buffer of `pages_max` can come to.
-pub(crate) fn buffer_bytes(pages_max: usize) -> u64 {
-    (pages_max * PAGE_TOTAL_BYTES + crate::scratch::SCRATCH_BYTES) as u64
+/// DRAM of so many pages if each lies in a block of its own.
+pub(crate) fn scattered_bytes(pages: usize) -> usize {
+    pages.saturating_mul(crate::PAGE_BYTES + TABLE_BYTES)
+}
+
+/// Pages that `bytes` are enough for, with `table_bytes` of tables.
+pub(crate) fn pages_of_bytes(bytes: usize, table_bytes: usize) -> usize {
+    (bytes.saturating_sub(table_bytes) / crate::PAGE_BYTES).max(crate::memory::PAGES_MIN)
+}
+
+/// Pages remembered after they left a buffer of `pages_max`: with independent accesses by Zipf's law the last page worth keeping comes
+/// back after ten times as many others as the buffer holds.
+pub(crate) fn remembered(pages_max: usize) -> usize {
+    pages_max.saturating_mul(16)
+}
+
+/// Pages remembered where the buffer's size adapts: one for each page of the cap.
+pub(crate) fn remembered_of_cap(cap_bytes: u64) -> usize {
+    cap_bytes as usize / crate::PAGE_BYTES
+}
+
+/// A page that came back before so many others left counts as near: a quarter of those resident.
+pub(crate) fn near_pages(resident: usize) -> u64 {
+    resident as u64 / 4
+}
+
+/// Faults between two looks at how cap is shared.
+pub(crate) const BALANCE_EVERY_FAULTS: u64 = 8192;
+/// Times that faults and reads cost, as measured where both processors are busy (docs/adr/0020).
+const FAULT_NS: u64 = 5_500;
+/// What a page that was written to costs more.
+const CHANGED_NS: u64 = 3_000;
+const READ_NS: u64 = 18_000;
+/// Part of the cap that changes hands at a time.
+const STEP_ONE_IN: u64 = 64;
+/// The buffer and the terrace each keep one part in so many.
+const BUFFER_MIN_ONE_IN: u64 = 64;
+const TERRACE_MIN_ONE_IN: u64 = 8;
+/// What the buffer spares over what the terrace does, for it to grow or to shrink. Not one, since only entries that were never used
+/// again are remembered when they leave the terrace: about half of those that a larger one would have.
+const GROWS_ABOVE: f64 = 2.0;
+const SHRINKS_BELOW: f64 = 1.0;
+/// Events without which nothing can be said.
+const EVENTS_MIN: u64 = 64;
+
+/// What was seen since the last look.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Gains {
+    /// Pages that came back right after they left, and those of them for which the device was read.
+    pub near: u64,
+    pub near_read: u64,
+    /// Pages that left, and those of them that had been written to.
+    pub left: u64,
+    pub changed: u64,
+    /// So much more buffer would have had them, bytes.
+    pub near_bytes: u64,
+    /// Entries that were read while the terrace remembered them, and their bytes; how many it remembers.
+    pub recalled: u64,
+    pub recalled_bytes: u64,
+    pub remembered: u64,
+}
+
+/// What the page buffer is to have of `data_bytes`, which it and the terrace share, if it has `now` bytes.
+pub(crate) fn buffer_wanted(cap_bytes: u64, data_bytes: u64, now: u64, gains: Gains) -> u64 {
+    if gains.near + gains.recalled < EVENTS_MIN {
+        return now;
+    }
+    let from_dram = gains.near.saturating_sub(gains.near_read);
+    let fault_ns = FAULT_NS + CHANGED_NS * gains.changed / gains.left.max(1);
+    let spared_ns = from_dram * fault_ns + gains.near_read * (fault_ns + READ_NS);
+    let buffer = spared_ns as f64 / gains.near_bytes.max(1) as f64;
+    let mean = gains.recalled_bytes as f64 / gains.recalled.max(1) as f64;
+    let reach = (gains.remembered as f64 * mean).max(1.0);
+    let terrace = (gains.recalled * READ_NS) as f64 / reach;
+    let step = cap_bytes / STEP_ONE_IN;
+    let least = cap_bytes / BUFFER_MIN_ONE_IN;
+    let most = (data_bytes - data_bytes / TERRACE_MIN_ONE_IN).max(least);
+    // Both fall as they grow; in between nothing is moved.
+    let wanted = match buffer / terrace.max(f64::MIN_POSITIVE) {
+        better if better > GROWS_ABOVE => now + step,
+        better if better < SHRINKS_BELOW => now.saturating_sub(step),
+        _ => now,
+    };
+    wanted.clamp(least, most)
 }
 
 /// DRAM that the addresses of a region of `pages` pages come to once all were touched: the word of each block, and the two upper levels
@@ -29,13 +108,13 @@ pub(crate) fn addresses_bytes(pages: u64) -> u64 {
     blocks * 8 + (uppers + uppers.div_ceil(512)) * crate::PAGE_BYTES as u64
 }
 
-/// Pages of a buffer that has its share of a cap: one part in this many.
+/// Part of a cap that a buffer begins with: one in so many.
 const BUFFER_SHARE: u64 = 16;
 
-/// How many pages are materialised at a time under a cap.
+/// How many scattered pages a buffer begins with under a cap.
 pub(crate) fn pages_of_cap(cap_bytes: u64) -> usize {
-    let pages = cap_bytes / BUFFER_SHARE / PAGE_TOTAL_BYTES as u64;
-    (pages as usize).max(crate::memory::PAGES_MIN)
+    let pages = cap_bytes as usize / BUFFER_SHARE as usize / scattered_bytes(1);
+    pages.max(crate::memory::PAGES_MIN)
 }
 
 /// The most of a cap that a page buffer may come to.
@@ -44,7 +123,7 @@ const BUFFER_OF_CAP_MAX: (u64, u64) = (1, 2);
 /// The most pages that may be materialised at a time under a cap.
 pub(crate) fn pages_max_of_cap(cap_bytes: u64) -> usize {
     let (part, of) = BUFFER_OF_CAP_MAX;
-    let pages = cap_bytes / of * part / PAGE_TOTAL_BYTES as u64;
+    let pages = cap_bytes / of * part / scattered_bytes(1) as u64;
     (pages as usize).max(crate::memory::PAGES_MIN)
 }
 
@@ -96,6 +175,44 @@ mod tests {
         }
         assert_eq!(batch_pages(64), 8);
         assert_eq!(dirty_pages_max(64), 56);
+    }
+
+    #[test]
+    fn cap_goes_to_where_it_spares_more() {
+        let cap = 512 << 20;
+        let (data, now) = (cap / 2, cap / 8);
+        let gains = Gains {
+            near: 1000,
+            near_bytes: now / 4,
+            recalled: 1000,
+            recalled_bytes: 160_000,
+            remembered: 500_000,
+            ..Gains::default()
+        };
+        let wanted = |gains| buffer_wanted(cap, data, now, gains);
+        // A fault for each of 16 MiB, against a read for each of 80 MB.
+        assert!(wanted(gains) > now);
+        let few = Gains { near: 100, ..gains };
+        assert!(wanted(few) < now);
+        let read = Gains {
+            near_read: 100,
+            ..few
+        };
+        assert!(wanted(read) > wanted(few));
+        let idle = Gains {
+            near: 10,
+            recalled: 10,
+            ..gains
+        };
+        assert_eq!(wanted(idle), now);
+        let none = Gains {
+            recalled: 0,
+            recalled_bytes: 0,
+            ..gains
+        };
+        let most = buffer_wanted(cap, data, data, none);
+        assert_eq!(most, data - data / 8);
+        assert_eq!(buffer_wanted(cap, data, 0, few), cap / 64);
     }
 
     #[test]

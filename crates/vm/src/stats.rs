@@ -13,6 +13,8 @@ pub(crate) struct Counters {
     pub fetched: AtomicU64,
     pub absent: AtomicU64,
     pub opened: AtomicU64,
+    pub near: AtomicU64,
+    pub near_read: AtomicU64,
     pub evicted: AtomicU64,
     pub stored: AtomicU64,
     pub evictions: AtomicU64,
@@ -32,12 +34,18 @@ pub struct Stats {
     pub dirty_pages: u64,
     /// Bytes of page tables (of the lowest level) and of page records now.
     pub table_bytes: u64,
+    /// What pages and tables together may come to, bytes.
+    pub buffer_max_bytes: u64,
     /// Faults that filled a page from the backing.
     pub fetched: u64,
     /// Faults that filled a page that was never stored.
     pub absent: u64,
     /// Faults by writing to a page that was read before.
     pub opened: u64,
+    /// Of `fetched`, pages that had left so shortly before that a buffer larger by a quarter would have had them.
+    pub near: u64,
+    /// Of these, pages for which the device was read.
+    pub near_read: u64,
     /// Pages taken away again.
     pub evicted: u64,
     /// Of these, pages given to the backing first.
@@ -71,9 +79,12 @@ impl Core {
             resident_pages: self.resident.load(Ordering::Relaxed) as u64,
             dirty_pages: self.dirty.load(Ordering::Relaxed) as u64,
             table_bytes: self.space.live() as u64 * PAGE_BYTES as u64 + records,
+            buffer_max_bytes: self.bytes_max.load(Ordering::Relaxed) as u64,
             fetched: get(&c.fetched),
             absent: get(&c.absent),
             opened: get(&c.opened),
+            near: get(&c.near),
+            near_read: get(&c.near_read),
             evicted: get(&c.evicted),
             stored: get(&c.stored),
             evictions: get(&c.evictions),

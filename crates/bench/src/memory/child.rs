@@ -1,9 +1,9 @@
 //! The process that a load of `bench memory` runs in: one kind of memory, in a cgroup of its own, under commands from its parent.
 //!
-//! Objects of 128 B, all in one of: a store's handles, objects on pages (OPP), packed pages (MP), anonymous memory that is swapped, a
+//! Objects of one size, all in one of: a store's handles, objects on pages (OPP), packed pages (MP), anonymous memory that is swapped, a
 //! mapped file. It loads them, says so, and for each line `DISTRIBUTION WRITES% THREADS SECONDS` on its standard input runs that load and
-//! answers with one line. Promises: every kind does the same to the same objects: a read sums the 16 words of an object, a write
-//! changes all of them. Never: measures the device; its parent does.
+//! answers with one line. Promises: every kind does the same to the same objects: a read sums all words of an object, a write
+//! changes those that were not made to pack. Never: measures the device; its parent does.
 
 use super::kind::Kind;
 use crate::load::keys::{KeyChoice, KeySource, Rng, mix};
@@ -18,12 +18,8 @@ use std::time::{Duration, Instant};
 use terrace_vm::mapped::Mapped;
 use terrace_vm::opp::{Array, Heap};
 use terrace_vm::store::{Pages, Shape, Store, StoreOptions, Value};
-use terrace_vm::{Memory, Options, PAGE_BYTES, Region, Way};
+use terrace_vm::{PAGE_BYTES, Region, Way};
 
-/// Length of an object.
-pub const OBJECT_BYTES: u64 = 128;
-const WORDS: usize = OBJECT_BYTES as usize / 8;
-const OBJECTS_A_PAGE: u64 = PAGE_BYTES as u64 / OBJECT_BYTES;
 /// Of the limit, what the program itself and its stacks may take beside what a store counts.
 const OWN_BYTES: u64 = 20 << 20;
 /// Objects asked for together where that is possible.
@@ -32,8 +28,6 @@ const TOGETHER: usize = 256;
 const BREATH: u64 = 64;
 /// Objects stored by one call while loading.
 const LOAD_TOGETHER: u64 = 256;
-/// Part of the cap, in percent, that a page buffer of whole pages gets.
-const PAGES_PERCENT: u64 = 25;
 
 /// What a load says when it is over.
 #[derive(Debug, Clone, Copy, serde::Serialize, serde::Deserialize)]
@@ -44,23 +38,65 @@ pub struct Ran {
     pub seconds: f64,
 }
 
+/// What the objects are.
+#[derive(Debug, Clone, Copy)]
+pub struct Data {
+    /// How many.
+    pub objects: u64,
+    /// Length of each, a multiple of 16 that divides a page.
+    pub object_bytes: u64,
+    /// Half of each is zeros, and stays so: then pages pack to about half.
+    pub packs: bool,
+}
+
+impl Data {
+    fn words(&self) -> usize {
+        self.object_bytes as usize / 8
+    }
+
+    /// Words of an object that are not zeros.
+    fn full_words(&self) -> usize {
+        self.words() / if self.packs { 2 } else { 1 }
+    }
+
+    /// Word `at` of object `n` when it is loaded: nothing that packs, but for what is to.
+    fn word(&self, n: u64, at: usize) -> u64 {
+        match at < self.full_words() {
+            true => mix(n * self.words() as u64 + at as u64 + 1),
+            false => 0,
+        }
+    }
+
+    /// The bytes of object `n`.
+    fn bytes(&self, n: u64) -> impl Iterator<Item = u8> + '_ {
+        (0..self.words()).flat_map(move |at| self.word(n, at).to_le_bytes())
+    }
+}
+
 /// One kind of memory with the objects in it.
 enum Objects {
     Handles(Arc<Store>),
     Opp(Array),
-    Mp(Region),
+    /// The region, and the heap that keeps its share of the cap.
+    Mp(Region, #[allow(dead_code)] Heap),
     Swapped(Vec<AtomicU64>),
     Mapped(Mapped),
 }
 
-/// What the parent says on the command line: kind, directory, limit in bytes, objects.
+/// What the parent says on the command line: kind, directory, limit in bytes, objects, bytes of each, whether they pack.
 pub fn run(args: &[String]) -> Result<()> {
-    let [kind, dir, limit_bytes, objects] = args else {
-        bail!("a kind, a directory, a limit in bytes and a number of objects are needed");
+    let [kind, dir, limit_bytes, objects, object_bytes, packs] = args else {
+        bail!(
+            "a kind, a directory, a limit in bytes, a number of objects, their length and whether they pack are needed"
+        );
     };
     let kind = Kind::parse(kind)?;
-    let (limit_bytes, objects) = (limit_bytes.parse()?, objects.parse()?);
-    let held = load(kind, &PathBuf::from(dir), limit_bytes, objects)?;
+    let data = Data {
+        objects: objects.parse()?,
+        object_bytes: object_bytes.parse()?,
+        packs: packs.parse()?,
+    };
+    let held = load(kind, &PathBuf::from(dir), limit_bytes.parse()?, data)?;
     answer("ready")?;
     for line in std::io::stdin().lock().lines() {
         let line = line?;
@@ -74,7 +110,7 @@ pub fn run(args: &[String]) -> Result<()> {
         };
         let load = Load {
             choice,
-            objects,
+            data,
             writes_percent: writes.parse()?,
             threads: threads.parse()?,
             time: Duration::from_secs_f64(seconds.parse()?),
@@ -90,13 +126,13 @@ fn answer(line: &str) -> Result<()> {
     out.flush().context("the parent is gone")
 }
 
-/// Word `at` of object `n` when it is loaded: nothing that packs.
-fn word_of(n: u64, at: usize) -> u64 {
-    mix(n * WORDS as u64 + at as u64 + 1)
-}
-
-fn load(kind: Kind, dir: &Path, limit_bytes: u64, objects: u64) -> Result<Objects> {
-    let bytes = objects * OBJECT_BYTES;
+fn load(kind: Kind, dir: &Path, limit_bytes: u64, data: Data) -> Result<Objects> {
+    let Data {
+        objects,
+        object_bytes,
+        ..
+    } = data;
+    let (bytes, words) = (objects * object_bytes, data.words());
     let cap_bytes = limit_bytes - OWN_BYTES;
     let store = || -> Result<Arc<Store>> {
         Ok(Store::open(&StoreOptions::scratch(
@@ -108,36 +144,35 @@ fn load(kind: Kind, dir: &Path, limit_bytes: u64, objects: u64) -> Result<Object
     Ok(match kind {
         Kind::Handles => {
             let store = store()?;
-            store.make_table(0, Shape::Fixed(OBJECT_BYTES as u32))?;
-            load_table(&store, objects)?;
+            store.make_table(0, Shape::Fixed(object_bytes as u32))?;
+            load_table(&store, data)?;
             Objects::Handles(store)
         }
         Kind::Opp => {
             let heap = Heap::open(store()?, Way::InThread)?;
-            let array = heap.array(objects, OBJECT_BYTES as u32, objects)?;
+            let array = heap.array(objects, object_bytes as u32, objects)?;
             // The heap's first table: by faults it would take minutes.
-            load_table(heap.store(), objects)?;
+            load_table(heap.store(), data)?;
             Objects::Opp(array)
         }
         Kind::Mp => {
-            let store = store()?;
-            let pages_max = (cap_bytes * PAGES_PERCENT / 100) as usize / PAGE_BYTES;
-            store.count_pages(0, (pages_max * PAGE_BYTES) as u64);
-            let memory = Memory::new(Options {
-                pages_max,
-                ..Options::default()
-            })?;
-            let pages = Arc::new(Pages::new(store.clone(), 0)?);
-            let region = memory.region(objects / OBJECTS_A_PAGE, pages)?;
-            (0..objects).for_each(|n| fill(n, |at| region.word(n as usize * WORDS + at)));
-            Objects::Mp(region)
+            let heap = Heap::open(store()?, Way::InThread)?;
+            let pages = Arc::new(Pages::new(heap.store().clone(), 0)?);
+            let region = heap.memory().region(bytes / PAGE_BYTES as u64, pages)?;
+            for n in 0..objects {
+                for at in 0..words {
+                    region
+                        .word(n as usize * words + at)
+                        .store(data.word(n, at), Relaxed);
+                }
+            }
+            Objects::Mp(region, heap)
         }
         Kind::Swapped => {
-            let mut words = Vec::with_capacity(objects as usize * WORDS);
-            words.extend(
-                (0..objects).flat_map(|n| (0..WORDS).map(move |at| AtomicU64::new(word_of(n, at)))),
-            );
-            Objects::Swapped(words)
+            let mut all = Vec::with_capacity(objects as usize * words);
+            let each = |n| (0..words).map(move |at| AtomicU64::new(data.word(n, at)));
+            all.extend((0..objects).flat_map(each));
+            Objects::Swapped(all)
         }
         Kind::Mapped => {
             let path = dir.join("mapped");
@@ -146,13 +181,10 @@ fn load(kind: Kind, dir: &Path, limit_bytes: u64, objects: u64) -> Result<Object
                 .write(true)
                 .create_new(true)
                 .open(path)?;
-            let page = |first: u64| -> Vec<u8> {
-                let words = (first..first + LOAD_TOGETHER)
-                    .flat_map(|n| (0..WORDS).map(move |at| word_of(n, at)));
-                words.flat_map(u64::to_le_bytes).collect()
-            };
             for first in (0..objects).step_by(LOAD_TOGETHER as usize) {
-                file.write_all_at(&page(first), first * OBJECT_BYTES)?;
+                let some = first..first + LOAD_TOGETHER;
+                let some: Vec<u8> = some.flat_map(|n| data.bytes(n)).collect();
+                file.write_all_at(&some, first * object_bytes)?;
             }
             file.sync_all()?;
             Objects::Mapped(Mapped::new(&file)?)
@@ -160,22 +192,12 @@ fn load(kind: Kind, dir: &Path, limit_bytes: u64, objects: u64) -> Result<Object
     })
 }
 
-fn fill<'a>(n: u64, word: impl Fn(usize) -> &'a AtomicU64) {
-    (0..WORDS).for_each(|at| word(at).store(word_of(n, at), Relaxed));
-}
-
-fn load_table(store: &Store, objects: u64) -> Result<()> {
-    for first in (0..objects).step_by(LOAD_TOGETHER as usize) {
-        let values: Vec<(u64, [u8; OBJECT_BYTES as usize])> = (first..first + LOAD_TOGETHER)
-            .map(|n| {
-                let mut value = [0; OBJECT_BYTES as usize];
-                for (at, word) in value.chunks_exact_mut(8).enumerate() {
-                    word.copy_from_slice(&word_of(n, at).to_le_bytes());
-                }
-                (n, value)
-            })
-            .collect();
-        let lent: Vec<(u64, &[u8])> = values.iter().map(|(n, value)| (*n, &value[..])).collect();
+fn load_table(store: &Store, data: Data) -> Result<()> {
+    for first in (0..data.objects).step_by(LOAD_TOGETHER as usize) {
+        let some = first..first + LOAD_TOGETHER;
+        let values: Vec<u8> = some.clone().flat_map(|n| data.bytes(n)).collect();
+        let each = values.chunks_exact(data.object_bytes as usize);
+        let lent: Vec<(u64, &[u8])> = some.zip(each).collect();
         store.put_many(0, &lent)?;
     }
     Ok(())
@@ -184,7 +206,7 @@ fn load_table(store: &Store, objects: u64) -> Result<()> {
 /// What is done to the objects.
 struct Load {
     choice: KeyChoice,
-    objects: u64,
+    data: Data,
     writes_percent: u64,
     threads: u64,
     time: Duration,
@@ -193,7 +215,7 @@ struct Load {
 fn play(held: &Objects, load: &Load) -> Result<Ran> {
     let (stop, ops) = (AtomicBool::new(false), AtomicU64::new(0));
     // Made once: for many objects Zipf's sum takes seconds.
-    let keys = KeySource::new(load.choice, load.objects);
+    let keys = KeySource::new(load.choice, load.data.objects);
     let started = Instant::now();
     let ended: Result<Vec<()>> = std::thread::scope(|scope| {
         let running: Vec<_> = (0..load.threads)
@@ -227,6 +249,9 @@ fn play_thread(
     let seed =
         Instant::now().elapsed().as_nanos() as u64 ^ thread << 32 ^ u64::from(std::process::id());
     let mut rng = Rng::new(mix(seed.wrapping_add(SEEDS.fetch_add(1, Relaxed))));
+    let data = load.data;
+    let (words, full_words) = (data.words(), data.full_words());
+    let mut value = vec![0; data.object_bytes as usize];
     let mut sum = 0u64;
     let mut reads = Vec::with_capacity(TOGETHER);
     while !stop.load(Relaxed) {
@@ -234,20 +259,25 @@ fn play_thread(
             let (n, is_write) = (keys.next(&mut rng), rng.below(100) < load.writes_percent);
             match (held, is_write) {
                 (Objects::Handles(store), true) => {
-                    store.put(0, n, &[rng.next() as u8; OBJECT_BYTES as usize])?
+                    value[..full_words * 8].fill(rng.next() as u8);
+                    store.put(0, n, &value)?
                 }
                 (Objects::Handles(_), false) => reads.push(n),
-                (Objects::Opp(array), write) => touch(write, &mut sum, |at| array.word(n, at)),
-                (Objects::Mp(region), write) => {
-                    touch(write, &mut sum, |at| region.word(n as usize * WORDS + at))
+                (Objects::Opp(array), write) => {
+                    touch(write, words, full_words, &mut sum, |at| array.word(n, at))
                 }
-                (Objects::Swapped(words), write) => {
-                    touch(write, &mut sum, |at| &words[n as usize * WORDS + at])
+                (Objects::Mp(region, _), write) => {
+                    touch(write, words, full_words, &mut sum, |at| {
+                        region.word(n as usize * words + at)
+                    })
                 }
+                (Objects::Swapped(all), write) => touch(write, words, full_words, &mut sum, |at| {
+                    &all[n as usize * words + at]
+                }),
                 (Objects::Mapped(mapped), write) => {
-                    touch(write, &mut sum, |at| {
-                        &mapped.words()[n as usize * WORDS + at]
-                    });
+                    touch(write, words, full_words, &mut sum, |at| {
+                        &mapped.words()[n as usize * words + at]
+                    })
                 }
             }
         }
@@ -266,11 +296,17 @@ fn play_thread(
 /// So that no two loads meet the same objects in the same order.
 static SEEDS: AtomicU64 = AtomicU64::new(1);
 
-fn touch<'a>(write: bool, sum: &mut u64, word: impl Fn(usize) -> &'a AtomicU64) {
-    for at in 0..WORDS {
-        match write {
-            true => word(at).store(*sum ^ at as u64, Relaxed),
-            false => *sum = sum.wrapping_add(word(at).load(Relaxed)),
+fn touch<'a>(
+    write: bool,
+    words: usize,
+    full_words: usize,
+    sum: &mut u64,
+    word: impl Fn(usize) -> &'a AtomicU64,
+) {
+    match write {
+        true => (0..full_words).for_each(|at| word(at).store(mix(*sum ^ at as u64), Relaxed)),
+        false => {
+            *sum = (0..words).fold(*sum, |sum, at| sum.wrapping_add(word(at).load(Relaxed)));
         }
     }
 }

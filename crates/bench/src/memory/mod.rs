@@ -1,14 +1,16 @@
 //! `bench memory`: memory larger than DRAM, beside what users have today.
 //!
 //! Parts have the letters of the table they were asked for with: `a`, what a fault costs; `b`, small objects in several times
-//! the memory beside swap and a mapped file, with the bars of `c`, `d` and `h`; `g`, applications in C. Promises: each part
-//! measures its yardstick in the same run. Never: a figure from elsewhere.
+//! the memory beside swap and a mapped file, with the bars of `c`, `d`, `e` and `h`; `b256`, the same with half the memory; `e`, pages that
+//! pack; `f`, larger objects; `g`, applications in C; `i`, what the tables take. Promises: each part measures its yardstick in the same
+//! run. Never: a figure from elsewhere.
 
 mod applications;
 mod beside;
 pub mod child;
 mod fault_cost;
 mod kind;
+mod tables;
 
 use crate::report::Report;
 use crate::{Setting, stop};
@@ -19,12 +21,24 @@ type Row = (&'static str, fn(&Setting, &mut Report) -> Result<()>);
 
 const ROWS: &[Row] = &[
     ("a", fault_cost::run),
-    ("b", beside::run),
+    ("b", |setting, report| {
+        beside::run(setting, report, &beside::SMALL)
+    }),
+    ("b256", |setting, report| {
+        beside::run(setting, report, &beside::SMALLER_LIMIT)
+    }),
+    ("e", |setting, report| {
+        beside::run(setting, report, &beside::PACKED)
+    }),
+    ("f", |setting, report| {
+        beside::run(setting, report, &beside::LARGER)
+    }),
     ("g", applications::run),
+    ("i", tables::run),
 ];
 
 /// What may be asked for with `--only`.
-pub const PARTS: &[&str] = &["a", "b", "g"];
+pub const PARTS: &[&str] = &["a", "b", "b256", "e", "f", "g", "i"];
 
 /// Runs the parts that are wanted.
 pub fn run(setting: &Setting, report: &mut Report) -> Result<()> {

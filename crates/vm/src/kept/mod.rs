@@ -348,6 +348,7 @@ fn memory_at(
             pages_max: policy::pages_of_cap(cap_bytes),
             reserve_bytes: bytes as usize,
             base: Some(base as usize),
+            remembered: Some(policy::remembered_of_cap(cap_bytes)),
             ..Options::default()
         })
     };

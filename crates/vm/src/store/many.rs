@@ -202,6 +202,7 @@ impl<F: FnMut(usize, Value<'_>)> Call<'_, F> {
                     e.reading.oid,
                     plan,
                     entry.as_ref().map_err(|e| *e),
+                    true,
                 );
             }
         }

@@ -323,6 +323,18 @@ impl Store {
         let ledger = self.pool.ledger();
         (ledger.cap_bytes(), ledger.total())
     }
+    /// DRAM that entries have, bytes.
+    pub(crate) fn data_bytes(&self) -> u64 {
+        self.pool.ledger().held(Part::Segments)
+    }
+    /// Entries that were read again while they were remembered, their bytes, and how many are remembered at a time.
+    pub(crate) fn recalled(&self) -> (u64, u64, u64) {
+        (0..self.lanes()).fold((0, 0, 0), |sum, lane| {
+            let lane = self.pool.lane(lane);
+            let (keys, bytes) = lane.recalled();
+            (sum.0 + keys, sum.1 + bytes, sum.2 + lane.remembers())
+        })
+    }
     /// Bytes of entries that its SSD takes, headers included.
     pub fn usable_bytes(&self) -> u64 {
         (0..self.lanes())

@@ -14,13 +14,14 @@
 
 use super::error::ObjectError;
 use super::open::Store;
-use super::pack::{ROOM_BYTES, one_byte, pack, unpack};
+use super::pack::{Packing, ROOM_BYTES, one_byte, pack, unpack};
 use super::read::Value;
 use super::table::Shape;
 use crate::{Backing, Changed, FetchError, Fetched, PAGE_BYTES, Page, StoreError};
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU16, Ordering};
+use terrace_log::Loc;
 use terrace_media::Buf;
 
 /// Objects start at multiples of a cache line.
@@ -30,13 +31,18 @@ const LINE_BYTES: usize = 64;
 pub struct Pages {
     store: Arc<Store>,
     table: u16,
+    packing: Packing,
 }
 
 impl Pages {
     /// Pages in table `table`, which is made if need be.
     pub fn new(store: Arc<Store>, table: u16) -> Result<Pages, ObjectError> {
         store.make_owned_table(table, Shape::Any)?;
-        Ok(Pages { store, table })
+        Ok(Pages {
+            store,
+            table,
+            packing: Packing::default(),
+        })
     }
 
     fn put(&self, changed: &Changed<'_>, room: &mut [u8]) -> Result<(), ObjectError> {
@@ -51,7 +57,17 @@ impl Pages {
             Some(byte) if !store.keeps => return store.put_fill(table, page, byte),
             _ => {}
         }
-        let len = pack(bytes, room);
+        let len = match self.packing.is_tried() {
+            true => {
+                let len = pack(bytes, room);
+                self.packing.came_to(len);
+                len
+            }
+            false => {
+                room[..PAGE_BYTES].copy_from_slice(bytes);
+                PAGE_BYTES
+            }
+        };
         store.put_changed(table, page, &room[..len], surely)
     }
 }
@@ -59,24 +75,28 @@ impl Pages {
 impl Backing for Pages {
     fn fetch(&self, page: u64, into: &mut Page) -> Result<Fetched, FetchError> {
         let mut packed: Option<(Buf, usize)> = None;
-        let seen = self.store.read(self.table, page, |value| match value {
-            Value::Free | Value::Zeros => Fetched::Absent,
-            Value::Fill(byte) => {
-                into.0.fill(byte);
-                Fetched::Filled
-            }
-            Value::Bytes(bytes) if bytes.len() == PAGE_BYTES => {
-                into.0.copy_from_slice(bytes);
-                Fetched::Filled
-            }
-            // Unpacked below, when the lane is not locked any more.
-            Value::Bytes(bytes) => {
-                let mut buf = self.store.take_buf(bytes.len());
-                buf[..bytes.len()].copy_from_slice(bytes);
-                packed = Some((buf, bytes.len()));
-                Fetched::Filled
-            }
-        });
+        // One that is not packed would only be in DRAM twice.
+        let comes_up = |len| len < PAGE_BYTES;
+        let seen = self
+            .store
+            .read_if(self.table, page, comes_up, |value, at| match value {
+                Value::Free | Value::Zeros => Fetched::Absent,
+                Value::Fill(byte) => {
+                    into.0.fill(byte);
+                    Fetched::Filled
+                }
+                Value::Bytes(bytes) if bytes.len() == PAGE_BYTES => {
+                    into.0.copy_from_slice(bytes);
+                    from(at)
+                }
+                // Unpacked below, when the lane is not locked any more.
+                Value::Bytes(bytes) => {
+                    let mut buf = self.store.take_buf(bytes.len());
+                    buf[..bytes.len()].copy_from_slice(bytes);
+                    packed = Some((buf, bytes.len()));
+                    from(at)
+                }
+            });
         let seen = seen.map_err(fetch_error)?;
         if let Some((buf, len)) = packed {
             let whole = unpack(&buf[..len], &mut into.0);
@@ -226,20 +246,22 @@ impl Backing for Objects {
 
     fn fetch(&self, page: u64, into: &mut Page) -> Result<Fetched, FetchError> {
         let into = &mut into.0[self.span(page)];
-        let seen = self.store.read(self.table, page, |value| match value {
-            Value::Free if self.strict => Err(FetchError::Freed),
-            Value::Free | Value::Zeros => Ok(Fetched::Absent),
-            Value::Fill(byte) => {
-                into.fill(byte);
-                Ok(Fetched::Filled)
-            }
-            Value::Bytes(bytes) => {
-                // It may have become longer or shorter since it was stored.
-                let len = bytes.len().min(into.len());
-                into[..len].copy_from_slice(&bytes[..len]);
-                Ok(Fetched::Filled)
-            }
-        });
+        let seen = self
+            .store
+            .read_at(self.table, page, |value, at| match value {
+                Value::Free if self.strict => Err(FetchError::Freed),
+                Value::Free | Value::Zeros => Ok(Fetched::Absent),
+                Value::Fill(byte) => {
+                    into.fill(byte);
+                    Ok(Fetched::Filled)
+                }
+                Value::Bytes(bytes) => {
+                    // It may have become longer or shorter since it was stored.
+                    let len = bytes.len().min(into.len());
+                    into[..len].copy_from_slice(&bytes[..len]);
+                    Ok(from(at))
+                }
+            });
         seen.map_err(fetch_error)?
     }
 
@@ -261,6 +283,14 @@ impl Backing for Objects {
 
     fn discard(&self, page: u64) {
         discard(&self.store, self.table, page);
+    }
+}
+
+/// What was found, by where it was read.
+fn from(device: Option<Loc>) -> Fetched {
+    match device {
+        Some(_) => Fetched::Read,
+        None => Fetched::Filled,
     }
 }
 

@@ -100,6 +100,7 @@ pub(crate) fn settle(
     oid: ObjectId,
     plan: &ReadPlan,
     entry: Result<&Entry<'_>, ObjectError>,
+    comes_up: bool,
 ) {
     lane.unpin(plan.segment);
     lane.count(|s| {
@@ -109,7 +110,7 @@ pub(crate) fn settle(
     });
     let Ok(entry) = entry else { return };
     let who = Store::who(oid);
-    if let Some(slot) = lane.dir.find(who, |s| s.loc() == plan.loc) {
+    if comes_up && let Some(slot) = lane.dir.find(who, |s| s.loc() == plan.loc) {
         warm(lane, oid, slot);
         lane.promote(who, plan.loc, entry);
     }
@@ -147,6 +148,17 @@ impl Store {
         id: u64,
         f: impl FnOnce(Value<'_>, Option<Loc>) -> R,
     ) -> Result<R, ObjectError> {
+        self.read_if(table, id, |_| true, f)
+    }
+
+    /// The same; what was read comes up to DRAM only if `comes_up` says so of its length.
+    pub(crate) fn read_if<R>(
+        &self,
+        table: u16,
+        id: u64,
+        comes_up: impl Fn(usize) -> bool,
+        f: impl FnOnce(Value<'_>, Option<Loc>) -> R,
+    ) -> Result<R, ObjectError> {
         let (oid, lane_id) = self.place(table, id)?;
         // `f` is used once: by the look, or after the read.
         let mut f = Some(f);
@@ -174,6 +186,7 @@ impl Store {
             oid,
             &plan,
             entry.as_ref().map_err(|e| *e),
+            entry.as_ref().is_ok_and(|e| comes_up(e.value().len())),
         );
         let seen = entry.map(|entry| show(value_of(&entry), Some(plan.loc)));
         self.keep_buf(buf);

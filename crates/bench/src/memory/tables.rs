@@ -1,0 +1,118 @@
+//! Part `i`: DRAM that is taken to know where objects are.
+//!
+//! An array and a pool of many objects, each stored once; what their tables take is the store's own count, and what a materialised
+//! page takes beside itself is the memory's. Promises: every object is stored, and pages are touched scattered. Never: counts entries in
+//! DRAM, which are data.
+
+use crate::Setting;
+use crate::progress::Progress;
+use crate::report::{Bar, Part, Report, Row, Samples, Side};
+use anyhow::Result;
+use std::sync::atomic::Ordering::Relaxed;
+use terrace_vm::opp::Heap;
+use terrace_vm::store::{Store, StoreOptions};
+use terrace_vm::{PAGE_BYTES, Way};
+
+const OBJECTS: u64 = 30_000_000;
+const OBJECTS_MIN: u64 = 1 << 20;
+const OBJECT_BYTES: u32 = 64;
+const CAP_BYTES: u64 = 512 << 20;
+/// What an object and its header come to on the SSD, and as much again for the cleaner.
+const SSD_BYTES_AN_OBJECT: u64 = 192;
+const STORED_TOGETHER: usize = 256;
+const COLUMNS: &[&str] = &["objects", "table_bytes_an_object", "table_bytes_a_page"];
+const ARRAY_BAR: f64 = 5.0;
+const POOL_BAR: f64 = 8.0;
+const PAGE_BAR: f64 = 8192.0;
+
+/// Runs the part.
+pub fn run(setting: &Setting, report: &mut Report) -> Result<()> {
+    let objects = (OBJECTS / setting.options.scale_divisor).max(OBJECTS_MIN);
+    let title = format!("tables of {objects} objects of {OBJECT_BYTES} B");
+    let mut part = Part::new("i", &title, COLUMNS);
+    let progress = Progress::new(2);
+    for (name, bar, measure) in [
+        (
+            "array",
+            ARRAY_BAR,
+            array as fn(&Heap, u64) -> Result<Option<f64>>,
+        ),
+        ("pool", POOL_BAR, pool),
+    ] {
+        progress.step(format!("storing objects of an {name}"));
+        let dir = setting.work_dir.join(name);
+        std::fs::create_dir_all(&dir)?;
+        let options = StoreOptions::scratch(&dir, CAP_BYTES, objects * SSD_BYTES_AN_OBJECT);
+        let heap = Heap::open(Store::open(&options)?, Way::InThread)?;
+        let a_page = measure(&heap, objects)?;
+        let an_object = heap.store().stats().lanes.index_bytes as f64 / objects as f64;
+        let mut samples = Samples::default();
+        samples.round();
+        samples.add("objects", objects as f64);
+        samples.add("table_bytes_an_object", an_object);
+        samples.add("table_bytes_a_page", a_page);
+        part.rows.push(Row::measured(
+            "stored once, touched scattered",
+            name,
+            &samples,
+        ));
+        let label = format!("i, {name}: bytes of table an object");
+        report
+            .bars
+            .push(Bar::new(label, Side::AtMost, bar, Some(an_object)));
+        if a_page.is_some() {
+            let label = format!("i, {name}: bytes of page tables and records a materialised page");
+            report
+                .bars
+                .push(Bar::new(label, Side::AtMost, PAGE_BAR, a_page));
+        }
+    }
+    drop(progress);
+    report.parts.push(part);
+    Ok(())
+}
+
+/// An array; what page tables come to for each page, when scattered objects were touched until the page buffer was full several times.
+fn array(heap: &Heap, objects: u64) -> Result<Option<f64>> {
+    let array = heap.array(objects, OBJECT_BYTES, objects)?;
+    // The heap's first table: by faults it would take minutes.
+    store(heap, &mut (0..objects))?;
+    let touches = 8 * heap.memory().pages_max() as u64;
+    let stride = (objects / touches).max(1) | 1;
+    for n in 0..touches {
+        std::hint::black_box(array.word(n * stride % objects, 0).load(Relaxed));
+    }
+    let stats = heap.memory().stats();
+    Ok(Some(
+        stats.table_bytes as f64 / stats.resident_pages.max(1) as f64,
+    ))
+}
+
+/// A pool, object by object.
+fn pool(heap: &Heap, objects: u64) -> Result<Option<f64>> {
+    let pool = heap.pool(OBJECT_BYTES, objects + objects / 8)?;
+    let (base, _) = pool.addresses();
+    let mut refused = None;
+    let mut ids = (0..objects).map_while(|_| {
+        let made = pool.alloc().map_err(|e| refused = Some(e)).ok()?;
+        Some(((made as usize - base) / PAGE_BYTES) as u64)
+    });
+    store(heap, &mut ids)?;
+    refused.map_or(Ok(None), |e| Err(e.into()))
+}
+
+/// Stores objects of the heap's first table.
+fn store(heap: &Heap, ids: &mut impl Iterator<Item = u64>) -> Result<()> {
+    let value = [7; OBJECT_BYTES as usize];
+    loop {
+        let some: Vec<(u64, &[u8])> = ids
+            .by_ref()
+            .take(STORED_TOGETHER)
+            .map(|id| (id, &value[..]))
+            .collect();
+        if some.is_empty() {
+            return Ok(());
+        }
+        heap.store().put_many(0, &some)?;
+    }
+}

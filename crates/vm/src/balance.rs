@@ -1,0 +1,131 @@
+//! How the page buffer and the DRAM terrace share a cap: what a little more of one would spare, against the other.
+//!
+//! Pages that come back right after they left tell what a larger buffer would spare: a fault each, and a read of the device if the
+//! DRAM terrace has not got them. Entries that are read again while the terrace remembers them tell what a larger terrace would: a read
+//! each. Every so many faults the two are compared for each byte, and a step of the cap goes to the better.
+//!
+//! Promises: the sum stays under the cap: the buffer grows only into what the terrace has given back. Never: waits, allocates (it runs
+//! in threads that fault), or moves anything itself.
+
+use crate::memory::Memory;
+use crate::policy::{self, Gains};
+use crate::store::Store;
+use crate::sys::Lock;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+/// See the head of the file.
+pub(crate) struct Balance {
+    memory: Memory,
+    store: Arc<Store>,
+    state: Lock<State>,
+    /// The user chose a size.
+    fixed: AtomicBool,
+}
+
+#[derive(Default)]
+struct State {
+    /// What was counted at the last look.
+    fetched: u64,
+    left: u64,
+    changed: u64,
+    near: u64,
+    near_read: u64,
+    recalled: u64,
+    recalled_bytes: u64,
+    /// What the cap was told of the buffer.
+    counted_bytes: u64,
+    /// What the buffer is to have once the terrace has given way; 0: nothing is under way.
+    growing_to: u64,
+}
+
+impl Balance {
+    pub fn new(memory: Memory, store: Arc<Store>) -> Balance {
+        let balance = Balance {
+            memory,
+            store,
+            state: Lock::new(State::default()),
+            fixed: AtomicBool::new(false),
+        };
+        balance.count();
+        balance
+    }
+
+    /// The user chose the size: it is counted, and stays.
+    pub fn fix(&self) {
+        self.fixed.store(true, Ordering::Relaxed);
+        self.count();
+    }
+
+    fn count(&self) {
+        let mut state = self.state.lock();
+        state.growing_to = 0;
+        let (max, _) = self.memory.buffer_bytes();
+        self.tell(&mut state, max as u64);
+    }
+
+    fn tell(&self, state: &mut State, buffer_bytes: u64) {
+        let now = buffer_bytes + self.memory.fixed_bytes();
+        self.store.count_pages(state.counted_bytes, now);
+        state.counted_bytes = now;
+    }
+
+    /// Looks whether something is to change.
+    pub fn look(&self) {
+        if self.fixed.load(Ordering::Relaxed) {
+            return;
+        }
+        let Some(mut state) = self.state.try_lock() else {
+            return;
+        };
+        let state = &mut *state;
+        let stats = self.memory.stats();
+        if stats.fetched - state.fetched < policy::BALANCE_EVERY_FAULTS {
+            return;
+        }
+        let (max, held) = self.memory.buffer_bytes();
+        let (max, held) = (max as u64, held as u64);
+        let (cap, used) = self.store.cap_and_used_bytes();
+        if state.growing_to > 0 {
+            if used <= cap {
+                self.memory.set_buffer_bytes(state.growing_to as usize);
+                state.growing_to = 0;
+            }
+        } else if state.counted_bytes > max + self.memory.fixed_bytes() {
+            // It shrinks: what pages gave back the terrace may have.
+            self.tell(state, held.max(max));
+        }
+        let (recalled, recalled_bytes, remembered) = self.store.recalled();
+        let gains = Gains {
+            near: stats.near - state.near,
+            near_read: stats.near_read - state.near_read,
+            left: stats.evicted - state.left,
+            changed: stats.stored - state.changed,
+            near_bytes: self.memory.near_bytes(),
+            recalled: recalled - state.recalled,
+            recalled_bytes: recalled_bytes - state.recalled_bytes,
+            remembered,
+        };
+        (state.fetched, state.near, state.near_read) = (stats.fetched, stats.near, stats.near_read);
+        (state.left, state.changed) = (stats.evicted, stats.stored);
+        (state.recalled, state.recalled_bytes) = (recalled, recalled_bytes);
+        if state.growing_to > 0 {
+            return;
+        }
+        let wanted = policy::buffer_wanted(cap, self.store.data_bytes() + max, max, gains);
+        if wanted > max {
+            self.tell(state, wanted);
+            state.growing_to = wanted;
+        } else if wanted < max {
+            self.memory.set_buffer_bytes(wanted as usize);
+            self.tell(state, held.max(wanted));
+        }
+    }
+}
+
+impl Drop for Balance {
+    fn drop(&mut self) {
+        let counted = self.state.lock().counted_bytes;
+        self.store.count_pages(counted, 0);
+    }
+}
