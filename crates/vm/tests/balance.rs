@@ -1,0 +1,83 @@
+//! The page buffer and the DRAM terrace share a cap: it goes to where it spares more, and the sum never passes it.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+use terrace_vm::opp::Heap;
+use terrace_vm::store::{Pages, Store, StoreOptions};
+use terrace_vm::{PAGE_BYTES, Region, Way};
+
+const CAP_BYTES: u64 = 64 << 20;
+const REGION_BYTES: u64 = 160 << 20;
+const WORDS_A_PAGE: usize = PAGE_BYTES / 8;
+
+fn random(state: &mut u64) -> u64 {
+    *state = state
+        .wrapping_mul(6364136223846793005)
+        .wrapping_add(1442695040888963407);
+    let x = *state ^ *state >> 33;
+    x.wrapping_mul(0xff51afd7ed558ccd) ^ x >> 29
+}
+
+fn heap(dir: &std::path::Path) -> Heap {
+    let options = StoreOptions::scratch(dir, CAP_BYTES, 4 * REGION_BYTES);
+    Heap::open(Store::open(&options).unwrap(), Way::InThread).unwrap()
+}
+
+/// A region of pages that do not pack, the first word of each its number.
+fn region(heap: &Heap) -> Region {
+    let pages = REGION_BYTES / PAGE_BYTES as u64;
+    let backing = Arc::new(Pages::new(heap.store().clone(), 0).unwrap());
+    let region = heap.memory().region(pages, backing).unwrap();
+    let mut state = 1;
+    for page in 0..pages as usize {
+        for word in 1..WORDS_A_PAGE {
+            region
+                .word(page * WORDS_A_PAGE + word)
+                .store(random(&mut state), Relaxed);
+        }
+        region.word(page * WORDS_A_PAGE).store(page as u64, Relaxed);
+    }
+    region
+}
+
+/// Reads pages, three of four times one of the first sixth.
+fn read(heap: &Heap, region: &Region, reads: u64) {
+    let mut state = 7;
+    for n in 0..reads {
+        let among = if n % 4 == 0 {
+            region.pages()
+        } else {
+            region.pages() / 6
+        };
+        let page = (random(&mut state) % among) as usize;
+        let there = region.word(page * WORDS_A_PAGE).load(Relaxed);
+        assert_eq!(there, page as u64);
+        if n % 1000 == 0 {
+            let (cap, used) = heap.store().cap_and_used_bytes();
+            assert!(used <= cap, "{used} of {cap} bytes");
+        }
+    }
+}
+
+#[test]
+fn pages_that_do_not_pack_have_most_of_the_cap() {
+    let dir = tempfile::tempdir().unwrap();
+    let heap = heap(dir.path());
+    let region = region(&heap);
+    let before = heap.memory().stats().buffer_max_bytes;
+    read(&heap, &region, 400_000);
+    let after = heap.memory().stats().buffer_max_bytes;
+    assert!(after > 3 * before, "{before} bytes, then {after}");
+    assert!(after < CAP_BYTES);
+}
+
+#[test]
+fn a_size_that_was_chosen_stays() {
+    let dir = tempfile::tempdir().unwrap();
+    let heap = heap(dir.path());
+    heap.set_pages_max(500).unwrap();
+    let region = region(&heap);
+    read(&heap, &region, 60_000);
+    assert_eq!(heap.memory().pages_max(), 500);
+    assert!(heap.memory().stats().resident_pages <= 500);
+}
