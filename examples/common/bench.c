@@ -47,21 +47,27 @@ static uint64_t draw(uint64_t *seed, uint64_t n) {
     return mix(rank % n) % n;
 }
 
-static void *measure(void *arg) {
-    struct worker *w = arg;
-    w->shard = app_shard(w->keys);
-    for (uint64_t key = 0; key < w->keys; key++) app_put(w->shard, key, 1);
-    if (pthread_barrier_wait(&loaded) == PTHREAD_BARRIER_SERIAL_THREAD) {
-        puts("loaded");
-        fflush(stdout);
-    }
-    double start = now(), end = start + b.seconds;
-    for (w->ops = 0; b.ops ? w->ops < b.ops / (uint64_t)b.threads : now() < end; w->ops++) {
+/* Until so many operations are done, or, if there is no such number, for so many seconds. */
+static void work(struct worker *w, uint64_t ops, double seconds) {
+    double start = now(), end = start + seconds;
+    for (w->ops = 0; ops ? w->ops < ops / (uint64_t)b.threads : now() < end; w->ops++) {
         uint64_t key = draw(&w->seed, w->keys);
         if ((int)(next(&w->seed) % 100) < b.reads_percent) app_get(w->shard, key);
         else app_put(w->shard, key, w->ops + 2);
     }
     w->seconds = now() - start;
+}
+
+static void *measure(void *arg) {
+    struct worker *w = arg;
+    w->shard = app_shard(w->keys);
+    for (uint64_t key = 0; key < w->keys; key++) app_put(w->shard, key, 1);
+    if (b.warm_seconds > 0) work(w, 0, b.warm_seconds);
+    if (pthread_barrier_wait(&loaded) == PTHREAD_BARRIER_SERIAL_THREAD) {
+        puts("loaded");
+        fflush(stdout);
+    }
+    work(w, b.ops, b.seconds);
     return NULL;
 }
 
@@ -103,13 +109,14 @@ static void arguments(int argc, char **argv) {
         if (!strcmp(name, "--keys")) b.keys = number(argv[i]);
         else if (!strcmp(name, "--ops")) b.ops = number(argv[i]);
         else if (!strcmp(name, "--seconds")) b.seconds = atof(argv[i]);
+        else if (!strcmp(name, "--warm")) b.warm_seconds = atof(argv[i]);
         else if (!strcmp(name, "--zipf")) b.zipf = atof(argv[i]);
         else if (!strcmp(name, "--reads")) b.reads_percent = atoi(argv[i]);
         else if (!strcmp(name, "--threads")) b.threads = atoi(argv[i]);
         else if (!strcmp(name, "--pool")) b.pool = argv[i];
         else if (!strcmp(name, "--cap")) b.cap_bytes = number(argv[i]);
         else if (!strcmp(name, "--ssd")) b.ssd_bytes = number(argv[i]);
-        else die("no such option; there are --check --keys --ops --seconds --zipf --reads --threads --pool --cap --ssd", name);
+        else die("no such option; there are --check --keys --ops --seconds --warm --zipf --reads --threads --pool --cap --ssd", name);
     }
     if (b.threads < 1 || b.threads > 64) die("--threads", "1 to 64");
     if (b.keys / (uint64_t)b.threads < 2) die("--keys", "at least 2 a thread");

@@ -11,6 +11,7 @@ struct bench {
     uint64_t keys;        /* --keys: over all threads */
     uint64_t ops;         /* --ops: 0, as many as fit in the seconds */
     double seconds;       /* --seconds */
+    double warm_seconds;  /* --warm: the same before, not counted */
     double zipf;          /* --zipf: 0 is uniform, less than 1 */
     int reads_percent;    /* --reads */
     int threads;          /* --threads: each has a shard of its own */

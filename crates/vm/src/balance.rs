@@ -47,6 +47,9 @@ impl Balance {
             state: Lock::new(State::default()),
             fixed: AtomicBool::new(false),
         };
+        // As many pages as the bytes are enough for where they lie close.
+        let (max, _) = balance.memory.buffer_bytes();
+        balance.memory.set_buffer_bytes(max);
         balance.count();
         balance
     }

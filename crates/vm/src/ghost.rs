@@ -15,15 +15,14 @@ const ENTRIES: std::ops::RangeInclusive<usize> = 64..=1 << 24;
 /// The highest heat.
 pub(crate) const HEAT_MAX: u8 = 3;
 const HEAT: u32 = 3;
-/// When it left, in [`Ghost::unit_pages`], modulo 256.
+/// When it left, in [`Ghost::unit_pages`], modulo 4,096.
 const STAMP_SHIFT: u32 = 2;
-const STAMP: u32 = 0xff << STAMP_SHIFT;
+const STAMP_BITS: u32 = 12;
+const STAMPS: u32 = 1 << STAMP_BITS;
+const STAMP: u32 = (STAMPS - 1) << STAMP_SHIFT;
 const MARK: u32 = !(HEAT | STAMP);
 /// The oldest age that a stamp tells for sure enough.
-const AGE_MAX: u64 = 200;
-/// Ages that a stamp can tell, for each time that the entries are used up.
-const UNITS_A_TABLE: usize = 256;
-
+const AGE_MAX: u64 = 3000;
 /// What is known of a page that comes.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct Back {
@@ -62,7 +61,7 @@ impl Ghost {
 
     /// Pages that leave while a stamp stays the same.
     fn unit_pages(&self) -> u64 {
-        (self.entries.len() / UNITS_A_TABLE).max(1) as u64
+        (self.entries.len() as u64 / u64::from(STAMPS)).max(1)
     }
 
     /// How many pages may have left since a page did for it to count as near: as many as asked for, as far as stamps tell.
@@ -72,7 +71,7 @@ impl Ghost {
     }
 
     fn stamp(&self, left: u64) -> u32 {
-        ((left / self.unit_pages()) as u32 & 0xff) << STAMP_SHIFT
+        ((left / self.unit_pages()) as u32 % STAMPS) << STAMP_SHIFT
     }
 
     /// A page comes, when `left` pages have left so far.

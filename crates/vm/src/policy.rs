@@ -41,7 +41,7 @@ pub(crate) fn near_pages(resident: usize) -> u64 {
 }
 
 /// Faults between two looks at how cap is shared.
-pub(crate) const BALANCE_EVERY_FAULTS: u64 = 8192;
+pub(crate) const BALANCE_EVERY_FAULTS: u64 = 4096;
 /// Times that faults and reads cost, as measured where both processors are busy (docs/adr/0020).
 const FAULT_NS: u64 = 5_500;
 /// What a page that was written to costs more.
@@ -57,7 +57,7 @@ const TERRACE_MIN_ONE_IN: u64 = 8;
 const GROWS_ABOVE: f64 = 2.0;
 const SHRINKS_BELOW: f64 = 1.0;
 /// Events without which nothing can be said.
-const EVENTS_MIN: u64 = 64;
+const EVENTS_MIN: u64 = 32;
 
 /// What was seen since the last look.
 #[derive(Debug, Clone, Copy, Default)]
@@ -182,7 +182,7 @@ mod tests {
         let cap = 512 << 20;
         let (data, now) = (cap / 2, cap / 8);
         let gains = Gains {
-            near: 1000,
+            near: 2000,
             near_bytes: now / 4,
             recalled: 1000,
             recalled_bytes: 160_000,
@@ -195,8 +195,9 @@ mod tests {
         let few = Gains { near: 100, ..gains };
         assert!(wanted(few) < now);
         let read = Gains {
-            near_read: 100,
-            ..few
+            near: 200,
+            near_read: 200,
+            ..gains
         };
         assert!(wanted(read) > wanted(few));
         let idle = Gains {

@@ -1,6 +1,6 @@
 //! Part `g`: the applications of `examples/`, each from one source with malloc on swap, MP and OPP, in the same cgroup over ten times its memory.
 //!
-//! A program loads its data, says so, and works for a round; the disk's counters are taken from there on. Programs take turns. Promises: what an
+//! A program loads its data, works until its memory is warm, says so, and works for a round; the disk's counters are taken from there on. Programs take turns. Promises: what an
 //! application keeps in malloc's memory beside (an index) is in its cgroup too. Never: compiles; `make examples` does.
 
 use crate::cgroup::Cgroup;
@@ -23,6 +23,8 @@ const RATIO: u64 = 10;
 const SLACK_BYTES: u64 = 12 << 20;
 /// The pool on the disk, and the swap file: twice the data, since each object of 128 bytes has a header too, and a tenth is kept free.
 const DISK_BYTES: u64 = LIMIT_BYTES * RATIO * 2;
+/// Before a round the same is done for so many times its length: what is to be in DRAM must come there first.
+const WARM: f64 = 4.0;
 const ZIPF: &str = "0.99";
 /// As many threads as find the device busy.
 const THREADS: &str = "16";
@@ -136,6 +138,7 @@ fn arguments(setting: &Setting, application: &Application, reads: u32, pool: &Pa
         ("--ssd", DISK_BYTES.to_string()),
         ("--reads", reads.to_string()),
         ("--seconds", setting.options.seconds.to_string()),
+        ("--warm", (WARM * setting.options.seconds).to_string()),
         ("--zipf", ZIPF.to_owned()),
         ("--threads", THREADS.to_owned()),
         ("--pool", pool.display().to_string()),
