@@ -68,7 +68,7 @@ const LOADS: &[(&str, u32, f64, f64)] = &[("reads", 100, 1.4, 1.3), ("writes", 0
 
 /// Runs the part.
 pub fn run(setting: &Setting, report: &mut Report) -> Result<()> {
-    let data_mib = LIMIT_BYTES * RATIO / setting.options.scale_divisor.max(1) >> 20;
+    let data_mib = (LIMIT_BYTES * RATIO / setting.options.scale_divisor.max(1)) >> 20;
     let title = format!(
         "applications in C with {data_mib} MiB of data in a cgroup of {} MiB, Zipf {ZIPF}, {THREADS} threads, each with a shard",
         LIMIT_BYTES >> 20
