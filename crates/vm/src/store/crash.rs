@@ -273,7 +273,10 @@ fn a_sync_that_failed_never_comes_to_pass_in_part() {
             };
             assert!(named.store(&[changed]).is_err(), "it takes no more");
             let mut page = Page::ZERO;
-            assert_eq!(named.fetch(3, &mut page), Ok(Fetched::Filled));
+            assert!(matches!(
+                named.fetch(3, &mut page),
+                Ok(Fetched::Filled | Fetched::Read)
+            ));
             assert!(page.0 == page_of(1).0, "what was pending is there still");
         }
         let image = device.crash_image(seed);

@@ -287,7 +287,7 @@ impl Backing for Objects {
 }
 
 /// What was found, by where it was read.
-fn from(device: Option<Loc>) -> Fetched {
+pub(super) fn from(device: Option<Loc>) -> Fetched {
     match device {
         Some(_) => Fetched::Read,
         None => Fetched::Filled,

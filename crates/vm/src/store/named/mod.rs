@@ -280,22 +280,21 @@ impl Named {
         let Some(at) = self.mark(page)?.newest() else {
             return Ok(Fetched::Absent);
         };
-        let unpacked = self
-            .store
-            .read(self.tables[at], page, |value| match value {
-                Value::Bytes(bytes) => {
-                    split(bytes).is_some_and(|(_, packed)| unpack(packed, &mut into.0))
-                }
-                _ => false,
-            })?;
-        match unpacked {
-            true => Ok(Fetched::Filled),
-            // Its checksum was right, and it is not what was packed.
-            false => Err(ObjectError::Damaged {
-                offset: 0,
-                len: PAGE_BYTES as u32,
-            }),
-        }
+        // One that is not packed would only be in DRAM twice.
+        let comes_up = |len| len < GENERATION_BYTES + PAGE_BYTES;
+        let table = self.tables[at];
+        let unpacked = self.store.read_if(table, page, comes_up, |value, at| {
+            let Value::Bytes(bytes) = value else {
+                return None;
+            };
+            let (_, packed) = split(bytes)?;
+            unpack(packed, &mut into.0).then(|| super::pages::from(at))
+        })?;
+        // Its checksum was right, and it is not what was packed.
+        unpacked.ok_or(ObjectError::Damaged {
+            offset: 0,
+            len: PAGE_BYTES as u32,
+        })
     }
 }
 
