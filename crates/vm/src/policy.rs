@@ -86,8 +86,10 @@ pub(crate) fn buffer_wanted(cap_bytes: u64, data_bytes: u64, now: u64, gains: Ga
     let spared_ns = from_dram * fault_ns + gains.near_read * (fault_ns + READ_NS);
     let buffer = spared_ns as f64 / gains.near_bytes.max(1) as f64;
     let mean = gains.recalled_bytes as f64 / gains.recalled.max(1) as f64;
-    let reach = (gains.remembered as f64 * mean).max(1.0);
-    let terrace = (gains.recalled * READ_NS) as f64 / reach;
+    // By Zipf's law what a terrace of `held` bytes would spare with so many more goes with the logarithm of how much larger it is.
+    let held = data_bytes.saturating_sub(now).max(1) as f64;
+    let reach = held * (1.0 + gains.remembered as f64 * mean / held).ln();
+    let terrace = (gains.recalled * READ_NS) as f64 / reach.max(1.0);
     let step = cap_bytes / STEP_ONE_IN;
     let least = cap_bytes / BUFFER_MIN_ONE_IN;
     let most = (data_bytes - data_bytes / TERRACE_MIN_ONE_IN).max(least);

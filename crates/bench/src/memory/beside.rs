@@ -32,7 +32,7 @@ const COLUMNS: &[&str] = &[
 ];
 const SECTOR_BYTES: u64 = 512;
 /// Runs before a measurement, at least and at most; they end when device reads an operation fall by less than this part.
-const WARM_RUNS_MIN: u32 = 2;
+const WARM_RUNS_MIN: u32 = 5;
 const WARM_RUNS_MAX: u32 = 24;
 const STEADY_PART: f64 = 0.02;
 

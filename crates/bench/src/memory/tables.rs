@@ -25,6 +25,16 @@ const ARRAY_BAR: f64 = 5.0;
 const POOL_BAR: f64 = 8.0;
 const PAGE_BAR: f64 = 8192.0;
 
+/// What tables took, bytes, while all objects were there.
+struct Took {
+    an_object: f64,
+    a_page: Option<f64>,
+}
+
+fn index_bytes(heap: &Heap) -> f64 {
+    heap.store().stats().lanes.index_bytes as f64
+}
+
 /// Runs the part.
 pub fn run(setting: &Setting, report: &mut Report) -> Result<()> {
     let objects = (OBJECTS / setting.options.scale_divisor).max(OBJECTS_MIN);
@@ -32,11 +42,7 @@ pub fn run(setting: &Setting, report: &mut Report) -> Result<()> {
     let mut part = Part::new("i", &title, COLUMNS);
     let progress = Progress::new(2);
     for (name, bar, measure) in [
-        (
-            "array",
-            ARRAY_BAR,
-            array as fn(&Heap, u64) -> Result<Option<f64>>,
-        ),
+        ("array", ARRAY_BAR, array as fn(&Heap, u64) -> Result<Took>),
         ("pool", POOL_BAR, pool),
     ] {
         progress.step(format!("storing objects of an {name}"));
@@ -44,8 +50,7 @@ pub fn run(setting: &Setting, report: &mut Report) -> Result<()> {
         std::fs::create_dir_all(&dir)?;
         let options = StoreOptions::scratch(&dir, CAP_BYTES, objects * SSD_BYTES_AN_OBJECT);
         let heap = Heap::open(Store::open(&options)?, Way::InThread)?;
-        let a_page = measure(&heap, objects)?;
-        let an_object = heap.store().stats().lanes.index_bytes as f64 / objects as f64;
+        let Took { an_object, a_page } = measure(&heap, objects)?;
         let mut samples = Samples::default();
         samples.round();
         samples.add("objects", objects as f64);
@@ -73,7 +78,7 @@ pub fn run(setting: &Setting, report: &mut Report) -> Result<()> {
 }
 
 /// An array; what page tables come to for each page, when scattered objects were touched until the page buffer was full several times.
-fn array(heap: &Heap, objects: u64) -> Result<Option<f64>> {
+fn array(heap: &Heap, objects: u64) -> Result<Took> {
     let array = heap.array(objects, OBJECT_BYTES, objects)?;
     // The heap's first table: by faults it would take minutes.
     store(heap, &mut (0..objects))?;
@@ -83,13 +88,14 @@ fn array(heap: &Heap, objects: u64) -> Result<Option<f64>> {
         std::hint::black_box(array.word(n * stride % objects, 0).load(Relaxed));
     }
     let stats = heap.memory().stats();
-    Ok(Some(
-        stats.table_bytes as f64 / stats.resident_pages.max(1) as f64,
-    ))
+    Ok(Took {
+        an_object: index_bytes(heap) / objects as f64,
+        a_page: Some(stats.table_bytes as f64 / stats.resident_pages.max(1) as f64),
+    })
 }
 
 /// A pool, object by object.
-fn pool(heap: &Heap, objects: u64) -> Result<Option<f64>> {
+fn pool(heap: &Heap, objects: u64) -> Result<Took> {
     let pool = heap.pool(OBJECT_BYTES, objects + objects / 8)?;
     let (base, _) = pool.addresses();
     let mut refused = None;
@@ -98,7 +104,13 @@ fn pool(heap: &Heap, objects: u64) -> Result<Option<f64>> {
         Some(((made as usize - base) / PAGE_BYTES) as u64)
     });
     store(heap, &mut ids)?;
-    refused.map_or(Ok(None), |e| Err(e.into()))
+    if let Some(e) = refused {
+        return Err(e.into());
+    }
+    Ok(Took {
+        an_object: index_bytes(heap) / objects as f64,
+        a_page: None,
+    })
 }
 
 /// Stores objects of the heap's first table.
