@@ -40,6 +40,12 @@ missing_packages() {
         have taskset || echo util-linux
         ;;
     esac
+    case "$1" in test | all)
+        have memcached || echo memcached
+        { have memccapable || have memcapable; } || echo libmemcached-tools
+        python3 -c 'import ensurepip' 2>/dev/null || echo python3-venv
+        ;;
+    esac
     case "$1" in memcheck | all) have valgrind || echo valgrind ;; esac
     case "$1" in bench | all)
         have memcached || echo memcached

@@ -42,6 +42,9 @@ pub struct Flags {
     /// Loopback address to serve the Redis protocol on [default: 127.0.0.1:6380]
     #[arg(long, value_name = "ADDR")]
     pub resp: Option<SocketAddr>,
+    /// Loopback address to serve memcached's protocol on, over the same keys [default: not served]
+    #[arg(long, value_name = "ADDR")]
+    pub memcached: Option<SocketAddr>,
     /// When an update is acknowledged [default: sync]
     #[arg(long, value_enum)]
     pub durability: Option<Durability>,
@@ -67,6 +70,8 @@ pub struct Settings {
     pub ssd: Size,
     /// Where to serve.
     pub resp: SocketAddr,
+    /// Where to serve memcached's protocol, if at all.
+    pub memcached: Option<SocketAddr>,
     /// When an update is acknowledged.
     pub durability: Durability,
     /// Longest time in memory only.
@@ -96,6 +101,7 @@ impl Flags {
             dram: self.dram.or(file.dram),
             ssd: self.ssd.or(file.ssd),
             resp: self.resp.or(file.resp),
+            memcached: self.memcached.or(file.memcached),
             durability: self.durability.or(file.durability),
             flush_interval: self.flush_interval.or(file.flush_interval),
             threads: self.threads.or(file.threads),
@@ -140,15 +146,18 @@ impl Flags {
         let resp = self
             .resp
             .unwrap_or(SocketAddr::from(([127, 0, 0, 1], 6380)));
-        if !resp.ip().is_loopback() {
-            // Said before a pool is made or recovered for nothing.
-            bail!(terrace_server::ServerError::NotLoopback(resp));
+        for addr in [Some(resp), self.memcached].into_iter().flatten() {
+            if !addr.ip().is_loopback() {
+                // Said before a pool is made or recovered for nothing.
+                bail!(terrace_server::ServerError::NotLoopback(addr));
+            }
         }
         Ok(Settings {
             pool,
             dram,
             ssd: self.ssd.unwrap_or(Size(0)),
             resp,
+            memcached: self.memcached,
             durability,
             flush_interval: Duration::from_millis(flush_interval_ms),
             threads,

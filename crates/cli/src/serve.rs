@@ -74,6 +74,7 @@ fn open(settings: &Settings) -> Result<Arc<Pool>, Failure> {
 fn serve(pool: &Arc<Pool>, settings: &Settings, signals: Signals) -> Result<(), Failure> {
     let options = ServerOptions {
         listen: settings.resp,
+        memcached: settings.memcached,
         threads: threads(settings),
         max_clients: settings.max_clients,
     };
@@ -90,6 +91,9 @@ fn serve(pool: &Arc<Pool>, settings: &Settings, signals: Signals) -> Result<(), 
         settings.dram,
         if pool.is_sync() { "sync" } else { "async" },
     );
+    if let Some(addr) = server.memcached_addr() {
+        tracing::info!("serving memcached's protocol on {addr}");
+    }
     server.run().map_err(|e| Failure::Failed(e.into()))
 }
 

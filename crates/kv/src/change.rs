@@ -9,7 +9,7 @@ use crate::find::{
     Found, Looked, Place, READS_PER_TASK_MAX, Unreadable, damage_of, entry_of, fetch,
     find_to_replace, let_go, place, refused, reserve,
 };
-use crate::item::{META_BYTES, Meta, stored, user_value};
+use crate::item::{META_BYTES, Meta, meta_of, stored, user_value};
 use crate::large::{self, Binder, Doomed, RECORD_BYTES, RecordSlot, Shared};
 use crate::read::value_of;
 use crate::write::NewValue;
@@ -424,24 +424,24 @@ pub(crate) struct Seen<R> {
     pub wait: Option<u64>,
 }
 
-/// Shows the present value to `old`. With `keep_expiry` the entry must be readable.
+/// Shows the present value to `old`. With `exact` the entry must be readable.
 pub(crate) fn look_at<R>(
     t: &Task,
     shared: &Arc<Shared>,
     piece_bytes: usize,
     held: &mut Held<'_>,
     c: &Change<'_>,
-    keep_expiry: bool,
-    old: impl FnOnce(Value<'_>) -> R,
+    exact: bool,
+    old: impl FnOnce(Value<'_>, Option<Meta>) -> R,
 ) -> Result<Seen<R>, KvError> {
     let lane = held.lane(c.at.lane);
     let found = match found_now(t, lane, c) {
         Ok(found) => found,
-        Err(unreadable) if keep_expiry => return Err(unreadable.error(t, c.at)),
+        Err(unreadable) if exact => return Err(unreadable.error(t, c.at)),
         // There is one, and no more is known of it.
         Err(_) => {
             return Ok(Seen {
-                shown: old(Value::Absent),
+                shown: old(Value::Absent, None),
                 expiry_ms: None,
                 present: true,
                 wait: None,
@@ -458,7 +458,10 @@ pub(crate) fn look_at<R>(
     Ok(Seen {
         expiry_ms: e.as_ref().and_then(|e| e.expiry_ms()),
         present: e.is_some(),
-        shown: old(value_of(shared, piece_bytes, shown)),
+        shown: old(
+            value_of(shared, piece_bytes, shown),
+            shown.as_ref().and_then(meta_of),
+        ),
         wait,
     })
 }

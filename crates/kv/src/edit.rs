@@ -21,6 +21,9 @@ use terrace_log::entry::entry_bytes;
 use terrace_pool::{Held as HeldLanes, Task, Worker};
 use terrace_tiers::ReadPlan;
 
+/// The most bytes of values that one edit is shown.
+const SHOWN_MAX_BYTES: usize = 16 << 20;
+
 /// A value as an edit sees it.
 #[derive(Debug)]
 pub enum Held<L> {
@@ -163,6 +166,7 @@ fn look(
     let piece_bytes = large::piece_bytes(w);
     let (mut views, mut binders) = (Vec::with_capacity(keys.len()), Vec::new());
     let (mut reads, mut wait) = (Vec::new(), None);
+    let mut shown_bytes = 0;
     for (key, &at) in keys.iter().zip(places) {
         let lane = held.lane(at.lane);
         let found = match find(t, lane, at, key) {
@@ -179,6 +183,7 @@ fn look(
             Found::Here { slot, fetched } => {
                 let e = entry_of(t, lane, at, slot, fetched);
                 let bytes = user_value(&e);
+                shown_bytes += bytes.len();
                 if e.kind() == Kind::Binder {
                     binder = large::binder(bytes);
                 }
@@ -196,6 +201,15 @@ fn look(
         }
         views.push(view);
         binders.push(binder);
+        if shown_bytes > SHOWN_MAX_BYTES {
+            let_go(held, reads);
+            return Err(KvError::new(
+                KvErrorKind::TooLarge,
+                format!(
+                    "the values that the command or transaction names have more than {SHOWN_MAX_BYTES} bytes together; split it"
+                ),
+            ));
+        }
         if reads.len() >= READS_PER_TASK_MAX {
             break;
         }

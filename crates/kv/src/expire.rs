@@ -50,7 +50,8 @@ pub fn expire(
     })
 }
 
-fn expire_goes(now: Option<u64>, new: Option<u64>, cond: ExpireCond) -> bool {
+/// Whether a change of expiry takes place.
+pub fn expire_goes(now: Option<u64>, new: Option<u64>, cond: ExpireCond) -> bool {
     match (cond, now, new) {
         (_, None, None) => false,
         (ExpireCond::Always, ..) => true,

@@ -109,11 +109,11 @@ pub(crate) fn item_of<'a>(
 
 /// The token that stands for the present value: the one kept with it, else one made of its bytes, so that a value that
 /// Redis's commands wrote has one too.
-pub fn cas_of(value: &Value<'_>, meta: Option<Meta>) -> u64 {
+pub(crate) fn cas_of(value: &Value<'_>, meta: Option<Meta>) -> u64 {
     match (meta, value) {
         (Some(meta), _) => meta.cas,
         (None, Value::Inline(bytes)) => digest(bytes),
-        (None, Value::Large(large)) => digest(&large.version().to_le_bytes()),
+        (None, Value::Large(large)) => large.cas(),
         (None, Value::Absent) => 0,
     }
 }

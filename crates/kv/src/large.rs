@@ -204,9 +204,9 @@ impl LargeRef {
     pub fn len(&self) -> u64 {
         self.binder.len
     }
-    /// The number of the version.
-    pub(crate) fn version(&self) -> u64 {
-        self.binder.version
+    /// The token that stands for the value if none is kept beside it.
+    pub fn cas(&self) -> u64 {
+        crate::item::digest(&self.binder.version.to_le_bytes())
     }
     /// Number of pieces.
     pub fn pieces(&self) -> u32 {

@@ -10,6 +10,7 @@
 #[cfg(test)]
 extern crate self as terrace_kv;
 
+pub mod cache;
 mod change;
 mod edit;
 mod error;
@@ -30,8 +31,8 @@ mod write;
 
 pub use edit::{Edit, Edits, Held, Seen, View, edit};
 pub use error::{KvError, KvErrorKind};
-pub use expire::{ExpireCond, expire};
-pub use item::{Item, Meta, cas_of, digest};
+pub use expire::{ExpireCond, expire, expire_goes};
+pub use item::{Item, Meta, digest};
 pub use large::{
     LargeRef, Upload, inline_max_bytes, piece_bytes, read_piece, release, upload_abort,
     upload_begin, upload_piece,

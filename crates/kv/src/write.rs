@@ -7,7 +7,7 @@ use crate::change::{
     Missing, change, commit, lanes_of, look_at, missing, prepare, put_value, too_many, wait_durable,
 };
 use crate::find::may_write;
-use crate::item::{META_BYTES, Meta, meta_of, stored, user_value};
+use crate::item::{META_BYTES, Meta, cas_of, meta_of, stored, user_value};
 use crate::large::{self, Upload};
 use crate::modify::{State, delete_if, modify};
 use crate::number::parse_i64;
@@ -34,6 +34,8 @@ pub enum Cond {
     IfAbsent,
     /// If the key exists (XX).
     IfPresent,
+    /// If this token stands for its present value.
+    IfToken(u64),
 }
 
 /// The expiry after a set.
@@ -100,12 +102,28 @@ pub fn set_item<R>(
         return Ok(missing(w, t, need).expect("something is missing"));
     }
     let piece_bytes = large::piece_bytes(w);
-    let keep = expiry == Expiry::Keep;
-    let seen = look_at(t, &shared, piece_bytes, &mut held, &c[0], keep, old)?;
+    // What is compared or kept must be readable.
+    let exact = expiry == Expiry::Keep || matches!(cond, Cond::IfToken(_));
+    let mut token = None;
+    let seen = look_at(
+        t,
+        &shared,
+        piece_bytes,
+        &mut held,
+        &c[0],
+        exact,
+        |value, meta| {
+            if matches!(cond, Cond::IfToken(_)) {
+                token = Some(cas_of(&value, meta));
+            }
+            old(value)
+        },
+    )?;
     let go = match cond {
         Cond::Always => true,
         Cond::IfAbsent => !seen.present,
         Cond::IfPresent => seen.present,
+        Cond::IfToken(wanted) => seen.present && token == Some(wanted),
     };
     let mut wait = seen.wait;
     if go {

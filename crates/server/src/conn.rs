@@ -342,6 +342,7 @@ impl<S: Store> Conn<S> {
     /// Ends all work and gives back everything it holds; the socket closes when this is dropped.
     pub fn tear_down(&mut self, env: &mut Env<S>) {
         self.free_input(&mut env.store, &mut env.budget);
+        crate::commands::multi::end(&mut self.session, &mut env.store);
         if self.output.buf.capacity() > 0 {
             env.budget.give(&mut env.store, self.output.buf.capacity());
             self.output = Output::default();

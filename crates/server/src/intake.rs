@@ -4,6 +4,7 @@
 
 use crate::conn::{Block, Conn};
 use crate::limits::{ARGS_FREE, INLINE_MAX_BYTES, KEY_MAX_BYTES, PIECE_BYTES, VALUE_MAX_BYTES};
+use crate::memcached::{BAD_CHUNK, say};
 use crate::resp::assemble::{Assembly, Event};
 use crate::resp::encode;
 use crate::service::{block_of, execute_args, protocol_error};
@@ -110,12 +111,17 @@ fn begin_upload<S: Store>(
     index: u32,
     len_bytes: u64,
 ) -> bool {
-    let key = conn.key;
+    let (key, memcached) = (conn.key, conn.session.memcached);
     let work = conn.work();
     let Some(assembly) = work.assembly.as_mut() else {
         return false;
     };
-    if let Some(text) = refusal(assembly, index, len_bytes) {
+    let refused = match memcached {
+        // Its length was looked at with its line.
+        true => None,
+        false => refusal(assembly, index, len_bytes),
+    };
+    if let Some(text) = refused {
         refuse(env, conn, text);
         return true;
     }
@@ -136,7 +142,8 @@ fn begin_upload<S: Store>(
         }
         Err(e) => {
             env.store.finish(task);
-            refuse(env, conn, error_text(e));
+            let text = error_text(e, conn.session.memcached);
+            refuse(env, conn, text);
             true
         }
     }
@@ -170,14 +177,18 @@ fn upload_piece<S: Store>(env: &mut Env<S>, conn: &mut Conn<S>) -> bool {
         }
         Err(e) => {
             env.store.finish(task);
-            refuse(env, conn, error_text(e));
+            let text = error_text(e, conn.session.memcached);
+            refuse(env, conn, text);
             true
         }
     }
 }
 
-fn error_text(e: StoreError) -> String {
-    format!("{} {}", e.prefix, e.text)
+fn error_text(e: StoreError, memcached: bool) -> String {
+    match memcached {
+        true => format!("SERVER_ERROR {}", e.text),
+        false => format!("{} {}", e.prefix, e.text),
+    }
 }
 
 /// The rest of the command is passed over; its uploads and buffers are given back at once.
@@ -204,7 +215,10 @@ pub(crate) fn execute_assembled<S: Store>(env: &mut Env<S>, conn: &mut Conn<S>) 
         return;
     };
     let mut through = true;
-    if let Some(text) = assembly.refusal() {
+    if conn.session.memcached && (assembly.refusal().is_some() || assembly.bad_end) {
+        say(&mut env.out, assembly.refusal().unwrap_or(BAD_CHUNK));
+        add(&env.counters().errors, 1);
+    } else if let Some(text) = assembly.refusal() {
         let (prefix, rest) = text.split_once(' ').unwrap_or(("ERR", text));
         encode::error(&mut env.out, prefix, rest);
         add(&env.counters().errors, 1);

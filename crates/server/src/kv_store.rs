@@ -189,8 +189,8 @@ impl Store for KvStore {
     ) -> Outcome<R> {
         let shows = |item: Option<kv::Item<'_>>| {
             f(item.map(|item| Item {
-                large_cas: match item.value {
-                    kv::Value::Large(_) => kv::cas_of(&item.value, item.meta),
+                large_cas: match &item.value {
+                    kv::Value::Large(large) => large.cas(),
                     _ => 0,
                 },
                 value: shown(item.value),
@@ -316,6 +316,9 @@ impl Store for KvStore {
     }
     fn upload_abort(&mut self, upload: kv::Upload) {
         kv::upload_abort(&mut self.worker, upload);
+    }
+    fn large_cas(large: &kv::LargeRef) -> u64 {
+        large.cas()
     }
     fn large_len(large: &kv::LargeRef) -> u64 {
         large.len()

@@ -6,11 +6,14 @@
 mod budget;
 mod commands;
 mod conn;
+mod door;
 mod glob;
 mod info;
 mod intake;
 mod kv_store;
 pub mod limits;
+mod memcached;
+mod overlay;
 mod resp;
 mod service;
 mod shared;
@@ -29,6 +32,7 @@ use std::time::Instant;
 use mio::{Poll, Waker};
 use socket2::{Domain, Protocol, Socket, Type};
 
+use crate::door::Listener;
 pub use crate::kv_store::{KvStore, PoolFactory};
 use crate::limits::{LISTEN_BACKLOG, RESERVED_FDS, SOCKET_BUFFER_BYTES};
 use crate::shared::{Inbox, Shared};
@@ -40,6 +44,8 @@ use crate::thread::{Thread, WAKER};
 pub struct ServerOptions {
     /// Where to listen; loopback only. Port 0 chooses a free one.
     pub listen: SocketAddr,
+    /// Where to listen for memcached's protocol, if at all; loopback only.
+    pub memcached: Option<SocketAddr>,
     /// Threads, each of which serves its own connections.
     pub threads: usize,
     /// The most connections at once.
@@ -50,6 +56,7 @@ impl Default for ServerOptions {
     fn default() -> Self {
         ServerOptions {
             listen: SocketAddr::from(([127, 0, 0, 1], 6380)),
+            memcached: None,
             threads: 1,
             max_clients: 10_000,
         }
@@ -103,7 +110,7 @@ pub struct Server<F: StoreFactory> {
     factory: Arc<F>,
     shared: Arc<Shared>,
     polls: Vec<Poll>,
-    listener: mio::net::TcpListener,
+    listeners: Vec<Listener>,
 }
 
 impl<F: StoreFactory> Server<F> {
@@ -113,16 +120,22 @@ impl<F: StoreFactory> Server<F> {
     /// # Errors
     /// When the options are refused or the address cannot be had.
     pub fn bind(options: &ServerOptions, factory: Arc<F>) -> Result<Self, ServerError> {
-        if !options.listen.ip().is_loopback() {
-            return Err(ServerError::NotLoopback(options.listen));
+        for addr in [Some(options.listen), options.memcached]
+            .into_iter()
+            .flatten()
+        {
+            if !addr.ip().is_loopback() {
+                return Err(ServerError::NotLoopback(addr));
+            }
         }
         if !(1..=THREADS_MAX).contains(&options.threads) {
             return Err(ServerError::Threads(options.threads));
         }
-        let listener = listen(options.listen).map_err(|source| ServerError::Listen {
-            addr: options.listen,
-            source,
-        })?;
+        let mut listeners = vec![listen(options.listen, false)?];
+        if let Some(addr) = options.memcached {
+            listeners.push(listen(addr, true)?);
+        }
+        let memcached_addr = listeners.get(1).map(|l| l.socket.local_addr());
         let max_clients = clients_allowed(options.max_clients);
         let mut polls = Vec::with_capacity(options.threads);
         let mut inboxes = Vec::with_capacity(options.threads);
@@ -132,7 +145,8 @@ impl<F: StoreFactory> Server<F> {
             polls.push(poll);
         }
         let shared = Arc::new(Shared {
-            addr: listener.local_addr()?,
+            addr: listeners[0].socket.local_addr()?,
+            memcached_addr: memcached_addr.transpose()?,
             max_clients,
             started: Instant::now(),
             counters: (0..options.threads).map(|_| Default::default()).collect(),
@@ -151,8 +165,13 @@ impl<F: StoreFactory> Server<F> {
             factory,
             shared,
             polls,
-            listener,
+            listeners,
         })
+    }
+
+    /// The address that is listened on for memcached's protocol.
+    pub fn memcached_addr(&self) -> Option<SocketAddr> {
+        self.shared.memcached_addr
     }
 
     /// The address that is listened on.
@@ -175,17 +194,17 @@ impl<F: StoreFactory> Server<F> {
             factory,
             shared,
             polls,
-            listener,
+            mut listeners,
         } = self;
-        let mut listener = Some(listener);
         let mut threads = Vec::new();
         for (index, poll) in polls.into_iter().enumerate() {
-            let (factory, shared, listener) = (factory.clone(), shared.clone(), listener.take());
+            let (factory, shared) = (factory.clone(), shared.clone());
+            let listeners = std::mem::take(&mut listeners);
             let stop = Stopper(shared.clone());
             let body = move || {
                 // Also when this thread panics: a server that serves half of its clients helps nobody.
                 let _stop = StopOnDrop(stop);
-                run_thread(&*factory, index, shared, poll, listener)
+                run_thread(&*factory, index, shared, poll, listeners)
             };
             threads.push(
                 std::thread::Builder::new()
@@ -217,20 +236,25 @@ fn run_thread<F: StoreFactory>(
     index: usize,
     shared: Arc<Shared>,
     poll: Poll,
-    listener: Option<mio::net::TcpListener>,
+    listeners: Vec<Listener>,
 ) -> Result<(), String> {
     let waking = shared.clone();
     let store = factory.open(
         index,
         Arc::new(move || drop(waking.inboxes[index].waker.wake())),
     )?;
-    Thread::new(index, store, shared, poll, listener)
+    Thread::new(index, store, shared, poll, listeners)
         .map_err(|e| e.to_string())?
         .run()
 }
 
 /// The kernel's buffers are bounded, too: a bound set on the listener holds for what it accepts.
-fn listen(addr: SocketAddr) -> std::io::Result<mio::net::TcpListener> {
+fn listen(addr: SocketAddr, memcached: bool) -> Result<Listener, ServerError> {
+    let socket = listening(addr).map_err(|source| ServerError::Listen { addr, source })?;
+    Ok(Listener { socket, memcached })
+}
+
+fn listening(addr: SocketAddr) -> std::io::Result<mio::net::TcpListener> {
     let socket = Socket::new(
         Domain::for_address(addr),
         Type::STREAM.nonblocking().cloexec(),

@@ -15,6 +15,8 @@ pub const BULK_MAX_BYTES: i64 = 512 << 20;
 pub const MULTIBULK_MAX_ARGS: i64 = 1_048_576;
 /// The longest inline command, and the longest header line (Redis's `PROTO_INLINE_MAX_SIZE`).
 pub const INLINE_COMMAND_MAX_BYTES: usize = 64 << 10;
+/// The longest line of memcached's protocol, data blocks not counted.
+pub const MEMCACHED_LINE_MAX_BYTES: usize = 64 << 10;
 /// The most bytes of small arguments that one command may bring.
 pub const COMMAND_MAX_BYTES: usize = 16 << 20;
 /// What one read takes from a socket.
@@ -47,6 +49,12 @@ pub const MGET_WINDOW_KEYS: usize = 16;
 pub const SCAN_STEP_KEYS: usize = 64;
 /// A SCAN answers early when its keys fill this much.
 pub const SCAN_REPLY_BYTES: usize = 64 << 10;
+/// Commands of one transaction.
+pub const MULTI_COMMANDS_MAX: usize = 16_384;
+/// The most bytes that all replies of one transaction take.
+pub const EXEC_REPLY_MAX_BYTES: usize = 4 << 20;
+/// Keys that one connection watches.
+pub const WATCHED_KEYS_MAX: usize = 1_024;
 /// What KEYS asks of the budget first; then it doubles.
 pub const KEYS_GRANT_BYTES: usize = 256 << 10;
 /// Steps of KEYS before others are served.

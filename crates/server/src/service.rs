@@ -233,6 +233,8 @@ fn consume<S: Store>(env: &mut Env<S>, conn: &mut Conn<S>, data: &[u8]) -> usize
         let before = at;
         at += if assembling {
             feed(env, conn, &data[at..])
+        } else if conn.session.memcached {
+            crate::memcached::run(env, conn, &data[at..])
         } else {
             run(env, conn, &data[at..])
         };
@@ -322,7 +324,7 @@ fn run<S: Store>(env: &mut Env<S>, conn: &mut Conn<S>, data: &[u8]) -> usize {
 
 /// Enough was answered for now.
 #[inline]
-fn is_full<S: Store>(env: &Env<S>, conn: &Conn<S>) -> bool {
+pub(crate) fn is_full<S: Store>(env: &Env<S>, conn: &Conn<S>) -> bool {
     env.out.len() + conn.output.pending() > OUTPUT_LIMIT_BYTES
 }
 
@@ -403,7 +405,10 @@ pub(crate) fn execute_args<S: Store>(
         counters: &env.shared.counters[env.index],
         out: &mut env.out,
     };
-    let flow = execute(&mut cx, args);
+    let flow = match cx.session.memcached {
+        false => execute(&mut cx, args),
+        true => crate::memcached::execute(&mut cx, args),
+    };
     if let Some(epoch) = S::durable_at(&task).max(progress.durable_at)
         && epoch > env.store.durable_epoch()
     {

@@ -19,7 +19,7 @@ pub fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 /// What is sent to a thread.
 pub enum Message {
     /// A new connection.
-    Accepted(TcpStream, Arc<Client>),
+    Accepted(TcpStream, Box<crate::commands::Session>),
     /// Cut this one off.
     Kill(u64),
 }
@@ -136,8 +136,10 @@ impl<F: crate::store::StoreFactory> About for F {
 
 /// What all threads share.
 pub struct Shared {
-    /// The address that is listened on.
+    /// The address that is listened on for Redis's protocol.
     pub addr: SocketAddr,
+    /// And for memcached's.
+    pub memcached_addr: Option<SocketAddr>,
     /// The most connections at once.
     pub max_clients: usize,
     /// When the server started.

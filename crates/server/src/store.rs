@@ -254,6 +254,8 @@ pub trait Store: Sized {
     ) -> Outcome<()>;
     /// Gives an upload up.
     fn upload_abort(&mut self, upload: Self::Upload);
+    /// The token that stands for a held value with none kept beside it.
+    fn large_cas(large: &Self::Large) -> u64;
     /// The length of a held value in bytes.
     fn large_len(large: &Self::Large) -> u64;
     /// Shows piece `n` of a held value to `f`.

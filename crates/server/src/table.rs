@@ -20,8 +20,10 @@ pub enum Id {
     Decr,
     Decrby,
     Del,
+    Discard,
     Dump,
     Echo,
+    Exec,
     Exists,
     Expire,
     Expireat,
@@ -44,6 +46,7 @@ pub enum Id {
     Mget,
     Mset,
     Msetnx,
+    Multi,
     Object,
     Persist,
     Pexpire,
@@ -73,6 +76,8 @@ pub enum Id {
     Ttl,
     Type,
     Unlink,
+    Unwatch,
+    Watch,
 }
 
 /// One command.
@@ -129,6 +134,9 @@ const A: &[&str] = &["admin", "noscript", "loading", "stale"];
 const F: &[&str] = &["loading", "stale", "fast"];
 const S: &[&str] = &["loading", "stale"];
 
+const T: &[&str] = &["noscript", "loading", "stale", "fast", "allow_busy"];
+const E: &[&str] = &["noscript", "loading", "stale", "skip_slowlog"];
+
 const ONE: (i32, i32, i32) = (1, 1, 1);
 const ALL: (i32, i32, i32) = (1, -1, 1);
 const TWO: (i32, i32, i32) = (1, 2, 1);
@@ -161,8 +169,10 @@ const ROWS: &[Row] = &[
     ("decr", Id::Decr, 2, WF, ONE, "string", "Decrements the integer value of a key by one."),
     ("decrby", Id::Decrby, 3, WF, ONE, "string", "Decrements a number from the integer value of a key."),
     ("del", Id::Del, -2, DEL, ALL, "generic", "Deletes one or more keys."),
+    ("discard", Id::Discard, 1, T, NONE, "transactions", "Discards a transaction."),
     ("dump", Id::Dump, 2, RS, ONE, "generic", "Returns a serialized representation of the value stored at a key."),
     ("echo", Id::Echo, 2, F, NONE, "connection", "Returns the given string."),
+    ("exec", Id::Exec, 1, E, NONE, "transactions", "Executes all commands in a transaction."),
     ("exists", Id::Exists, -2, R, ALL, "generic", "Determines whether one or more keys exist."),
     ("expire", Id::Expire, -3, D, ONE, "generic", "Sets the expiration time of a key in seconds."),
     ("expireat", Id::Expireat, -3, D, ONE, "generic", "Sets the expiration time of a key to a Unix timestamp."),
@@ -185,6 +195,7 @@ const ROWS: &[Row] = &[
     ("mget", Id::Mget, -2, R, ALL, "string", "Atomically returns the string values of one or more keys."),
     ("mset", Id::Mset, -3, W, (1, -1, 2), "string", "Atomically creates or modifies the string values of one or more keys."),
     ("msetnx", Id::Msetnx, -3, W, (1, -1, 2), "string", "Atomically modifies the string values of one or more keys only when all keys don't exist."),
+    ("multi", Id::Multi, 1, T, NONE, "transactions", "Starts a transaction."),
     ("object", Id::Object, -2, RS, (2, 2, 1), "generic", "A container for object introspection commands."),
     ("persist", Id::Persist, 2, D, ONE, "generic", "Removes the expiration time of a key."),
     ("pexpire", Id::Pexpire, -3, D, ONE, "generic", "Sets the expiration time of a key in milliseconds."),
@@ -214,6 +225,8 @@ const ROWS: &[Row] = &[
     ("ttl", Id::Ttl, 2, R, ONE, "generic", "Returns the expiration time in seconds of a key."),
     ("type", Id::Type, 2, R, ONE, "generic", "Determines the type of value stored at a key."),
     ("unlink", Id::Unlink, -2, D, ALL, "generic", "Asynchronously deletes one or more keys."),
+    ("unwatch", Id::Unwatch, 1, T, NONE, "transactions", "Forgets about watched keys of a transaction."),
+    ("watch", Id::Watch, -2, T, ALL, "transactions", "Monitors changes to keys to determine the execution of a transaction."),
 ];
 
 const fn large_of(id: Id) -> Large {

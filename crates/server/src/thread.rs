@@ -2,34 +2,35 @@
 //! what moved, lets the store work, and serves what the store has finished. Nothing in it blocks but the poll.
 
 use std::io;
-use std::os::fd::AsRawFd;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use mio::net::{TcpListener, TcpStream};
 use mio::unix::SourceFd;
 use mio::{Events, Interest, Poll, Token};
 use slab::Slab;
 
 use crate::budget::Budget;
-use crate::commands::Session;
 use crate::conn::{Block, Conn};
+use crate::door::Listener;
 use crate::limits::{
-    ACCEPT_MAX, AT_ONCE_WHILE_READING, EVENTS_MAX, GRANT_WAIT_MAX_MS, OUTPUT_LIMIT_BYTES,
-    ROOM_RETRY_MS, SCRATCH_BYTES, SLEEP_MAX_MS, STANDING_BYTES, START_GRANT_MS, STARVE_CHECK_MS,
-    STOP_DRAIN_MS, STUCK_AFTER_MS,
+    AT_ONCE_WHILE_READING, EVENTS_MAX, GRANT_WAIT_MAX_MS, OUTPUT_LIMIT_BYTES, ROOM_RETRY_MS,
+    SCRATCH_BYTES, SLEEP_MAX_MS, STANDING_BYTES, START_GRANT_MS, STARVE_CHECK_MS, STOP_DRAIN_MS,
+    STUCK_AFTER_MS,
 };
 use crate::resp::encode;
 use crate::service::{Status, service};
-use crate::shared::{Client, Counters, Message, Shared, add, lock};
+use crate::shared::{Counters, Message, Shared, add, lock};
 use crate::store::Store;
 use crate::together::{TOGETHER_BYTES, TOGETHER_MAX, Together};
 
 /// The token of the thread's waker.
 pub const WAKER: Token = Token(usize::MAX - 1);
-const LISTENER: Token = Token(usize::MAX - 2);
-const STORE: Token = Token(usize::MAX - 3);
+/// The token of the first listener; the others' are below it.
+pub(crate) const LISTENER_0: usize = usize::MAX - 3;
+const STORE: Token = Token(usize::MAX - 2);
+/// Listeners of a thread, one for each protocol.
+const LISTENERS_MAX: usize = 2;
 
 /// Reply memory beyond this is not kept between commands.
 const OUT_KEPT_BYTES: usize = 4 * OUTPUT_LIMIT_BYTES;
@@ -79,12 +80,12 @@ impl<S: Store> Env<S> {
 
 /// A thread of the server.
 pub struct Thread<S: Store> {
-    env: Env<S>,
-    poll: Poll,
-    listener: Option<TcpListener>,
-    conns: Slab<Conn<S>>,
-    serial: u32,
-    next_thread: usize,
+    pub(crate) env: Env<S>,
+    pub(crate) poll: Poll,
+    pub(crate) listeners: Vec<Listener>,
+    pub(crate) conns: Slab<Conn<S>>,
+    pub(crate) serial: u32,
+    pub(crate) next_thread: usize,
     /// Slots to be served again.
     again: Vec<usize>,
     /// Keys of connections that wait for room.
@@ -110,12 +111,13 @@ impl<S: Store> Thread<S> {
         mut store: S,
         shared: Arc<Shared>,
         poll: Poll,
-        listener: Option<TcpListener>,
+        mut listeners: Vec<Listener>,
     ) -> io::Result<Self> {
-        let mut listener = listener;
-        if let Some(listener) = &mut listener {
+        for (at, listener) in listeners.iter_mut().enumerate() {
+            let token = Token(LISTENER_0 - at);
+            let socket = &mut listener.socket;
             poll.registry()
-                .register(listener, LISTENER, Interest::READABLE)?;
+                .register(socket, token, Interest::READABLE)?;
         }
         if let Some(fd) = store.poll_fd() {
             poll.registry()
@@ -137,7 +139,7 @@ impl<S: Store> Thread<S> {
         Ok(Thread {
             env,
             poll,
-            listener,
+            listeners,
             conns: Slab::new(),
             serial: 0,
             next_thread: 0,
@@ -184,8 +186,8 @@ impl<S: Store> Thread<S> {
         for event in events.iter() {
             match event.token() {
                 WAKER => self.messages(),
-                LISTENER => self.accept(),
                 STORE => {}
+                Token(at) if at > LISTENER_0 - LISTENERS_MAX => self.accept(LISTENER_0 - at),
                 Token(slot) => {
                     let Some(conn) = self.conns.get_mut(slot) else {
                         continue;
@@ -335,11 +337,11 @@ impl<S: Store> Thread<S> {
         if conn.output.is_held() {
             conn.output.drop_held();
             conn.closing = true;
-            encode::error(
-                &mut self.env.out,
-                "ERR",
-                &format!("the write was not made durable: {reason}"),
-            );
+            let text = format!("the write was not made durable: {reason}");
+            match conn.session.memcached {
+                true => crate::memcached::say(&mut self.env.out, &format!("SERVER_ERROR {text}")),
+                false => encode::error(&mut self.env.out, "ERR", &text),
+            }
             add(&self.env.counters().errors, 1);
         }
         self.serve(slot);
@@ -383,7 +385,7 @@ impl<S: Store> Thread<S> {
     fn messages(&mut self) {
         for message in self.env.shared.inboxes[self.env.index].take() {
             match message {
-                Message::Accepted(stream, client) => self.adopt(stream, client),
+                Message::Accepted(stream, session) => self.adopt(stream, *session),
                 Message::Kill(id) => {
                     let found = self
                         .conns
@@ -396,94 +398,6 @@ impl<S: Store> Thread<S> {
                 }
             }
         }
-    }
-
-    fn accept(&mut self) {
-        for _ in 0..ACCEPT_MAX {
-            let Some(listener) = &self.listener else {
-                return;
-            };
-            match listener.accept() {
-                Ok((stream, addr)) => self.deal(stream, addr),
-                Err(e) if e.kind() == io::ErrorKind::WouldBlock => return,
-                Err(e)
-                    if e.kind() == io::ErrorKind::Interrupted
-                        || e.kind() == io::ErrorKind::ConnectionAborted => {}
-                Err(e) => {
-                    tracing::warn!(error = %e, "a connection could not be accepted");
-                    break;
-                }
-            }
-        }
-        // The edge was not used up: come back for the rest.
-        let _ = self.env.shared.inboxes[self.env.index].waker.wake();
-        if let Some(listener) = &mut self.listener {
-            let _ = self
-                .poll
-                .registry()
-                .reregister(listener, LISTENER, Interest::READABLE);
-        }
-    }
-
-    /// Gives a new connection to the thread whose turn it is.
-    fn deal(&mut self, stream: TcpStream, addr: std::net::SocketAddr) {
-        let shared = self.env.shared.clone();
-        if shared.connected.fetch_add(1, Ordering::Relaxed) >= shared.max_clients {
-            shared.connected.fetch_sub(1, Ordering::Relaxed);
-            shared.rejected.fetch_add(1, Ordering::Relaxed);
-            // One attempt: whoever does not read it sees the closed connection.
-            let _ = io::Write::write(&mut &stream, b"-ERR max number of clients reached\r\n");
-            return;
-        }
-        let id = shared.accepted_ever.fetch_add(1, Ordering::Relaxed) + 1;
-        shared.accepted.fetch_add(1, Ordering::Relaxed);
-        let _ = stream.set_nodelay(true);
-        let thread = self.next_thread % shared.inboxes.len();
-        self.next_thread += 1;
-        let client = Arc::new(Client {
-            id,
-            addr,
-            thread,
-            fd: stream.as_raw_fd(),
-            since_s: shared.uptime_s(),
-            active_s: shared.uptime_s().into(),
-            last_command: u8::MAX.into(),
-            resp: 2.into(),
-            name: None.into(),
-        });
-        lock(&shared.clients).insert(id, client.clone());
-        if thread == self.env.index {
-            self.adopt(stream, client);
-        } else {
-            shared.inboxes[thread].send(Message::Accepted(stream, client));
-        }
-    }
-
-    fn adopt(&mut self, mut stream: TcpStream, client: Arc<Client>) {
-        let entry = self.conns.vacant_entry();
-        let slot = entry.key();
-        self.serial = self.serial.wrapping_add(1);
-        let key = u64::from(self.serial) << 32 | slot as u64;
-        if let Err(e) = self.poll.registry().register(
-            &mut stream,
-            Token(slot),
-            Interest::READABLE | Interest::WRITABLE,
-        ) {
-            tracing::warn!(error = %e, "a connection could not be polled and is closed");
-            lock(&self.env.shared.clients).remove(&client.id);
-            self.env.shared.connected.fetch_sub(1, Ordering::Relaxed);
-            return;
-        }
-        entry.insert(Conn::new(
-            stream,
-            key,
-            Session {
-                resp3: false,
-                client,
-            },
-            self.env.now_ms,
-        ));
-        // An edge from before the registration is reported by it: nothing to do until then.
     }
 
     /// When buffers run out anywhere, cuts off those who have held theirs longest without getting on.
@@ -540,8 +454,13 @@ impl<S: Store> Thread<S> {
             "cut off: it held buffers without progress while others starved"
         );
         if conn.output.pending() == 0 {
+            let error = if conn.session.memcached {
+                "SERVER_ERROR"
+            } else {
+                "-ERR"
+            };
             let text = format!(
-                "-ERR connection cut off: it held {held} bytes of buffers for {STUCK_AFTER_MS} ms without progress while others \
+                "{error} connection cut off: it held {held} bytes of buffers for {STUCK_AFTER_MS} ms without progress while others \
                  waited for them; read replies and finish commands faster\r\n"
             );
             // One attempt, since there is no buffer to keep it in.
@@ -553,7 +472,7 @@ impl<S: Store> Thread<S> {
 
     /// Sends what waits for durability, as long as that helps, then closes everything.
     fn stop(mut self) -> Result<(), String> {
-        self.listener = None;
+        self.listeners.clear();
         let deadline = Instant::now() + Duration::from_millis(STOP_DRAIN_MS);
         while !self.held.is_empty() && Instant::now() < deadline {
             self.env.store.turn();

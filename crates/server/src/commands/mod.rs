@@ -6,11 +6,14 @@ mod admin;
 mod bits;
 mod client;
 mod keys;
+pub(crate) mod multi;
 mod options;
 mod part;
 mod places;
 mod scan;
 mod strings;
+
+pub(crate) use part::edit_one;
 
 use std::borrow::Cow;
 use std::sync::Arc;
@@ -20,7 +23,7 @@ use crate::limits::KEY_MAX_BYTES;
 use crate::resp::assemble::LargeArg;
 use crate::resp::encode;
 use crate::shared::{Client, Counters, Shared, add};
-use crate::store::{Store, StoreError, Wait};
+use crate::store::{Store, StoreError, Wait, Watched};
 use crate::table::{self, Command, Id};
 
 /// How far a command came.
@@ -92,10 +95,29 @@ pub(crate) use ready;
 
 /// What the connection itself brings to its commands.
 pub struct Session {
+    /// Whether it speaks memcached's protocol.
+    pub memcached: bool,
     /// Whether the client asked for RESP3.
     pub resp3: bool,
     /// What others may know of it.
     pub client: Arc<Client>,
+    /// The transaction that is being queued.
+    pub multi: Option<Box<multi::Multi>>,
+    /// Keys that are watched for it.
+    pub watched: Vec<Watched>,
+}
+
+impl Session {
+    /// Of a new connection.
+    pub fn new(client: Arc<Client>, memcached: bool) -> Self {
+        Session {
+            memcached,
+            resp3: false,
+            client,
+            multi: None,
+            watched: Vec::new(),
+        }
+    }
 }
 
 /// Where a command of several steps stands.
@@ -180,7 +202,7 @@ pub struct Cx<'c, S: Store> {
 
 impl<S: Store> Cx<'_, S> {
     /// A task belongs to one call: the next step gets its own. What the reply waits for stays.
-    fn renew_task(&mut self) {
+    pub fn renew_task(&mut self) {
         self.progress.durable_at = self.progress.durable_at.max(S::durable_at(self.task));
         let fresh = self.store.task(self.owner);
         self.store.finish(std::mem::replace(self.task, fresh));
@@ -203,10 +225,19 @@ pub fn execute<S: Store>(cx: &mut Cx<'_, S>, args: &[&[u8]]) -> Flow<S::Large> {
                 .client
                 .last_command
                 .store(table::index_of(command) as u8, Ordering::Relaxed);
-            dispatch(cx, command, args)
+            match cx.session.multi.is_some() && !multi::is_immediate(command.id) {
+                false => dispatch(cx, command, args),
+                true => multi::queue(cx, command, args).inspect_err(|_| multi::spoil(cx.session)),
+            }
         }
-        Some(command) => Err(wrong_arity(command.name)),
-        None => Err(unknown(args)),
+        Some(command) => {
+            multi::spoil(cx.session);
+            Err(wrong_arity(command.name))
+        }
+        None => {
+            multi::spoil(cx.session);
+            Err(unknown(args))
+        }
     };
     match flow {
         Ok(Flow::Wait(wait)) => Flow::Wait(wait),
@@ -290,6 +321,11 @@ fn dispatch<S: Store>(cx: &mut Cx<'_, S>, command: &Command, args: &[&[u8]]) -> 
         Id::Pexpiretime => keys::ttl(cx, args, keys::Shown::AtMillis),
         Id::Persist => keys::persist(cx, args),
         Id::Type => keys::key_type(cx, args),
+        Id::Multi => multi::multi(cx),
+        Id::Exec => multi::exec(cx),
+        Id::Discard => multi::discard(cx),
+        Id::Watch => multi::watch(cx, args),
+        Id::Unwatch => multi::unwatch(cx),
         Id::Append => part::append(cx, args),
         Id::Setrange => part::setrange(cx, args),
         Id::Getrange | Id::Substr => part::getrange(cx, args),

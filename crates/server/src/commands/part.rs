@@ -14,7 +14,7 @@ use crate::shared::add;
 use crate::store::{Edit, Expiry, Held, Meta, Outcome, Seen, Store, StoreError, Value, View};
 
 /// Shows one key to `f` and makes of it what `f` says.
-pub(super) fn edit_one<S: Store, R>(
+pub(crate) fn edit_one<S: Store, R>(
     cx: &mut Cx<'_, S>,
     key: &[u8],
     f: impl Fn(View<S::Large>, u64) -> Result<(Option<Edit>, R), StoreError>,

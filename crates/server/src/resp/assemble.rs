@@ -64,6 +64,8 @@ pub struct Assembly<U> {
     piece: Option<Box<[u8]>>,
     filled: usize,
     refused: Option<String>,
+    /// The last argument was not followed by a line end.
+    pub bad_end: bool,
 }
 
 impl<U> Default for Assembly<U> {
@@ -77,6 +79,7 @@ impl<U> Default for Assembly<U> {
             piece: None,
             filled: 0,
             refused: None,
+            bad_end: false,
         }
     }
 }
@@ -85,6 +88,29 @@ impl<U> Default for Assembly<U> {
 const ARG_COST_BYTES: usize = 4;
 
 impl<U> Assembly<U> {
+    /// A command whose first arguments are there, and whose last one, of `len_bytes`, follows without a header.
+    pub fn of_block(words: &[&[u8]], len_bytes: u64) -> Self {
+        let mut text = Vec::new();
+        let mut ends = Vec::with_capacity(words.len());
+        for word in words {
+            text.extend_from_slice(word);
+            ends.push(text.len() as u32);
+        }
+        let state = match len_bytes > INLINE_MAX_BYTES as u64 {
+            true => State::LargeHeader { len: len_bytes },
+            false => State::Small {
+                left: len_bytes as usize,
+            },
+        };
+        Assembly {
+            state,
+            args_left: 1,
+            text,
+            ends,
+            ..Default::default()
+        }
+    }
+
     /// Takes bytes from the start of `data`; answers how many, and what is needed next.
     pub fn step(&mut self, data: &[u8]) -> (usize, Event) {
         let mut at = 0;
@@ -150,6 +176,7 @@ impl<U> Assembly<U> {
                 }
                 State::LineEnd { left, ends_arg } => {
                     let take = left.min(rest.len());
+                    self.bad_end |= rest[..take] != b"\r\n"[2 - left..2 - left + take];
                     at += take;
                     if take < left {
                         self.state = State::LineEnd {
@@ -260,6 +287,7 @@ impl<U> Assembly<U> {
     pub fn refuse(&mut self, text: String) {
         self.state = match self.state {
             State::LargeHeader { len } => State::Skip { left: len },
+            State::Small { left } => State::Skip { left: left as u64 },
             State::Large { left } => State::Skip {
                 left: left - self.filled as u64,
             },

@@ -66,6 +66,11 @@ pub fn null(out: &mut Vec<u8>, resp3: bool) {
     out.extend_from_slice(if resp3 { b"_\r\n" } else { b"$-1\r\n" });
 }
 
+/// The null that stands for an array.
+pub fn null_array(out: &mut Vec<u8>, resp3: bool) {
+    out.extend_from_slice(if resp3 { b"_\r\n" } else { b"*-1\r\n" });
+}
+
 /// The header of an array of `len` elements.
 #[inline]
 pub fn array(out: &mut Vec<u8>, len: usize) {

@@ -127,6 +127,9 @@ pub fn command<'a>(data: &'a [u8], args: &mut Vec<&'a [u8]>) -> Parsed {
 /// The second argument of the command at the start of `data`, mostly its key, for a look ahead; the command is not judged.
 #[inline]
 pub fn first_key(data: &[u8]) -> Option<&[u8]> {
+    if data.first().is_some_and(u8::is_ascii_lowercase) {
+        return second_word(data);
+    }
     let mut rest = data;
     for skipped in 0..3 {
         let Line::Whole(digits, header) = header_line(rest) else {
@@ -145,6 +148,13 @@ pub fn first_key(data: &[u8]) -> Option<&[u8]> {
         rest = rest.get(end..)?;
     }
     None
+}
+
+/// The same for a line of memcached's.
+fn second_word(data: &[u8]) -> Option<&[u8]> {
+    let start = memchr::memchr(b' ', data)? + 1;
+    let len = memchr::memchr2(b' ', b'\r', &data[start..])?;
+    data.get(start..start + len)
 }
 
 #[inline]

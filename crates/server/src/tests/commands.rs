@@ -338,3 +338,88 @@ fn only_loopback_is_listened_on() {
         .to_string();
     assert!(refused.contains("loopback only"), "{refused}");
 }
+
+/// A transaction fails when somebody else changed what it watched: by a write, a deletion, or because its time was up.
+#[test]
+fn a_watched_key_that_others_change_stops_a_transaction() {
+    for settings in [
+        plain(),
+        Settings {
+            wait_per_mille: 300,
+            ..plain()
+        },
+    ] {
+        let server = Running::start(settings, 2);
+        let (mut a, mut b) = (server.client(), server.client());
+        for (change, stops) in [
+            (&["SET", "k", "2"][..], true),
+            (&["GET", "k"], false),
+            (&["DEL", "k"], true),
+            (&["DEL", "k"], false),
+            (&["APPEND", "k", ""], true),
+            (&["PEXPIRE", "k", "1"], true),
+            (&["SET", "other", "1"], false),
+            (&["RENAME", "other", "k"], true),
+            (&["FLUSHALL"], true),
+        ] {
+            assert_eq!(a.ask(&["WATCH", "k"]), "+OK\r\n");
+            b.ask(change);
+            std::thread::sleep(Duration::from_millis(3));
+            a.ask(&["MULTI"]);
+            assert_eq!(a.ask(&["SET", "mine", "1"]), "+QUEUED\r\n");
+            let want = if stops { "*-1\r\n" } else { "*1\r\n+OK\r\n" };
+            assert_eq!(a.ask(&["EXEC"]), want, "{change:?}");
+        }
+        // A connection that dies within a transaction leaves nothing.
+        a.ask(&["WATCH", "k", "l"]);
+        a.ask(&["MULTI"]);
+        a.ask(&["SET", "k", "1"]);
+        drop((a, b));
+        server.stop();
+    }
+}
+
+/// What a transaction cannot do is said when it is queued or run, and nothing of it is done by halves.
+#[test]
+fn the_bounds_of_a_transaction() {
+    let server = Running::start(plain(), 1);
+    let mut c = server.client();
+    let long = "x".repeat(70_000);
+    assert_eq!(c.ask(&["SET", "long", &long]), "+OK\r\n");
+    c.ask(&["MULTI"]);
+    assert!(
+        c.ask(&["SET", "k", &long])
+            .starts_with("-ERR a value within a transaction has at most")
+    );
+    assert!(c.ask(&["EXEC"]).starts_with("-EXECABORT"));
+    c.ask(&["MULTI"]);
+    c.ask(&["SET", "k", "1"]);
+    c.ask(&["GET", "long"]);
+    c.ask(&["STRLEN", "long"]);
+    c.ask(&["RENAME", "long", "moved"]);
+    let got = c.ask(&["EXEC"]);
+    assert!(
+        got.starts_with("*4\r\n+OK\r\n-ERR the value is longer than 65536 bytes"),
+        "{got}"
+    );
+    assert!(got.ends_with(":70000\r\n+OK\r\n"), "{got}");
+    assert_eq!(c.ask(&["STRLEN", "moved"]), ":70000\r\n");
+    // Replies that are too long change nothing.
+    let half = "y".repeat(60_000);
+    c.ask(&["SET", "half", &half]);
+    c.ask(&["MULTI"]);
+    c.ask(&["SET", "k", "2"]);
+    (0..100).for_each(|_| drop(c.ask(&["GET", "half"])));
+    assert!(
+        c.ask(&["EXEC"])
+            .starts_with("-ERR the replies of the transaction are longer")
+    );
+    assert_eq!(c.ask(&["GET", "k"]), "$1\r\n1\r\n");
+    c.ask(&["MULTI"]);
+    assert_eq!(
+        c.ask(&["KEYS", "*"]),
+        "-ERR Command not allowed inside a transaction\r\n"
+    );
+    assert!(c.ask(&["EXEC"]).starts_with("-EXECABORT"));
+    server.stop();
+}

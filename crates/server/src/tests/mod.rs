@@ -5,6 +5,7 @@ mod differential;
 mod double;
 mod hostile;
 mod large;
+mod memcached;
 mod parser;
 
 use std::io::{Read, Write};
@@ -19,6 +20,7 @@ use double::{Factory, Settings, Shared};
 /// A running server.
 pub struct Running {
     pub addr: SocketAddr,
+    pub memcached: Option<SocketAddr>,
     pub factory: Arc<Factory>,
     stopper: Stopper,
     thread: Option<JoinHandle<Result<(), ServerError>>>,
@@ -43,9 +45,11 @@ impl Running {
         };
         let server = Server::bind(&options, Arc::new(Shared(factory.clone()))).unwrap();
         let (addr, stopper) = (server.local_addr(), server.stopper());
+        let memcached = server.memcached_addr();
         let thread = Some(std::thread::spawn(move || server.run()));
         Running {
             addr,
+            memcached,
             factory,
             stopper,
             thread,

@@ -211,10 +211,16 @@ impl Store for Double {
     ) -> Outcome<(bool, Option<R>)> {
         gate!(self, t, "set", key);
         let before = self.look(key);
-        let hold = !matches!(
-            (how.cond, &before),
-            (Cond::IfAbsent, Some(_)) | (Cond::IfPresent, None)
-        );
+        let hold = match (how.cond, &before) {
+            (Cond::IfAbsent, before) => before.is_none(),
+            (Cond::IfPresent, before) => before.is_some(),
+            (Cond::IfToken(_), None) => false,
+            (Cond::IfToken(token), Some((value, _))) => {
+                let kept = self.meta(key).map(|m| m.cas);
+                kept.unwrap_or_else(|| terrace_kv::digest(value)) == token
+            }
+            (Cond::Always, _) => true,
+        };
         let expires_ms = match how.expiry {
             Expiry::None => None,
             Expiry::Keep => before.as_ref().and_then(|(_, e)| *e),
@@ -371,6 +377,9 @@ impl Store for Double {
     }
     fn upload_abort(&mut self, _: Upload) {
         self.open(-1);
+    }
+    fn large_cas(large: &Held) -> u64 {
+        terrace_kv::digest(&large.0)
     }
     fn large_len(large: &Held) -> u64 {
         large.0.len() as u64

@@ -1,0 +1,114 @@
+//! How connections come in: the listeners of the first thread, and the dealing of what they accept to all threads.
+//! Never: serves a connection.
+
+use std::io;
+use std::os::fd::AsRawFd;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use mio::net::{TcpListener, TcpStream};
+use mio::{Interest, Token};
+
+use crate::commands::Session;
+use crate::conn::Conn;
+use crate::limits::ACCEPT_MAX;
+use crate::shared::{Client, Message, lock};
+use crate::store::Store;
+use crate::thread::{LISTENER_0, Thread};
+
+/// A socket that is listened on, and what is spoken there.
+pub struct Listener {
+    /// The socket.
+    pub socket: TcpListener,
+    /// memcached's protocol, else Redis's.
+    pub memcached: bool,
+}
+
+impl<S: Store> Thread<S> {
+    /// Accepts what waits at a listener.
+    pub(crate) fn accept(&mut self, at: usize) {
+        for _ in 0..ACCEPT_MAX {
+            let Some(listener) = self.listeners.get(at) else {
+                return;
+            };
+            let memcached = listener.memcached;
+            match listener.socket.accept() {
+                Ok((stream, addr)) => self.deal(stream, addr, memcached),
+                Err(e) if e.kind() == io::ErrorKind::WouldBlock => return,
+                Err(e)
+                    if e.kind() == io::ErrorKind::Interrupted
+                        || e.kind() == io::ErrorKind::ConnectionAborted => {}
+                Err(e) => {
+                    tracing::warn!(error = %e, "a connection could not be accepted");
+                    break;
+                }
+            }
+        }
+        // The edge was not used up: come back for the rest.
+        let _ = self.env.shared.inboxes[self.env.index].waker.wake();
+        if let Some(listener) = self.listeners.get_mut(at) {
+            let token = Token(LISTENER_0 - at);
+            let registry = self.poll.registry();
+            let _ = registry.reregister(&mut listener.socket, token, Interest::READABLE);
+        }
+    }
+
+    /// Gives a new connection to the thread whose turn it is.
+    fn deal(&mut self, stream: TcpStream, addr: std::net::SocketAddr, memcached: bool) {
+        let shared = self.env.shared.clone();
+        if shared.connected.fetch_add(1, Ordering::Relaxed) >= shared.max_clients {
+            shared.connected.fetch_sub(1, Ordering::Relaxed);
+            shared.rejected.fetch_add(1, Ordering::Relaxed);
+            // One attempt: whoever does not read it sees the closed connection.
+            let text: &[u8] = match memcached {
+                true => b"ERROR Too many open connections\r\n",
+                false => b"-ERR max number of clients reached\r\n",
+            };
+            let _ = io::Write::write(&mut &stream, text);
+            return;
+        }
+        let id = shared.accepted_ever.fetch_add(1, Ordering::Relaxed) + 1;
+        shared.accepted.fetch_add(1, Ordering::Relaxed);
+        let _ = stream.set_nodelay(true);
+        let thread = self.next_thread % shared.inboxes.len();
+        self.next_thread += 1;
+        let client = Arc::new(Client {
+            id,
+            addr,
+            thread,
+            fd: stream.as_raw_fd(),
+            since_s: shared.uptime_s(),
+            active_s: shared.uptime_s().into(),
+            last_command: u8::MAX.into(),
+            resp: 2.into(),
+            name: None.into(),
+        });
+        lock(&shared.clients).insert(id, client.clone());
+        let session = Session::new(client, memcached);
+        if thread == self.env.index {
+            self.adopt(stream, session);
+        } else {
+            shared.inboxes[thread].send(Message::Accepted(stream, Box::new(session)));
+        }
+    }
+
+    /// Takes in a connection that was dealt to this thread.
+    pub(crate) fn adopt(&mut self, mut stream: TcpStream, session: Session) {
+        let entry = self.conns.vacant_entry();
+        let slot = entry.key();
+        self.serial = self.serial.wrapping_add(1);
+        let key = u64::from(self.serial) << 32 | slot as u64;
+        if let Err(e) = self.poll.registry().register(
+            &mut stream,
+            Token(slot),
+            Interest::READABLE | Interest::WRITABLE,
+        ) {
+            tracing::warn!(error = %e, "a connection could not be polled and is closed");
+            lock(&self.env.shared.clients).remove(&session.client.id);
+            self.env.shared.connected.fetch_sub(1, Ordering::Relaxed);
+            return;
+        }
+        entry.insert(Conn::new(stream, key, session, self.env.now_ms));
+        // An edge from before the registration is reported by it: nothing to do until then.
+    }
+}

@@ -1,0 +1,451 @@
+//! The classic text commands. What they mean is in `terrace_kv::cache` and the store; here are their words and replies.
+
+use terrace_kv::cache;
+
+use super::{
+    BAD_CHUNK, BAD_LINE, Done, Fault, MEMCACHED_VERSION, TOO_LARGE, key_of, line, number, ready,
+    say, unsigned,
+};
+use crate::commands::{Cx, Flow, edit_one};
+use crate::limits::{INLINE_MAX_BYTES, MGET_WINDOW_KEYS, OUTPUT_LIMIT_BYTES};
+use crate::resp::parse::integer;
+use crate::shared::add;
+use crate::store::{Cond, Edit, Expiry, Held, How, Item, Meta, NewValue, Step, Store, Value, View};
+
+const NOT_A_NUMBER: &str = "CLIENT_ERROR cannot increment or decrement non-numeric value";
+
+/// All commands but the two most frequent.
+pub fn execute<S: Store>(cx: &mut Cx<'_, S>, words: &[&[u8]]) -> Done<S> {
+    match words[0] {
+        b"gets" => get(cx, words, true),
+        b"add" | b"replace" | b"cas" => store(cx, words),
+        b"append" | b"prepend" => extend(cx, words),
+        b"gat" => get_and_touch(cx, words, false),
+        b"gats" => get_and_touch(cx, words, true),
+        b"incr" => count(cx, words, true),
+        b"decr" => count(cx, words, false),
+        b"delete" => delete(cx, words),
+        b"touch" => touch(cx, words),
+        b"flush_all" => flush_all(cx, words),
+        b"stats" => stats(cx, words),
+        b"version" => answer(cx, &format!("VERSION {MEMCACHED_VERSION}")),
+        b"verbosity" if words.len() > 1 => answer(cx, "OK"),
+        b"quit" => Ok(Flow::Close),
+        _ if words == [BAD_CHUNK.as_bytes()] => Err(BAD_CHUNK.into()),
+        _ => Err("ERROR".into()),
+    }
+}
+
+fn answer<S: Store>(cx: &mut Cx<'_, S>, text: &str) -> Done<S> {
+    say(cx.out, text);
+    Ok(Flow::Done)
+}
+
+fn head(out: &mut Vec<u8>, key: &[u8], flags: u32, len: u64, cas: Option<u64>) {
+    out.extend_from_slice(b"VALUE ");
+    out.extend_from_slice(key);
+    for part in [Some(u64::from(flags)), Some(len), cas]
+        .into_iter()
+        .flatten()
+    {
+        out.push(b' ');
+        number(out, part);
+    }
+    out.extend_from_slice(b"\r\n");
+}
+
+/// Writes an item; a long one only gets its header and is handed back.
+#[inline]
+fn show<S: Store>(
+    out: &mut Vec<u8>,
+    key: &[u8],
+    item: Option<Item<'_, S::Large>>,
+    with_cas: bool,
+) -> Shown<S::Large> {
+    let Some(item) = item else {
+        return Shown::Nothing;
+    };
+    let flags = item.meta.map_or(0, |m| m.client_flags);
+    let cas = with_cas.then(|| item.cas());
+    match item.value {
+        Value::Absent => Shown::Nothing,
+        Value::Inline(bytes) => {
+            head(out, key, flags, bytes.len() as u64, cas);
+            out.extend_from_slice(bytes);
+            out.extend_from_slice(b"\r\n");
+            Shown::Whole
+        }
+        Value::Large(large) => {
+            head(out, key, flags, S::large_len(&large), cas);
+            Shown::Header(large)
+        }
+    }
+}
+
+enum Shown<L> {
+    Nothing,
+    Whole,
+    Header(L),
+}
+
+/// get key [key …], gets key [key …]: replies in order; behind the first key that must wait, the next ones are looked up
+/// ahead.
+pub fn get<S: Store>(cx: &mut Cx<'_, S>, words: &[&[u8]], with_cas: bool) -> Done<S> {
+    let keys = &words[1..];
+    if keys.is_empty() {
+        return Err("ERROR".into());
+    }
+    if !cx.progress.begun {
+        for key in keys {
+            key_of(key)?;
+        }
+    }
+    while (cx.progress.next as usize) < keys.len() {
+        if cx.out.len() > OUTPUT_LIMIT_BYTES {
+            return Ok(Flow::OutputFull);
+        }
+        let at = cx.progress.next as usize;
+        let mut task = match cx
+            .progress
+            .window
+            .iter()
+            .position(|&(index, _)| index == at)
+        {
+            Some(found) => cx.progress.window.swap_remove(found).1,
+            None => cx.store.task(cx.owner),
+        };
+        let out = &mut *cx.out;
+        let shows = |item: Option<Item<'_, S::Large>>| show::<S>(out, keys[at], item, with_cas);
+        let shown = match cx.store.item(&mut task, keys[at], shows) {
+            Ok(Step::Wait(wait)) => {
+                cx.progress.window.push((at, task));
+                look_ahead(cx, keys, at);
+                return Ok(Flow::Wait(wait));
+            }
+            Ok(Step::Done(shown)) => shown,
+            Err(e) => {
+                // A value that cannot be read is not told as a missing one: the reply ends here.
+                cx.store.finish(task);
+                return Err(e.into());
+            }
+        };
+        cx.progress.begun = true;
+        cx.progress.durable_at = cx.progress.durable_at.max(S::durable_at(&task));
+        cx.store.finish(task);
+        cx.progress.next += 1;
+        match shown {
+            Shown::Nothing => add(&cx.counters.misses, 1),
+            Shown::Whole => add(&cx.counters.hits, 1),
+            Shown::Header(large) => {
+                add(&cx.counters.hits, 1);
+                return Ok(Flow::LargeThenMore(large));
+            }
+        }
+    }
+    answer(cx, "END")
+}
+
+fn look_ahead<S: Store>(cx: &mut Cx<'_, S>, keys: &[&[u8]], at: usize) {
+    let ahead = keys
+        .iter()
+        .enumerate()
+        .skip(at + 1)
+        .take(MGET_WINDOW_KEYS - 1);
+    for (index, key) in ahead {
+        if cx.progress.window.iter().any(|&(i, _)| i == index) {
+            continue;
+        }
+        let mut task = cx.store.task(cx.owner);
+        let looked = cx
+            .store
+            .item(&mut task, key, |item| match item.map(|i| i.value) {
+                Some(Value::Large(large)) => Some(large),
+                _ => None,
+            });
+        match looked {
+            Ok(Step::Wait(_)) => cx.progress.window.push((index, task)),
+            Ok(Step::Done(held)) => {
+                if let Some(large) = held {
+                    cx.store.release(large);
+                }
+                cx.store.finish(task);
+            }
+            Err(_) => cx.store.finish(task),
+        }
+    }
+}
+
+/// The numbers of a storage command's line.
+struct Line {
+    client_flags: u32,
+    exptime: i64,
+    token: Option<u64>,
+}
+
+fn storage_line(words: &[&[u8]]) -> Result<Line, Fault> {
+    let is_cas = words[0] == b"cas";
+    // The data block is the last word; before it may stand `noreply`.
+    let most = if is_cas { 8 } else { 7 };
+    if words.len() < most - 1 || words.len() > most {
+        return Err("ERROR".into());
+    }
+    key_of(words[1])?;
+    let flags = unsigned(words[2]).and_then(|n| u32::try_from(n).ok());
+    let token = match is_cas {
+        true => Some(unsigned(words[5]).ok_or(BAD_LINE)?),
+        false => None,
+    };
+    Ok(Line {
+        client_flags: flags.ok_or(BAD_LINE)?,
+        exptime: integer(words[3]).ok_or(BAD_LINE)?,
+        token,
+    })
+}
+
+/// set, add, replace key flags exptime bytes [noreply], cas key flags exptime bytes token [noreply]
+#[inline]
+pub fn store<S: Store>(cx: &mut Cx<'_, S>, words: &[&[u8]]) -> Done<S> {
+    let asked = storage_line(words)?;
+    let cond = match (words[0], asked.token) {
+        (b"add", _) => Cond::IfAbsent,
+        (b"replace", _) => Cond::IfPresent,
+        (_, Some(token)) => Cond::IfToken(token),
+        _ => Cond::Always,
+    };
+    let expiry = cache::expiry_ms(asked.exptime, cx.store.now_ms());
+    let how = How {
+        cond,
+        expiry: expiry.map_or(Expiry::None, Expiry::At),
+        meta: Some(Meta {
+            cas: cx.store.new_cas(),
+            client_flags: asked.client_flags,
+            state: 0,
+        }),
+    };
+    let last = words.len() - 1;
+    let mut value = match cx.large.iter_mut().find(|l| l.index as usize == last) {
+        Some(l) => NewValue::Large(&mut l.upload),
+        None => NewValue::Inline(words[last]),
+    };
+    let was_there = |value: Value<'_, S::Large>| !matches!(value, Value::Absent);
+    let outcome = cx
+        .store
+        .set(cx.task, words[1], &mut value, how, Some(was_there));
+    let text = match ready!(outcome) {
+        (true, _) => "STORED",
+        (false, Some(true)) if asked.token.is_some() => "EXISTS",
+        (false, _) if asked.token.is_some() => "NOT_FOUND",
+        (false, _) => "NOT_STORED",
+    };
+    answer(cx, text)
+}
+
+/// append, prepend key flags exptime bytes [noreply]: flags and time count for nothing.
+fn extend<S: Store>(cx: &mut Cx<'_, S>, words: &[&[u8]]) -> Done<S> {
+    storage_line(words)?;
+    let last = words.len() - 1;
+    if !cx.large.is_empty() {
+        return Err(TOO_LARGE.into());
+    }
+    let stored = ready!(edit_one(cx, words[1], |view: View<S::Large>, cas| {
+        Ok(match extended(&view, words[last], words[0] == b"append")? {
+            Some(value) => {
+                let meta = Meta {
+                    cas,
+                    ..view.meta.unwrap_or_default()
+                };
+                let edit = Edit::Put {
+                    value,
+                    expiry_ms: view.expiry_ms,
+                    meta: Some(meta),
+                };
+                (Some(edit), true)
+            }
+            None => (None, false),
+        })
+    }));
+    answer(cx, if stored { "STORED" } else { "NOT_STORED" })
+}
+
+/// A value with bytes before or behind it. None: there is none.
+pub fn extended<L>(
+    view: &View<L>,
+    part: &[u8],
+    behind: bool,
+) -> Result<Option<Vec<u8>>, crate::store::StoreError> {
+    match &view.value {
+        Held::Absent => Ok(None),
+        Held::Inline(value) if value.len() + part.len() <= INLINE_MAX_BYTES => {
+            Ok(Some(match behind {
+                true => [value, part].concat(),
+                false => [part, value].concat(),
+            }))
+        }
+        _ => Err(line(TOO_LARGE)),
+    }
+}
+
+/// gat exptime key [key …], gats exptime key [key …]
+fn get_and_touch<S: Store>(cx: &mut Cx<'_, S>, words: &[&[u8]], with_cas: bool) -> Done<S> {
+    if words.len() < 3 {
+        return Err("ERROR".into());
+    }
+    let exptime = integer(words[1]).ok_or("CLIENT_ERROR invalid exptime argument")?;
+    let expiry_ms = cache::expiry_ms(exptime, cx.store.now_ms());
+    let keys = &words[2..];
+    if !cx.progress.begun {
+        for key in keys {
+            key_of(key)?;
+        }
+    }
+    while (cx.progress.next as usize) < keys.len() {
+        if cx.out.len() > OUTPUT_LIMIT_BYTES {
+            return Ok(Flow::OutputFull);
+        }
+        let key = keys[cx.progress.next as usize];
+        let view = ready!(edit_one(cx, key, |view, _| {
+            Ok((cache::kept(&view, expiry_ms, view.meta), view))
+        }));
+        cx.progress.begun = true;
+        cx.renew_task();
+        cx.progress.next += 1;
+        let (meta, expiry_ms) = (view.meta, view.expiry_ms);
+        let item = |value, large_cas| {
+            Some(Item {
+                value,
+                meta,
+                expiry_ms,
+                heat: 0,
+                large_cas,
+            })
+        };
+        let shown = match view.value {
+            Held::Absent => Shown::Nothing,
+            Held::Inline(bytes) => show::<S>(cx.out, key, item(Value::Inline(&bytes), 0), with_cas),
+            Held::Large(large) => {
+                let cas = S::large_cas(&large);
+                show::<S>(cx.out, key, item(Value::Large(large), cas), with_cas)
+            }
+        };
+        if let Shown::Header(large) = shown {
+            return Ok(Flow::LargeThenMore(large));
+        }
+    }
+    answer(cx, "END")
+}
+
+/// incr, decr key delta [noreply]
+fn count<S: Store>(cx: &mut Cx<'_, S>, words: &[&[u8]], up: bool) -> Done<S> {
+    if !(3..=4).contains(&words.len()) {
+        return Err("ERROR".into());
+    }
+    let key = key_of(words[1])?;
+    let delta = unsigned(words[2]).ok_or("CLIENT_ERROR invalid numeric delta argument")?;
+    let counted = ready!(edit_one(cx, key, |view: View<S::Large>, cas| {
+        let before = match &view.value {
+            Held::Absent => return Ok((None, None)),
+            Held::Inline(value) => cache::number(value),
+            Held::Large(_) => None,
+        };
+        let now = cache::count(before.ok_or_else(|| line(NOT_A_NUMBER))?, delta, up);
+        let edit = Edit::Put {
+            value: now.to_string().into_bytes(),
+            expiry_ms: view.expiry_ms,
+            meta: view.meta.map(|meta| Meta { cas, ..meta }),
+        };
+        Ok((Some(edit), Some(now)))
+    }));
+    match counted {
+        Some(now) => {
+            number(cx.out, now);
+            answer(cx, "")
+        }
+        None => answer(cx, "NOT_FOUND"),
+    }
+}
+
+/// delete key [0] [noreply]
+fn delete<S: Store>(cx: &mut Cx<'_, S>, words: &[&[u8]]) -> Done<S> {
+    let fits = match &words[1..] {
+        [_] => true,
+        [_, last] => *last == b"0" || *last == b"noreply",
+        [_, zero, last] => *zero == b"0" && *last == b"noreply",
+        _ => return Err("ERROR".into()),
+    };
+    if !fits {
+        return Err("CLIENT_ERROR bad command line format.  Usage: delete <key> [noreply]".into());
+    }
+    let key = key_of(words[1])?;
+    let deleted = ready!(cx.store.del(cx.task, &[key]));
+    answer(cx, if deleted > 0 { "DELETED" } else { "NOT_FOUND" })
+}
+
+/// touch key exptime [noreply]
+fn touch<S: Store>(cx: &mut Cx<'_, S>, words: &[&[u8]]) -> Done<S> {
+    if !(3..=4).contains(&words.len()) {
+        return Err("ERROR".into());
+    }
+    let key = key_of(words[1])?;
+    let exptime = integer(words[2]).ok_or("CLIENT_ERROR invalid exptime argument")?;
+    let expiry_ms = cache::expiry_ms(exptime, cx.store.now_ms());
+    let touched = ready!(edit_one(cx, key, |view: View<S::Large>, _| {
+        Ok((cache::kept(&view, expiry_ms, view.meta), view.exists()))
+    }));
+    answer(cx, if touched { "TOUCHED" } else { "NOT_FOUND" })
+}
+
+/// flush_all [0] [noreply]
+fn flush_all<S: Store>(cx: &mut Cx<'_, S>, words: &[&[u8]]) -> Done<S> {
+    match words
+        .get(1)
+        .filter(|w| **w != b"noreply")
+        .map(|w| integer(w))
+    {
+        None | Some(Some(0)) => {}
+        Some(Some(1..)) => {
+            return Err(
+                "CLIENT_ERROR flush_all with a delay is not served; send flush_all when the time has come".into(),
+            );
+        }
+        Some(_) => return Err(BAD_LINE.into()),
+    }
+    ready!(cx.store.flush_all(cx.task));
+    answer(cx, "OK")
+}
+
+/// stats [items | slabs | sizes | settings | conns | reset | detail]
+fn stats<S: Store>(cx: &mut Cx<'_, S>, words: &[&[u8]]) -> Done<S> {
+    match words.get(1).copied() {
+        None => {
+            let lines = crate::info::memcached(cx.shared, cx.store.now_ms());
+            for (name, value) in lines {
+                say(cx.out, &format!("STAT {name} {value}"));
+            }
+        }
+        Some(b"settings") => {
+            let shared = cx.shared;
+            say(
+                cx.out,
+                &format!("STAT maxbytes {}", shared.about.dram_bytes()),
+            );
+            say(cx.out, &format!("STAT maxconns {}", shared.max_clients));
+            say(
+                cx.out,
+                &format!("STAT num_threads {}", shared.counters.len()),
+            );
+            say(cx.out, "STAT cas_enabled yes");
+            say(
+                cx.out,
+                &format!("STAT item_size_max {}", crate::limits::VALUE_MAX_BYTES),
+            );
+        }
+        Some(b"reset") => {
+            cx.shared.reset_counters();
+            return answer(cx, "RESET");
+        }
+        // There are no slabs to tell of.
+        Some(b"items" | b"slabs" | b"sizes" | b"conns") => {}
+        Some(_) => return Err(BAD_LINE.into()),
+    }
+    answer(cx, "END")
+}
