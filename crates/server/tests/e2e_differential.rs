@@ -184,6 +184,35 @@ fn value(rng: &mut Rng) -> Vec<u8> {
     }
 }
 
+fn command(rng: &mut Rng, shapes: &[&str]) -> Vec<Vec<u8>> {
+    let shape = shapes[rng.within(0..shapes.len() as u64) as usize];
+    shape.split(' ').map(|part| word(rng, part)).collect()
+}
+
+/// Some commands in one, sometimes with a key that is watched, and sometimes changed in between.
+fn transaction(rng: &mut Rng, commands: &mut Vec<Vec<Vec<u8>>>) {
+    let watches = rng.one_in(2);
+    if watches {
+        commands.push(command(rng, &["WATCH K", "WATCH K K K"]));
+        for _ in 0..rng.within(0..3) {
+            // Redis lets a string grow for what then fails, and does not tell those who watch it.
+            let next = command(rng, SHAPES);
+            if !next.iter().any(|w| w == b"FAIL") {
+                commands.push(next);
+            }
+        }
+    }
+    commands.push(command(rng, &["MULTI"]));
+    for _ in 0..rng.within(0..8) {
+        // KEYS is refused within a transaction.
+        let next = command(rng, SHAPES);
+        if next[0] != b"KEYS" {
+            commands.push(next);
+        }
+    }
+    commands.push(command(rng, &["EXEC", "EXEC", "EXEC", "EXEC", "DISCARD"]));
+}
+
 fn run(durability: &str) {
     let seed = seed();
     println!("differential, {durability}: seed {seed}");
@@ -205,12 +234,13 @@ fn run(durability: &str) {
     let mut rng = Rng::new(seed, 6);
     let (begun, mut count) = (Instant::now(), 0);
     while begun.elapsed() < RUN {
-        let commands: Vec<Vec<Vec<u8>>> = (0..PIPELINE)
-            .map(|_| {
-                let shape = SHAPES[rng.within(0..SHAPES.len() as u64) as usize];
-                shape.split(' ').map(|part| word(&mut rng, part)).collect()
-            })
-            .collect();
+        let mut commands: Vec<Vec<Vec<u8>>> = Vec::new();
+        while commands.len() < PIPELINE {
+            match rng.within(0..12) {
+                0 => transaction(&mut rng, &mut commands),
+                _ => commands.push(command(&mut rng, SHAPES)),
+            }
+        }
         let words: Vec<Vec<&[u8]>> = commands
             .iter()
             .map(|command| command.iter().map(Vec::as_slice).collect())

@@ -44,9 +44,12 @@ pub fn setbit<S: Store>(cx: &mut Cx<'_, S>, args: &[&[u8]]) -> Done<S> {
     };
     let was = ready!(edit_one(cx, args[1], |view, cas| {
         let kept = (view.expiry_ms, view.meta);
-        let mut value = grown(bytes_of(view.value)?, at / 8 + 1)?;
+        let before = bytes_of(view.value)?;
+        let mut value = grown(before.clone(), at / 8 + 1)?;
         let was = bits::set_bit(&mut value, at, on);
-        Ok((Some(changed(value, kept, cas)), was))
+        // What stays as it was is no change for those who watch it.
+        let edit = (value != before).then(|| changed(value, kept, cas));
+        Ok((edit, was))
     }));
     encode::int(cx.out, i64::from(was));
     Ok(Flow::Done)
@@ -345,10 +348,11 @@ pub fn bitfield<S: Store>(cx: &mut Cx<'_, S>, args: &[&[u8]], read_only: bool) -
     let needed = bitfield::needed_bytes(&steps);
     let answers = ready!(edit_one(cx, args[1], |view, cas| {
         let kept = (view.expiry_ms, view.meta);
-        let mut value = grown(bytes_of(view.value)?, needed)?;
+        let before = bytes_of(view.value)?;
+        let mut value = grown(before.clone(), needed)?;
         let apply = |step: &Field| bitfield::apply(&mut value, step);
         let answers: Vec<Option<i64>> = steps.iter().map(apply).collect();
-        let edit = (needed > 0).then(|| changed(value, kept, cas));
+        let edit = (value != before).then(|| changed(value, kept, cas));
         Ok((edit, answers))
     }));
     encode::array(cx.out, answers.len());

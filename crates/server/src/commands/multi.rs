@@ -125,8 +125,7 @@ pub fn unwatch<S: Store>(cx: &mut Cx<'_, S>) -> Done<S> {
 /// WATCH key [key …]
 pub fn watch<S: Store>(cx: &mut Cx<'_, S>, args: &[&[u8]]) -> Done<S> {
     if cx.session.multi.is_some() {
-        spoil(cx.session);
-        return Err(Fault::text("Command not allowed inside a transaction"));
+        return Err(Fault::text("WATCH inside MULTI is not allowed"));
     }
     while let Some(key) = args.get(cx.progress.next as usize + 1) {
         if !cx.progress.begun {

@@ -29,7 +29,11 @@ pub fn execute<S: Store>(cx: &mut Cx<'_, S>, words: &[&[u8]]) -> Done<S> {
         b"flush_all" => flush_all(cx, words),
         b"stats" => stats(cx, words),
         b"version" => answer(cx, &format!("VERSION {MEMCACHED_VERSION}")),
-        b"verbosity" if words.len() > 1 => answer(cx, "OK"),
+        b"verbosity" if (2..=3).contains(&words.len()) => match unsigned(words[1]) {
+            // What is logged is said at the start.
+            Some(_) => answer(cx, "OK"),
+            None => Err(BAD_LINE.into()),
+        },
         b"quit" => Ok(Flow::Close),
         _ if words == [BAD_CHUNK.as_bytes()] => Err(BAD_CHUNK.into()),
         _ => Err("ERROR".into()),

@@ -110,6 +110,14 @@ const CASES: &[(&str, &str)] = &[
     ("version\r\n", "VERSION 1.6.18\r\n"),
     ("verbosity 1\r\n", "OK\r\n"),
     ("verbosity\r\n", "ERROR\r\n"),
+    ("verbosity noreply\r\n", ""),
+    ("verbosity 0 noreply\r\n", ""),
+    (
+        "verbosity foo\r\n",
+        "CLIENT_ERROR bad command line format\r\n",
+    ),
+    ("verbosity foo bar my\r\n", "ERROR\r\n"),
+    ("verbosity 1 2\r\n", "OK\r\n"),
     ("stats items\r\n", "END\r\n"),
     (
         "flush_all 10\r\n",
