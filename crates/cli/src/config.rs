@@ -8,6 +8,8 @@ use std::time::Duration;
 use anyhow::{Context, Result, anyhow, bail};
 use clap::{Args, ValueEnum};
 use serde::Deserialize;
+use terrace_server::auth::Password;
+use terrace_server::limits;
 
 use crate::size::Size;
 
@@ -39,10 +41,10 @@ pub struct Flags {
     /// Size of the pool's file when it is made [default: four times --dram]
     #[arg(long, value_name = "SIZE")]
     pub ssd: Option<Size>,
-    /// Loopback address to serve the Redis protocol on [default: 127.0.0.1:6380]
+    /// Address to serve the Redis protocol on; others than loopback need a password [default: 127.0.0.1:6380]
     #[arg(long, value_name = "ADDR")]
     pub resp: Option<SocketAddr>,
-    /// Loopback address to serve memcached's protocol on, over the same keys [default: not served]
+    /// Address to serve memcached's protocol on, over the same keys [default: not served]
     #[arg(long, value_name = "ADDR")]
     pub memcached: Option<SocketAddr>,
     /// When an update is acknowledged [default: sync]
@@ -57,6 +59,15 @@ pub struct Flags {
     /// The most connections at once [default: 10000]
     #[arg(long, value_name = "N")]
     pub max_clients: Option<usize>,
+    /// File (mode 600) whose first line is the password that clients must say [default: none, and loopback only]
+    #[arg(long, value_name = "FILE")]
+    pub requirepass_file: Option<PathBuf>,
+    /// The longest value, from 64K to 64M [default: 64M]
+    #[arg(long, value_name = "SIZE")]
+    pub max_value: Option<Size>,
+    /// Close connections that have been idle, or have taken no reply, for so many seconds [default: never]
+    #[arg(long, value_name = "S")]
+    pub idle_timeout: Option<u64>,
 }
 
 /// Settings that were checked.
@@ -80,6 +91,12 @@ pub struct Settings {
     pub threads: usize,
     /// Most connections.
     pub max_clients: usize,
+    /// What clients must say first.
+    pub password: Option<Password>,
+    /// The longest value.
+    pub max_value: Size,
+    /// When idle connections are closed.
+    pub idle_timeout: Option<Duration>,
 }
 
 impl Flags {
@@ -106,6 +123,9 @@ impl Flags {
             flush_interval: self.flush_interval.or(file.flush_interval),
             threads: self.threads.or(file.threads),
             max_clients: self.max_clients.or(file.max_clients),
+            requirepass_file: self.requirepass_file.or(file.requirepass_file),
+            max_value: self.max_value.or(file.max_value),
+            idle_timeout: self.idle_timeout.or(file.idle_timeout),
         }
     }
 
@@ -143,11 +163,28 @@ impl Flags {
         if !(1..=CLIENTS_MAX).contains(&max_clients) {
             bail!("--max-clients is {max_clients}; allowed are 1 to {CLIENTS_MAX}");
         }
+        let password = match &self.requirepass_file {
+            Some(path) => Some(Password::from_file(path).map_err(|why| anyhow!(why))?),
+            None => None,
+        };
+        let max_value = self.max_value.unwrap_or(Size(limits::VALUE_MAX_BYTES));
+        let (least, most) = (limits::INLINE_MAX_BYTES as u64, limits::VALUE_MAX_BYTES);
+        if !(least..=most).contains(&max_value.0) {
+            bail!(
+                "--max-value is {} bytes; allowed are {least} to {most}",
+                max_value.0
+            );
+        }
+        if self.idle_timeout == Some(0) {
+            bail!(
+                "--idle-timeout is 0 s; say at least 1, or leave it out to never close idle connections"
+            );
+        }
         let resp = self
             .resp
             .unwrap_or(SocketAddr::from(([127, 0, 0, 1], 6380)));
         for addr in [Some(resp), self.memcached].into_iter().flatten() {
-            if !addr.ip().is_loopback() {
+            if !addr.ip().is_loopback() && password.is_none() {
                 // Said before a pool is made or recovered for nothing.
                 bail!(terrace_server::ServerError::NotLoopback(addr));
             }
@@ -162,6 +199,9 @@ impl Flags {
             flush_interval: Duration::from_millis(flush_interval_ms),
             threads,
             max_clients,
+            password,
+            max_value,
+            idle_timeout: self.idle_timeout.map(Duration::from_secs),
         })
     }
 }

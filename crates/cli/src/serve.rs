@@ -77,6 +77,9 @@ fn serve(pool: &Arc<Pool>, settings: &Settings, signals: Signals) -> Result<(), 
         memcached: settings.memcached,
         threads: threads(settings),
         max_clients: settings.max_clients,
+        password: settings.password.clone(),
+        max_value_bytes: settings.max_value.0,
+        idle_timeout: settings.idle_timeout,
     };
     let server =
         Server::bind(&options, Arc::new(PoolFactory(pool.clone()))).map_err(|e| match e {

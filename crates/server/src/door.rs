@@ -84,7 +84,7 @@ impl<S: Store> Thread<S> {
             name: None.into(),
         });
         lock(&shared.clients).insert(id, client.clone());
-        let session = Session::new(client, memcached);
+        let session = Session::new(client, memcached, shared.password.is_none());
         if thread == self.env.index {
             self.adopt(stream, session);
         } else {

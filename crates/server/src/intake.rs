@@ -3,8 +3,8 @@
 //! uploads and buffers back at once.
 
 use crate::conn::{Block, Conn};
-use crate::limits::{ARGS_FREE, INLINE_MAX_BYTES, KEY_MAX_BYTES, PIECE_BYTES, VALUE_MAX_BYTES};
-use crate::memcached::{BAD_CHUNK, say};
+use crate::limits::{ARGS_FREE, INLINE_MAX_BYTES, KEY_MAX_BYTES, PIECE_BYTES};
+use crate::memcached::{BAD_CHUNK, TOO_LARGE, say};
 use crate::resp::assemble::{Assembly, Event};
 use crate::resp::encode;
 use crate::service::{block_of, execute_args, protocol_error};
@@ -70,7 +70,7 @@ pub(crate) fn feed<S: Store>(env: &mut Env<S>, conn: &mut Conn<S>, data: &[u8]) 
 }
 
 /// Why a long argument is refused, if it is.
-fn refusal<U>(assembly: &Assembly<U>, index: u32, len_bytes: u64) -> Option<String> {
+fn refusal<U>(assembly: &Assembly<U>, index: u32, len_bytes: u64, most: u64) -> Option<String> {
     let Some(name) = assembly.name() else {
         return Some(format!(
             "ERR unknown command: its name would be {len_bytes} bytes long"
@@ -99,8 +99,8 @@ fn refusal<U>(assembly: &Assembly<U>, index: u32, len_bytes: u64) -> Option<Stri
              (keys: {KEY_MAX_BYTES}); send a shorter one"
         ));
     }
-    (len_bytes > VALUE_MAX_BYTES).then(|| {
-        format!("ERR value is {len_bytes} bytes long; at most {VALUE_MAX_BYTES} are allowed; split it over several keys")
+    (len_bytes > most).then(|| {
+        format!("ERR value is {len_bytes} bytes long; at most {most} are allowed; split it over several keys")
     })
 }
 
@@ -112,14 +112,17 @@ fn begin_upload<S: Store>(
     len_bytes: u64,
 ) -> bool {
     let (key, memcached) = (conn.key, conn.session.memcached);
+    let (trusted, most) = (conn.session.trusted, env.shared.max_value_bytes);
     let work = conn.work();
     let Some(assembly) = work.assembly.as_mut() else {
         return false;
     };
     let refused = match memcached {
-        // Its length was looked at with its line.
+        false if !trusted => Some("NOAUTH Authentication required.".to_string()),
+        true if !trusted => Some("CLIENT_ERROR unauthenticated".to_string()),
+        true if len_bytes > most => Some(TOO_LARGE.to_string()),
         true => None,
-        false => refusal(assembly, index, len_bytes),
+        false => refusal(assembly, index, len_bytes, most),
     };
     if let Some(text) = refused {
         refuse(env, conn, text);

@@ -1,8 +1,9 @@
 //! Terrace's RESP door: a server that Redis's clients talk to. Sockets, parsing, execution and replies of a connection
 //! stay on one thread, which also owns its part of the store. Memory is bounded whatever clients do: all buffers of
-//! connections come out of one budget, and what finds no room there waits, or is cut off with an error. It listens on
-//! loopback only, and it keeps no data itself: everything goes to a [`store::Store`].
+//! connections come out of one budget, and what finds no room there waits, or is cut off with an error. Without a password it
+//! listens on loopback only, and it keeps no data itself: everything goes to a [`store::Store`].
 
+pub mod auth;
 mod budget;
 mod commands;
 mod conn;
@@ -14,6 +15,7 @@ mod kv_store;
 pub mod limits;
 mod memcached;
 mod overlay;
+mod relief;
 mod resp;
 mod service;
 mod shared;
@@ -50,6 +52,12 @@ pub struct ServerOptions {
     pub threads: usize,
     /// The most connections at once.
     pub max_clients: usize,
+    /// What clients must say first. Without one, only loopback addresses are served.
+    pub password: Option<auth::Password>,
+    /// The longest value, bytes; from `INLINE_MAX_BYTES` to `VALUE_MAX_BYTES`.
+    pub max_value_bytes: u64,
+    /// A connection from which nothing has come, or which has taken nothing, for so long is closed.
+    pub idle_timeout: Option<std::time::Duration>,
 }
 
 impl Default for ServerOptions {
@@ -59,6 +67,9 @@ impl Default for ServerOptions {
             memcached: None,
             threads: 1,
             max_clients: 10_000,
+            password: None,
+            max_value_bytes: limits::VALUE_MAX_BYTES,
+            idle_timeout: None,
         }
     }
 }
@@ -68,8 +79,8 @@ impl Default for ServerOptions {
 pub enum ServerError {
     /// The address is not one of this machine alone.
     #[error(
-        "{0} is not a loopback address; the server has no passwords and no encryption, so it listens on loopback only: use \
-         127.0.0.1 or [::1]"
+        "{0} is not a loopback address, where anybody in the network could read and delete everything; without a password the \
+         server listens on loopback only: use 127.0.0.1 or [::1], or say --requirepass-file FILE"
     )]
     NotLoopback(SocketAddr),
     /// The address is taken or not allowed.
@@ -124,7 +135,7 @@ impl<F: StoreFactory> Server<F> {
             .into_iter()
             .flatten()
         {
-            if !addr.ip().is_loopback() {
+            if !addr.ip().is_loopback() && options.password.is_none() {
                 return Err(ServerError::NotLoopback(addr));
             }
         }
@@ -148,6 +159,9 @@ impl<F: StoreFactory> Server<F> {
             addr: listeners[0].socket.local_addr()?,
             memcached_addr: memcached_addr.transpose()?,
             max_clients,
+            password: options.password.clone(),
+            max_value_bytes: options.max_value_bytes,
+            idle_timeout: options.idle_timeout,
             started: Instant::now(),
             counters: (0..options.threads).map(|_| Default::default()).collect(),
             inboxes: inboxes.into_boxed_slice(),

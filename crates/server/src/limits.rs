@@ -43,6 +43,8 @@ pub const READ_TIGHT_BYTES: usize = 4 << 10;
 pub const ROOM_RETRY_MS: u64 = 2;
 /// How often a starving thread looks for connections to cut off.
 pub const STARVE_CHECK_MS: u64 = 25;
+/// How often a thread looks for idle connections, if they are to be closed.
+pub const IDLE_CHECK_MS: u64 = 250;
 /// How many keys of one MGET are looked up at the same time.
 pub const MGET_WINDOW_KEYS: usize = 16;
 /// How many keys one step of a SCAN asks the store for.

@@ -142,6 +142,12 @@ pub struct Shared {
     pub memcached_addr: Option<SocketAddr>,
     /// The most connections at once.
     pub max_clients: usize,
+    /// What clients must say first.
+    pub password: Option<crate::auth::Password>,
+    /// The longest value.
+    pub max_value_bytes: u64,
+    /// See `ServerOptions`.
+    pub idle_timeout: Option<std::time::Duration>,
     /// When the server started.
     pub started: Instant,
     /// One for each thread.

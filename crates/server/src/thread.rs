@@ -14,9 +14,8 @@ use crate::budget::Budget;
 use crate::conn::{Block, Conn};
 use crate::door::Listener;
 use crate::limits::{
-    AT_ONCE_WHILE_READING, EVENTS_MAX, GRANT_WAIT_MAX_MS, OUTPUT_LIMIT_BYTES, ROOM_RETRY_MS,
-    SCRATCH_BYTES, SLEEP_MAX_MS, STANDING_BYTES, START_GRANT_MS, STARVE_CHECK_MS, STOP_DRAIN_MS,
-    STUCK_AFTER_MS,
+    AT_ONCE_WHILE_READING, EVENTS_MAX, OUTPUT_LIMIT_BYTES, ROOM_RETRY_MS, SCRATCH_BYTES,
+    SLEEP_MAX_MS, STANDING_BYTES, START_GRANT_MS, STOP_DRAIN_MS,
 };
 use crate::resp::encode;
 use crate::service::{Status, service};
@@ -36,8 +35,6 @@ const LISTENERS_MAX: usize = 2;
 const OUT_KEPT_BYTES: usize = 4 * OUTPUT_LIMIT_BYTES;
 /// What a thread's own buffers take.
 const OWN_BYTES: usize = SCRATCH_BYTES + OUT_KEPT_BYTES + TOGETHER_BYTES;
-/// Connections cut off in one go.
-const CUT_OFF_MAX: usize = 16;
 
 /// What serving a connection needs of its thread.
 pub struct Env<S: Store> {
@@ -93,7 +90,8 @@ pub struct Thread<S: Store> {
     /// Keys of connections with held output.
     held: Vec<u64>,
     retried: Instant,
-    starve_checked_ms: u64,
+    pub(crate) starve_checked_ms: u64,
+    pub(crate) idle_checked_ms: u64,
     durable_seen: u64,
     ready: Vec<u64>,
     /// Slots that moved; empty in between.
@@ -148,6 +146,7 @@ impl<S: Store> Thread<S> {
             held: Vec::new(),
             retried: Instant::now(),
             starve_checked_ms: 0,
+            idle_checked_ms: 0,
             durable_seen: 0,
             ready: Vec::new(),
             moved: Vec::new(),
@@ -261,6 +260,7 @@ impl<S: Store> Thread<S> {
             }
         }
         self.relieve();
+        self.close_idle();
         self.env
             .counters()
             .buffer_bytes
@@ -369,7 +369,7 @@ impl<S: Store> Thread<S> {
         }
     }
 
-    fn close(&mut self, slot: usize) {
+    pub(crate) fn close(&mut self, slot: usize) {
         self.env.forget_out();
         let mut conn = self.conns.remove(slot);
         conn.tear_down(&mut self.env);
@@ -398,76 +398,6 @@ impl<S: Store> Thread<S> {
                 }
             }
         }
-    }
-
-    /// When buffers run out anywhere, cuts off those who have held theirs longest without getting on.
-    fn relieve(&mut self) {
-        let now = self.env.now_ms;
-        if std::mem::take(&mut self.env.budget.refused) {
-            self.env
-                .shared
-                .starved_ms
-                .store(now.max(1), Ordering::Relaxed);
-        }
-        if std::mem::take(&mut self.env.budget.returned) {
-            self.env.shared.returned_ms.store(now, Ordering::Relaxed);
-        }
-        let starved = self.env.shared.starved_ms.load(Ordering::Relaxed);
-        let recent = starved > 0 && now.saturating_sub(starved) < 2 * SLEEP_MAX_MS;
-        self.env.tight = recent;
-        if !recent || now < self.starve_checked_ms + STARVE_CHECK_MS {
-            return;
-        }
-        self.starve_checked_ms = now;
-        // Who waits for a buffer is not to blame, as long as buffers come back.
-        let patience_ms =
-            match now.saturating_sub(self.env.shared.returned_ms.load(Ordering::Relaxed)) {
-                0..STUCK_AFTER_MS => GRANT_WAIT_MAX_MS,
-                _ => STUCK_AFTER_MS,
-            };
-        let is_stuck = |c: &Conn<S>| {
-            let most_ms = match c.block {
-                Block::Grant => patience_ms,
-                _ if c.is_peers_fault() => STUCK_AFTER_MS,
-                _ => return false,
-            };
-            c.held_bytes() > 0 && now.saturating_sub(c.progress_ms) >= most_ms
-        };
-        let mut stuck: Vec<(u64, usize)> = self
-            .conns
-            .iter()
-            .filter(|(_, c)| is_stuck(c))
-            .map(|(slot, c)| (c.progress_ms, slot))
-            .collect();
-        stuck.sort_unstable();
-        for (_, slot) in stuck.into_iter().take(CUT_OFF_MAX) {
-            self.cut_off(slot);
-        }
-    }
-
-    fn cut_off(&mut self, slot: usize) {
-        let conn = &mut self.conns[slot];
-        let held = conn.held_bytes();
-        tracing::warn!(
-            client = conn.session.client.id,
-            held,
-            "cut off: it held buffers without progress while others starved"
-        );
-        if conn.output.pending() == 0 {
-            let error = if conn.session.memcached {
-                "SERVER_ERROR"
-            } else {
-                "-ERR"
-            };
-            let text = format!(
-                "{error} connection cut off: it held {held} bytes of buffers for {STUCK_AFTER_MS} ms without progress while others \
-                 waited for them; read replies and finish commands faster\r\n"
-            );
-            // One attempt, since there is no buffer to keep it in.
-            let _ = io::Write::write(&mut conn.stream, text.as_bytes());
-        }
-        add(&self.env.counters().cut_off, 1);
-        self.close(slot);
     }
 
     /// Sends what waits for durability, as long as that helps, then closes everything.

@@ -162,7 +162,10 @@ fn settings<S: Store>(cx: &Cx<'_, S>) -> Vec<(&'static str, String)> {
         ("port", shared.addr.port().to_string()),
         ("proto-max-bulk-len", BULK_MAX_BYTES.to_string()),
         ("save", String::new()),
-        ("timeout", "0".to_string()),
+        (
+            "timeout",
+            shared.idle_timeout.map_or(0, |t| t.as_secs()).to_string(),
+        ),
     ]
 }
 

@@ -1,5 +1,5 @@
-//! The commands about the connection: HELLO, CLIENT, AUTH, QUIT, RESET. There are no passwords: the server listens on
-//! loopback only.
+//! The commands about the connection: HELLO, CLIENT, AUTH, QUIT, RESET. There is one user, `default`, and at most one
+//! password.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -18,20 +18,36 @@ const NAME_MAX_BYTES: usize = 256;
 const NO_PASSWORD: &str = "AUTH <password> called without any password configured for the default user. \
                            Are you sure your configuration is correct?";
 
-/// AUTH [username] password: as in Redis without passwords, the default user is let in with any, but only by name.
+#[cold]
+pub(super) fn not_trusted() -> Fault {
+    Fault::Prefixed("NOAUTH", "Authentication required.".to_string())
+}
+
+fn wrong_password() -> Fault {
+    let text = "invalid username-password pair or user is disabled.";
+    Fault::Prefixed("WRONGPASS", text.to_string())
+}
+
+/// Lets a client in that says the password. As in Redis: without one, the default user is let in with any.
+fn let_in<S: Store>(cx: &mut Cx<'_, S>, user: &[u8], password: &[u8]) -> Result<(), Fault> {
+    let right = cx.shared.password.as_ref().is_none_or(|p| p.is(password));
+    if user != b"default" || !right {
+        return Err(wrong_password());
+    }
+    cx.session.trusted = true;
+    Ok(())
+}
+
+/// AUTH [username] password
 pub fn auth<S: Store>(cx: &mut Cx<'_, S>, args: &[&[u8]]) -> Done<S> {
     match args.len() {
-        2 => Err(Fault::text(NO_PASSWORD)),
-        3 if args[1] == b"default" => {
-            encode::ok(cx.out);
-            Ok(Flow::Done)
-        }
-        3 => Err(Fault::Prefixed(
-            "WRONGPASS",
-            "invalid username-password pair or user is disabled.".to_string(),
-        )),
-        _ => Err(SYNTAX),
+        2 if cx.shared.password.is_none() => return Err(Fault::text(NO_PASSWORD)),
+        2 => let_in(cx, b"default", args[1])?,
+        3 => let_in(cx, args[1], args[2])?,
+        _ => return Err(SYNTAX),
     }
+    encode::ok(cx.out);
+    Ok(Flow::Done)
 }
 
 /// QUIT
@@ -43,6 +59,7 @@ pub fn quit<S: Store>(cx: &mut Cx<'_, S>) -> Done<S> {
 /// RESET
 pub fn reset<S: Store>(cx: &mut Cx<'_, S>) -> Done<S> {
     super::multi::end(cx.session, cx.store);
+    cx.session.trusted = cx.shared.password.is_none();
     cx.session.resp3 = false;
     cx.session.client.resp.store(2, Ordering::Relaxed);
     *lock(&cx.session.client.name) = None;
@@ -83,15 +100,11 @@ pub fn hello<S: Store>(cx: &mut Cx<'_, S>, args: &[&[u8]]) -> Done<S> {
             Some(version)
         }
     };
-    let mut name = None;
+    let (mut name, mut said) = (None, None);
     let mut rest = args.get(2..).unwrap_or_default();
     while let [option, more @ ..] = rest {
         if option.eq_ignore_ascii_case(b"auth") && more.len() >= 2 {
-            // Without passwords the default user is let in with any.
-            if more[0] != b"default" {
-                let text = "invalid username-password pair or user is disabled.";
-                return Err(Fault::Prefixed("WRONGPASS", text.to_string()));
-            }
+            said = Some((more[0], more[1]));
             rest = &more[2..];
         } else if option.eq_ignore_ascii_case(b"setname") && !more.is_empty() {
             name = Some(more[0]);
@@ -102,6 +115,17 @@ pub fn hello<S: Store>(cx: &mut Cx<'_, S>, args: &[&[u8]]) -> Done<S> {
                 "Syntax error in HELLO option '{option}'"
             )));
         }
+    }
+    if let Some((user, password)) = said {
+        let_in(cx, user, password)?;
+    }
+    if !cx.session.trusted {
+        return Err(Fault::Prefixed(
+            "NOAUTH",
+            "HELLO must be called with the client already authenticated, otherwise the HELLO <proto> AUTH <user> <pass> option \
+             can be used to authenticate the client and select the RESP protocol version at the same time"
+                .to_string(),
+        ));
     }
     if let Some(name) = name {
         set_name(cx, name)?;

@@ -95,6 +95,8 @@ pub(crate) use ready;
 
 /// What the connection itself brings to its commands.
 pub struct Session {
+    /// Whether it may execute commands: there is no password, or it said it.
+    pub trusted: bool,
     /// Whether it speaks memcached's protocol.
     pub memcached: bool,
     /// Whether the client asked for RESP3.
@@ -109,8 +111,9 @@ pub struct Session {
 
 impl Session {
     /// Of a new connection.
-    pub fn new(client: Arc<Client>, memcached: bool) -> Self {
+    pub fn new(client: Arc<Client>, memcached: bool, trusted: bool) -> Self {
         Session {
+            trusted,
             memcached,
             resp3: false,
             client,
@@ -226,6 +229,9 @@ pub fn execute<S: Store>(cx: &mut Cx<'_, S>, args: &[&[u8]]) -> Flow<S::Large> {
                 .last_command
                 .store(table::index_of(command) as u8, Ordering::Relaxed);
             match cx.session.multi.is_some() && !multi::is_immediate(command.id) {
+                _ if !cx.session.trusted && !command.flags.contains(&"no_auth") => {
+                    Err(client::not_trusted())
+                }
                 false => dispatch(cx, command, args),
                 true => multi::queue(cx, command, args).inspect_err(|_| multi::spoil(cx.session)),
             }

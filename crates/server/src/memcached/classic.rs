@@ -12,7 +12,8 @@ use crate::resp::parse::integer;
 use crate::shared::add;
 use crate::store::{Cond, Edit, Expiry, Held, How, Item, Meta, NewValue, Step, Store, Value, View};
 
-const NOT_A_NUMBER: &str = "CLIENT_ERROR cannot increment or decrement non-numeric value";
+pub(super) const NOT_A_NUMBER: &str =
+    "CLIENT_ERROR cannot increment or decrement non-numeric value";
 
 /// All commands but the two most frequent.
 pub fn execute<S: Store>(cx: &mut Cx<'_, S>, words: &[&[u8]]) -> Done<S> {

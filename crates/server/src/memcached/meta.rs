@@ -3,41 +3,37 @@
 
 use terrace_kv::cache::{self, Told};
 
-use super::classic::extended;
-use super::{BAD_LINE, Done, Fault, TOO_LARGE, key_of, line, number, ready, say, unsigned};
+use super::{BAD_LINE, Done, Fault, key_of, meta_change as change, number, ready, say, unsigned};
 use crate::commands::{Cx, Flow, edit_one};
 use crate::resp::parse::integer;
 use crate::shared::add;
-use crate::store::{
-    Cond, Edit, Expiry, Held, How, Item, Meta, NewValue, Store, StoreError, Value, View,
-};
+use crate::store::{Edit, Held, Item, Meta, Store, Value, View};
 
 const BAD_TOKEN: &str = "CLIENT_ERROR bad token in command line format";
-const NOT_A_NUMBER: &str = "CLIENT_ERROR cannot increment or decrement non-numeric value";
 /// Longest opaque, bytes.
 const OPAQUE_MAX_BYTES: usize = 32;
 
 /// What a command asks for.
 #[derive(Default)]
-struct Asked<'a> {
+pub(super) struct Asked<'a> {
     /// Its flags that are answered, in their order.
-    shown: Vec<&'a [u8]>,
-    key: Vec<u8>,
-    word: &'a [u8],
-    base64: bool,
-    value: bool,
-    quiet: bool,
-    invalidate: bool,
-    drop_value: bool,
-    token: Option<u64>,
-    new_token: Option<u64>,
-    client_flags: u32,
-    vivify: Option<i64>,
-    renew: Option<i64>,
-    ttl: Option<i64>,
-    initial: u64,
-    delta: u64,
-    mode: Option<u8>,
+    pub(super) shown: Vec<&'a [u8]>,
+    pub(super) key: Vec<u8>,
+    pub(super) word: &'a [u8],
+    pub(super) base64: bool,
+    pub(super) value: bool,
+    pub(super) quiet: bool,
+    pub(super) invalidate: bool,
+    pub(super) drop_value: bool,
+    pub(super) token: Option<u64>,
+    pub(super) new_token: Option<u64>,
+    pub(super) client_flags: u32,
+    pub(super) vivify: Option<i64>,
+    pub(super) renew: Option<i64>,
+    pub(super) ttl: Option<i64>,
+    pub(super) initial: u64,
+    pub(super) delta: u64,
+    pub(super) mode: Option<u8>,
 }
 
 /// The flags that each command takes.
@@ -50,7 +46,7 @@ fn known(command: &[u8]) -> &'static [u8] {
     }
 }
 
-fn asked<'a>(words: &[&'a [u8]], flags: &[&'a [u8]]) -> Result<Asked<'a>, Fault> {
+pub(super) fn asked<'a>(words: &[&'a [u8]], flags: &[&'a [u8]]) -> Result<Asked<'a>, Fault> {
     let word = *words.get(1).ok_or(BAD_LINE)?;
     let mut asked = Asked {
         word,
@@ -119,24 +115,24 @@ pub fn execute<S: Store>(cx: &mut Cx<'_, S>, words: &[&[u8]]) -> Done<S> {
             Ok(Flow::Done)
         }
         b"mg" => get(cx, words),
-        b"ms" => set(cx, words),
-        b"md" => delete(cx, words),
-        b"ma" => arithmetic(cx, words),
+        b"ms" => change::set(cx, words),
+        b"md" => change::delete(cx, words),
+        b"ma" => change::arithmetic(cx, words),
         _ => debug(cx, words),
     }
 }
 
 /// An item as its flags show it.
-struct Shown {
-    client_flags: u32,
-    cas: u64,
-    len: u64,
-    left_s: Option<i64>,
-    used: bool,
-    told: Told,
+pub(super) struct Shown {
+    pub(super) client_flags: u32,
+    pub(super) cas: u64,
+    pub(super) len: u64,
+    pub(super) left_s: Option<i64>,
+    pub(super) used: bool,
+    pub(super) told: Told,
 }
 
-fn flags(out: &mut Vec<u8>, asked: &Asked<'_>, item: Option<&Shown>) {
+pub(super) fn flags(out: &mut Vec<u8>, asked: &Asked<'_>, item: Option<&Shown>) {
     for flag in &asked.shown {
         let letter = flag[0];
         if letter == b'k' {
@@ -182,12 +178,12 @@ fn show_key(out: &mut Vec<u8>, asked: &Asked<'_>) {
     }
 }
 
-fn left_s(expiry_ms: Option<u64>, now_ms: u64) -> Option<i64> {
+pub(super) fn left_s(expiry_ms: Option<u64>, now_ms: u64) -> Option<i64> {
     expiry_ms.map(|at| (at.saturating_sub(now_ms) as i64 + 500) / 1000)
 }
 
 /// Writes an item: `HD` and flags, or `VA`, its length, flags and the value.
-fn item<S: Store>(
+pub(super) fn item<S: Store>(
     out: &mut Vec<u8>,
     asked: &Asked<'_>,
     shown: &Shown,
@@ -385,7 +381,7 @@ fn vivified<L>(asked: &Asked<'_>, ttl: i64, now_ms: u64, cas: u64) -> (Edit, Got
     )
 }
 
-fn token_of<S: Store>(view: &View<S::Large>) -> u64 {
+pub(super) fn token_of<S: Store>(view: &View<S::Large>) -> u64 {
     match (&view.meta, &view.value) {
         (Some(meta), _) => meta.cas,
         (None, Held::Inline(bytes)) => terrace_kv::digest(bytes),
@@ -394,278 +390,12 @@ fn token_of<S: Store>(view: &View<S::Large>) -> u64 {
     }
 }
 
-fn len_of<S: Store>(view: &View<S::Large>) -> u64 {
+pub(super) fn len_of<S: Store>(view: &View<S::Large>) -> u64 {
     match &view.value {
         Held::Absent => 0,
         Held::Inline(bytes) => bytes.len() as u64,
         Held::Large(large) => S::large_len(large),
     }
-}
-
-/// What a command that changes an item came to.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Ended {
-    Done { cas: u64, len: u64 },
-    NotStored,
-    Exists,
-    NotFound,
-}
-
-fn end<S: Store>(cx: &mut Cx<'_, S>, asked: &Asked<'_>, ended: Ended, quiet: &[&str]) -> Done<S> {
-    let (code, shown) = match ended {
-        Ended::Done { cas, len } => {
-            let shown = Shown {
-                client_flags: asked.client_flags,
-                cas,
-                len,
-                left_s: None,
-                used: false,
-                told: Told::default(),
-            };
-            ("HD", Some(shown))
-        }
-        Ended::NotStored => ("NS", None),
-        Ended::Exists => ("EX", None),
-        Ended::NotFound => ("NF", None),
-    };
-    if asked.quiet && quiet.contains(&code) {
-        return Ok(Flow::Done);
-    }
-    cx.out.extend_from_slice(code.as_bytes());
-    flags(cx.out, asked, shown.as_ref());
-    say(cx.out, "");
-    Ok(Flow::Done)
-}
-
-/// ms key datalen flags*
-fn set<S: Store>(cx: &mut Cx<'_, S>, words: &[&[u8]]) -> Done<S> {
-    let Some((data, line)) = words.split_last().filter(|(_, line)| line.len() >= 3) else {
-        return Err(BAD_LINE.into());
-    };
-    let asked = asked(line, &line[3..])?;
-    let expiry_ms = cache::expiry_ms(asked.ttl.unwrap_or(0), cx.store.now_ms());
-    let mode = asked.mode.unwrap_or(b'S');
-    if !b"ESARP".contains(&mode) {
-        return Err("CLIENT_ERROR invalid mode for ms M token".into());
-    }
-    let extends = b"AP".contains(&mode);
-    if extends || asked.invalidate {
-        if !cx.large.is_empty() {
-            return Err(TOO_LARGE.into());
-        }
-        return set_by_edit(cx, &asked, data, expiry_ms, mode);
-    }
-    let cond = match (asked.token, mode) {
-        (Some(token), _) => Cond::IfToken(token),
-        (None, b'E') => Cond::IfAbsent,
-        (None, b'R') => Cond::IfPresent,
-        (None, _) => Cond::Always,
-    };
-    let meta = Meta {
-        cas: asked.new_token.unwrap_or_else(|| cx.store.new_cas()),
-        client_flags: asked.client_flags,
-        state: 0,
-    };
-    let how = How {
-        cond,
-        expiry: expiry_ms.map_or(Expiry::None, Expiry::At),
-        meta: Some(meta),
-    };
-    let last = words.len() - 1;
-    let large = cx.large.iter_mut().find(|l| l.index as usize == last);
-    let len = large.as_ref().and_then(|_| unsigned(words[2]));
-    let mut value = match large {
-        Some(l) => NewValue::Large(&mut l.upload),
-        None => NewValue::Inline(data),
-    };
-    let was_there = |value: Value<'_, S::Large>| !matches!(value, Value::Absent);
-    let set = cx
-        .store
-        .set(cx.task, &asked.key, &mut value, how, Some(was_there));
-    let ended = match (ready!(set), asked.token) {
-        ((true, _), _) => Ended::Done {
-            cas: meta.cas,
-            len: len.unwrap_or(data.len() as u64),
-        },
-        ((false, Some(true)), Some(_)) => Ended::Exists,
-        ((false, _), Some(_)) => Ended::NotFound,
-        ((false, _), None) => Ended::NotStored,
-    };
-    end(cx, &asked, ended, &["HD"])
-}
-
-/// The modes that need what was there: append, prepend, and a set by somebody who is late.
-fn set_by_edit<S: Store>(
-    cx: &mut Cx<'_, S>,
-    asked: &Asked<'_>,
-    data: &[u8],
-    expiry_ms: Option<u64>,
-    mode: u8,
-) -> Done<S> {
-    let now_ms = cx.store.now_ms();
-    let ended = ready!(edit_one(cx, &asked.key, |view: View<S::Large>, cas| {
-        let (extends, here) = (b"AP".contains(&mode), token_of::<S>(&view));
-        let mut state = 0;
-        match asked.token {
-            Some(_) if !view.exists() => return Ok((None, Ended::NotFound)),
-            // Who is late leaves a value that is stale at once.
-            Some(token) if asked.invalidate && token < here => state = Meta::STALE,
-            Some(token) if token != here => return Ok((None, Ended::Exists)),
-            _ => {}
-        }
-        let vivify = asked.vivify.filter(|_| extends && !view.exists());
-        let value = match (extends, vivify) {
-            (true, None) => match extended(&view, data, mode == b'A')? {
-                Some(value) => value,
-                None => return Ok((None, Ended::NotStored)),
-            },
-            _ if mode == b'E' && view.exists() => return Ok((None, Ended::NotStored)),
-            _ if mode == b'R' && !view.exists() => return Ok((None, Ended::NotStored)),
-            _ => data.to_vec(),
-        };
-        let kept = view.meta.filter(|_| extends).unwrap_or(Meta {
-            client_flags: asked.client_flags,
-            ..Meta::default()
-        });
-        let meta = Meta {
-            cas: asked.new_token.unwrap_or(cas),
-            state,
-            ..kept
-        };
-        let expiry_ms = match (extends, vivify) {
-            (true, Some(ttl)) => cache::expiry_ms(ttl, now_ms),
-            (true, None) => view.expiry_ms,
-            _ => expiry_ms,
-        };
-        let ended = Ended::Done {
-            cas: meta.cas,
-            len: value.len() as u64,
-        };
-        let meta = Some(meta);
-        Ok((
-            Some(Edit::Put {
-                value,
-                expiry_ms,
-                meta,
-            }),
-            ended,
-        ))
-    }));
-    end(cx, asked, ended, &["HD"])
-}
-
-/// md key flags*
-fn delete<S: Store>(cx: &mut Cx<'_, S>, words: &[&[u8]]) -> Done<S> {
-    let asked = asked(words, words.get(2..).unwrap_or_default())?;
-    let now_ms = cx.store.now_ms();
-    let ended = ready!(edit_one(cx, &asked.key, |view: View<S::Large>, cas| {
-        let here = token_of::<S>(&view);
-        if !view.exists() {
-            return Ok((None, Ended::NotFound));
-        }
-        if asked.token.is_some_and(|token| token != here) {
-            return Ok((None, Ended::Exists));
-        }
-        let done = Ended::Done {
-            cas: here,
-            len: len_of::<S>(&view),
-        };
-        if !asked.invalidate && !asked.drop_value {
-            return Ok((Some(Edit::Delete), done));
-        }
-        let mut meta = Meta {
-            cas: asked.new_token.unwrap_or(cas),
-            ..view.meta.unwrap_or_default()
-        };
-        if asked.invalidate {
-            meta.state = Meta::STALE;
-        }
-        let expiry_ms = match asked.ttl {
-            Some(ttl) => cache::expiry_ms(ttl, now_ms),
-            None => view.expiry_ms,
-        };
-        let edit = match asked.drop_value {
-            true => Some(Edit::Put {
-                value: Vec::new(),
-                expiry_ms,
-                meta: Some(Meta {
-                    client_flags: 0,
-                    ..meta
-                }),
-            }),
-            false => cache::kept(&view, expiry_ms, Some(meta)),
-        };
-        Ok((edit, done))
-    }));
-    end(cx, &asked, ended, &["HD"])
-}
-
-/// ma key flags*
-fn arithmetic<S: Store>(cx: &mut Cx<'_, S>, words: &[&[u8]]) -> Done<S> {
-    let asked = asked(words, words.get(2..).unwrap_or_default())?;
-    let up = match asked.mode.unwrap_or(b'I') {
-        b'I' | b'+' => true,
-        b'D' | b'-' => false,
-        _ => return Err("CLIENT_ERROR invalid mode for ma M token".into()),
-    };
-    let now_ms = cx.store.now_ms();
-    let outcome = edit_one(cx, &asked.key, |view: View<S::Large>, cas| {
-        counted::<S>(&view, &asked, up, now_ms, cas)
-    });
-    match ready!(outcome) {
-        Err(ended) => end(cx, &asked, ended, &[]),
-        Ok(_) if asked.quiet => Ok(Flow::Done),
-        Ok((value, shown)) => Ok(item::<S>(cx.out, &asked, &shown, Value::Inline(&value))),
-    }
-}
-
-type Counted = Result<(Vec<u8>, Shown), Ended>;
-
-fn counted<S: Store>(
-    view: &View<S::Large>,
-    asked: &Asked<'_>,
-    up: bool,
-    now_ms: u64,
-    cas: u64,
-) -> Result<(Option<Edit>, Counted), StoreError> {
-    if asked
-        .token
-        .is_some_and(|token| view.exists() && token != token_of::<S>(view))
-    {
-        return Ok((None, Err(Ended::Exists)));
-    }
-    let (now, expiry_ms) = match (&view.value, asked.vivify) {
-        (Held::Absent, None) => return Ok((None, Err(Ended::NotFound))),
-        (Held::Absent, Some(ttl)) => (asked.initial, cache::expiry_ms(ttl, now_ms)),
-        (Held::Large(_), _) => return Err(line(NOT_A_NUMBER)),
-        (Held::Inline(value), _) => {
-            let before = cache::number(value).ok_or_else(|| line(NOT_A_NUMBER))?;
-            let expiry_ms = match asked.ttl {
-                Some(ttl) => cache::expiry_ms(ttl, now_ms),
-                None => view.expiry_ms,
-            };
-            (cache::count(before, asked.delta, up), expiry_ms)
-        }
-    };
-    let value = now.to_string().into_bytes();
-    let meta = Meta {
-        cas: asked.new_token.unwrap_or(cas),
-        ..view.meta.unwrap_or_default()
-    };
-    let shown = Shown {
-        client_flags: meta.client_flags,
-        cas: meta.cas,
-        len: value.len() as u64,
-        left_s: left_s(expiry_ms, now_ms),
-        used: true,
-        told: Told::default(),
-    };
-    let edit = Edit::Put {
-        value: value.clone(),
-        expiry_ms,
-        meta: Some(meta),
-    };
-    Ok((Some(edit), Ok((value, shown))))
 }
 
 /// me key [b]

@@ -4,6 +4,7 @@
 
 mod classic;
 mod meta;
+mod meta_change;
 
 use smallvec::SmallVec;
 
@@ -23,7 +24,7 @@ const KEY_MAX_BYTES: usize = 250;
 /// The reply to a data block that does not end where it should.
 pub(crate) const BAD_CHUNK: &str = "CLIENT_ERROR bad data chunk";
 const BAD_LINE: &str = "CLIENT_ERROR bad command line format";
-const TOO_LARGE: &str = "SERVER_ERROR object too large for cache";
+pub(crate) const TOO_LARGE: &str = "SERVER_ERROR object too large for cache";
 
 /// Why a command failed: the whole line.
 pub(crate) struct Fault(pub String);
@@ -195,6 +196,9 @@ fn number(out: &mut Vec<u8>, value: u64) {
 #[inline]
 pub(crate) fn execute<S: Store>(cx: &mut Cx<'_, S>, words: &[&[u8]]) -> Flow<S::Large> {
     let start = cx.out.len();
+    if !cx.session.trusted {
+        return authenticate(cx, words);
+    }
     let done = match words[0] {
         b"get" => classic::get(cx, words, false),
         b"set" => classic::store(cx, words),
@@ -220,6 +224,27 @@ pub(crate) fn execute<S: Store>(cx: &mut Cx<'_, S>, words: &[&[u8]]) -> Flow<S::
             Flow::Done
         }
     }
+}
+
+/// memcached's way for its text protocol: the first command is a set of any key, whose data are a user and the password.
+#[cold]
+fn authenticate<S: Store>(cx: &mut Cx<'_, S>, words: &[&[u8]]) -> Flow<S::Large> {
+    let text = match words {
+        [b"quit"] => return Flow::Close,
+        [b"set", _, _, _, _, said] => {
+            let password = said.splitn(2, |&b| b == b' ').nth(1).unwrap_or_default();
+            match cx.shared.password.as_ref().is_none_or(|p| p.is(password)) {
+                true => {
+                    cx.session.trusted = true;
+                    "STORED"
+                }
+                false => "CLIENT_ERROR authentication failure",
+            }
+        }
+        _ => "CLIENT_ERROR unauthenticated",
+    };
+    say(cx.out, text);
+    Flow::Done
 }
 
 /// Whether the line ends with `noreply`; a data block behind it does not count.

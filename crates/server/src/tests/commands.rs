@@ -423,3 +423,92 @@ fn the_bounds_of_a_transaction() {
     assert!(c.ask(&["EXEC"]).starts_with("-EXECABORT"));
     server.stop();
 }
+
+/// Before the password nothing is done, whatever the protocol; after it everything.
+#[test]
+fn nobody_gets_in_without_the_password() {
+    use std::io::{Read, Write};
+    let server = Running::start_with(
+        plain(),
+        ServerOptions {
+            password: Some(crate::auth::Password::new(b"secret").unwrap()),
+            memcached: Some(([127, 0, 0, 1], 0).into()),
+            ..Default::default()
+        },
+    );
+    let mut c = server.client();
+    let needed = "-NOAUTH Authentication required.\r\n";
+    for words in [
+        &["GET", "k"][..],
+        &["SET", "k", "v"],
+        &["MULTI"],
+        &["INFO"],
+        &["PING"],
+        &["SHUTDOWN"],
+    ] {
+        assert_eq!(c.ask(words), needed, "{words:?}");
+    }
+    let long = "x".repeat(100_000);
+    assert_eq!(c.ask(&["SET", "k", &long]), needed);
+    assert!(
+        c.ask(&["HELLO", "3"])
+            .starts_with("-NOAUTH HELLO must be called")
+    );
+    for words in [
+        &["AUTH", "wrong"][..],
+        &["AUTH", "user", "secret"],
+        &["HELLO", "3", "AUTH", "default", "x"],
+    ] {
+        assert!(c.ask(words).starts_with("-WRONGPASS"), "{words:?}");
+    }
+    assert_eq!(c.ask(&["GET", "k"]), needed);
+    assert_eq!(c.ask(&["AUTH", "secret"]), "+OK\r\n");
+    assert_eq!(c.ask(&["SET", "k", "v"]), "+OK\r\n");
+    assert_eq!(c.ask(&["RESET"]), "+RESET\r\n");
+    assert_eq!(c.ask(&["GET", "k"]), needed);
+    assert!(
+        c.ask(&["HELLO", "2", "AUTH", "default", "secret"])
+            .contains("server")
+    );
+    assert_eq!(c.ask(&["GET", "k"]), "$1\r\nv\r\n");
+    let mut m = std::net::TcpStream::connect(server.memcached.unwrap()).unwrap();
+    m.write_all(
+        b"get k\r\nset a 0 0 11\r\nuser secreX\r\nset a 0 0 11\r\nuser secret\r\nget k\r\nquit\r\n",
+    )
+    .unwrap();
+    let mut got = String::new();
+    m.read_to_string(&mut got).unwrap();
+    assert_eq!(
+        got,
+        "CLIENT_ERROR unauthenticated\r\nCLIENT_ERROR authentication failure\r\nSTORED\r\nVALUE k 0 1\r\nv\r\nEND\r\n"
+    );
+    drop(c);
+    server.stop();
+}
+
+#[test]
+fn idle_connections_and_long_values_have_their_bounds() {
+    let server = Running::start_with(
+        plain(),
+        ServerOptions {
+            idle_timeout: Some(Duration::from_secs(1)),
+            max_value_bytes: 100_000,
+            ..Default::default()
+        },
+    );
+    let (mut idle, mut busy) = (server.client(), server.client());
+    assert_eq!(idle.ask(&["PING"]), "+PONG\r\n");
+    let refused = busy.ask(&["SET", "k", &"x".repeat(100_001)]);
+    assert!(
+        refused.starts_with("-ERR value is 100001 bytes long; at most 100000"),
+        "{refused}"
+    );
+    assert_eq!(busy.ask(&["SET", "k", &"x".repeat(100_000)]), "+OK\r\n");
+    for _ in 0..10 {
+        std::thread::sleep(Duration::from_millis(200));
+        assert_eq!(busy.ask(&["PING"]), "+PONG\r\n");
+    }
+    assert_eq!(idle.rest(), "", "closed by now");
+    drop(busy);
+    server.stop();
+}

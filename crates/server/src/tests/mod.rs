@@ -5,6 +5,7 @@ mod differential;
 mod double;
 mod hostile;
 mod large;
+mod lists;
 mod memcached;
 mod parser;
 
