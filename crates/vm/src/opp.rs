@@ -95,6 +95,8 @@ impl Heap {
         });
         let weak = Arc::downgrade(&shared);
         shared.memory.on_eviction(Box::new(move || {
+            // If this is its last owner it ends here, in a thread that faults: the region that is faulted in holds the memory and the
+            // store, so neither ends with it.
             if let Some(shared) = weak.upgrade() {
                 shared.balance.look();
             }

@@ -42,7 +42,7 @@ pub(crate) fn near_pages(resident: usize) -> u64 {
 
 /// Faults between two looks at how cap is shared.
 pub(crate) const BALANCE_EVERY_FAULTS: u64 = 4096;
-/// Times that faults and reads cost, as measured where both processors are busy (docs/adr/0020).
+/// Times that faults and reads cost, as measured where both processors are busy (docs/adr/0022).
 const FAULT_NS: u64 = 5_500;
 /// What a page that was written to costs more.
 const CHANGED_NS: u64 = 3_000;
