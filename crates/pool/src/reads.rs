@@ -84,9 +84,9 @@ impl Reads {
         (token, spare.unwrap_or_else(|| Buf::zeroed(plan.len)))
     }
 
-    /// Whether any read is under way.
-    pub(crate) fn under_way(&self) -> bool {
-        !self.reads.is_empty()
+    /// How many reads are under way.
+    pub(crate) fn under_way(&self) -> usize {
+        self.reads.len()
     }
 
     /// Moves finished reads into the task. False: some are still under way.

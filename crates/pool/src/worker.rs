@@ -224,8 +224,8 @@ impl<D: Snapshot + Send> Worker<D> {
     pub fn tick(&mut self) {
         self.turn_ms = self.pool.clock.now_ms();
     }
-    /// Whether commands of this thread wait for the device.
-    pub fn is_reading(&self) -> bool {
+    /// How many reads of this thread's commands the device does.
+    pub fn reads_under_way(&self) -> usize {
         self.reads.under_way()
     }
     /// Hands reads begun since the last turn to the device.
@@ -250,14 +250,15 @@ impl<D: Snapshot + Send> Worker<D> {
         self.turn_ms = self.pool.clock.now_ms();
         self.turns += 1;
         self.reap(Wait::No);
-        let mut busy = false;
+        let mut slices = Slices::default();
         for _ in 0..SLICES_PER_TURN_MAX {
-            busy = self.slice_lanes();
+            slices = self.slice_lanes();
             let closed = self.close_if_due();
-            if !busy && !closed {
+            if !closed && !slices.pressed {
                 break;
             }
         }
+        let busy = slices.busy;
         self.disk.kick();
         if self.turns.is_multiple_of(KEEP_CAP_TURNS) {
             self.keep_cap();
@@ -281,8 +282,8 @@ impl<D: Snapshot + Send> Worker<D> {
         Duration::from_millis(left.clamp(1, SLEEP_MAX_MS))
     }
 
-    fn slice_lanes(&mut self) -> bool {
-        let mut busy = false;
+    fn slice_lanes(&mut self) -> Slices {
+        let mut slices = Slices::default();
         let pool = self.pool.clone();
         for at in 0..self.home.len() {
             let id = self.home[at];
@@ -290,7 +291,10 @@ impl<D: Snapshot + Send> Worker<D> {
             catch_up(&pool, &mut lane, pool.commit.open());
             lane.set_now(self.turn_ms);
             let before = lane.phase();
-            busy |= lane.slice(self.closing);
+            lane.hurry = pool.is_sync() || pool.commit.asked();
+            let busy = lane.slice(self.closing);
+            slices.busy |= busy;
+            slices.pressed |= busy && lane.is_pressed();
             let io = lane.take_io();
             let phase = lane.phase();
             let arrived = lane.tell_arrival();
@@ -313,7 +317,7 @@ impl<D: Snapshot + Send> Worker<D> {
                 }
             }
         }
-        busy
+        slices
     }
 
     fn close_if_due(&mut self) -> bool {
@@ -505,6 +509,15 @@ impl<D: Snapshot + Send> Worker<D> {
         let failure = self.pool.failure();
         failure.unwrap_or_else(|| "the device did not finish in time".to_string())
     }
+}
+
+/// What came of a slice of each home lane.
+#[derive(Default)]
+struct Slices {
+    /// More could be done at once.
+    busy: bool,
+    /// And somebody waits for it.
+    pressed: bool,
 }
 
 /// Segment-sized buffers that a lane may hold at once, counted in full: two heads

@@ -9,6 +9,7 @@ use mio::net::TcpStream;
 
 use crate::budget::Budget;
 use crate::commands::{Progress, Session};
+use crate::linger::Linger;
 use crate::resp::assemble::Assembly;
 use crate::shared::add;
 use crate::store::Store;
@@ -190,6 +191,8 @@ pub struct Conn<S: Store> {
     pub output: Output,
     /// What is being done.
     pub work: Option<Box<Work<S>>>,
+    /// It was told of a protocol error and has yet to read that.
+    pub linger: Option<Box<Linger>>,
 }
 
 impl<S: Store> Conn<S> {
@@ -214,6 +217,7 @@ impl<S: Store> Conn<S> {
             progress_ms: now_ms,
             output: Output::default(),
             work: None,
+            linger: None,
         }
     }
 

@@ -107,8 +107,8 @@ impl Store for KvStore {
     }
 
     #[inline]
-    fn is_reading(&self) -> bool {
-        self.worker.is_reading()
+    fn reads_under_way(&self) -> usize {
+        self.worker.reads_under_way()
     }
 
     #[inline]

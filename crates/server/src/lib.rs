@@ -13,6 +13,7 @@ mod info;
 mod intake;
 mod kv_store;
 pub mod limits;
+mod linger;
 mod memcached;
 mod overlay;
 mod relief;

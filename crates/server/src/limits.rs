@@ -11,6 +11,14 @@ pub const VALUE_MAX_BYTES: u64 = terrace_kv::VALUE_MAX_BYTES;
 pub const PIECE_BYTES: usize = terrace_kv::PIECE_BYTES;
 /// The longest bulk string the protocol lets a client announce (Redis's `proto-max-bulk-len`).
 pub const BULK_MAX_BYTES: i64 = 512 << 20;
+/// The longest argument that is passed over, so that its sender, who reads nothing before all is sent, gets to read why.
+pub const PASSED_OVER_MAX_BYTES: i64 = 1 << 30;
+/// What is read and dropped of a client that was told of a protocol error, for the same reason.
+pub const LINGER_MAX_BYTES: u64 = 1 << 30;
+/// And for how long.
+pub const LINGER_MAX_MS: u64 = 10_000;
+/// Such clients of one thread; with more, the connection is closed at once.
+pub const LINGERING_MAX: usize = 256;
 /// The most arguments of one command.
 pub const MULTIBULK_MAX_ARGS: i64 = 1_048_576;
 /// The longest inline command, and the longest header line (Redis's `PROTO_INLINE_MAX_SIZE`).
@@ -65,7 +73,10 @@ pub const KEYS_STEPS_MAX: usize = 16;
 pub const ARGS_FREE: usize = 1_024;
 /// Events fetched by one poll.
 pub const EVENTS_MAX: usize = 1_024;
-/// While the device reads, a turn takes at most so many connections that moved, and so many whose reads are done
+/// From so many reads under way on, `AT_ONCE_WHILE_READING` holds. Below, the device has nothing to answer in groups, and taking all that
+/// moved saves calls of the kernel.
+pub const MANY_READS: usize = 6;
+/// While the device does many reads, a turn takes at most so many connections that moved, and so many whose reads are done
 /// (docs/adr/0016). Given all reads at once, the device answers all at once, and it, this thread and the clients take
 /// turns instead of working at the same time.
 pub const AT_ONCE_WHILE_READING: usize = 8;

@@ -1,5 +1,5 @@
 //! Who is cut off: connections that hold buffers without getting on while others starve, and those that have been idle for
-//! longer than allowed. Never: touches one whose command waits for the store.
+//! longer than allowed; and those that had their time to read why they end. Never: touches one whose command waits for the store.
 
 use std::io;
 use std::sync::atomic::Ordering;
@@ -8,6 +8,7 @@ use crate::conn::{Block, Conn};
 use crate::limits::{
     GRANT_WAIT_MAX_MS, IDLE_CHECK_MS, SLEEP_MAX_MS, STARVE_CHECK_MS, STUCK_AFTER_MS,
 };
+use crate::linger::Linger;
 use crate::shared::add;
 use crate::store::Store;
 use crate::thread::Thread;
@@ -104,5 +105,23 @@ impl<S: Store> Thread<S> {
         for slot in slots {
             self.close(slot);
         }
+    }
+
+    /// Closes those that had their time to read why they end.
+    pub(crate) fn end_lingering(&mut self) {
+        let mut lingering = std::mem::take(&mut self.lingering);
+        lingering.retain(|key| {
+            let Some(slot) = self.slot_of(*key) else {
+                return false;
+            };
+            let now_ms = self.env.now_ms;
+            let is_over = |l: &Linger| l.is_over(now_ms);
+            let over = self.conns[slot].linger.as_deref().is_none_or(is_over);
+            if over {
+                self.close(slot);
+            }
+            !over
+        });
+        self.lingering = lingering;
     }
 }

@@ -14,6 +14,7 @@ use crate::limits::{
     ARGS_FREE, ASSEMBLE_ABOVE_BYTES, OUTPUT_LIMIT_BYTES, OUTPUT_LOW_BYTES, PIECE_BYTES,
     READ_MAX_BYTES, READ_TIGHT_BYTES,
 };
+use crate::linger::{self, Linger};
 use crate::resp::assemble::{Assembly, LargeArg};
 use crate::resp::encode;
 use crate::resp::parse::{self, Parsed};
@@ -47,7 +48,7 @@ pub fn service<S: Store>(env: &mut Env<S>, conn: &mut Conn<S>) -> Status {
             return Status::Close;
         }
         if conn.closing || conn.block != Block::None || conn.output.pending() > OUTPUT_LIMIT_BYTES {
-            return ended(conn);
+            return ended(env, conn);
         }
         // Who holds a buffer already must be able to go on, or it would never come back.
         if !env.budget.ready(&mut env.store) && !conn.is_provided_for() {
@@ -60,26 +61,27 @@ pub fn service<S: Store>(env: &mut Env<S>, conn: &mut Conn<S>) -> Status {
                 if conn.settle(env).is_err() {
                     return Status::Close;
                 }
-                return ended(conn);
+                return ended(env, conn);
             }
             Err(_) => return Status::Close,
         }
     }
     match conn.settle(env) {
-        Ok(()) if conn.closing || conn.block != Block::None => ended(conn),
+        Ok(()) if conn.closing || conn.block != Block::None => ended(env, conn),
         Ok(()) => Status::Again,
         Err(_) => Status::Close,
     }
 }
 
 /// A connection that is to end does so when its last byte has left.
-fn ended<S: Store>(conn: &Conn<S>) -> Status {
+fn ended<S: Store>(env: &mut Env<S>, conn: &mut Conn<S>) -> Status {
     let in_work = conn
         .work
         .as_ref()
         .is_some_and(|w| w.sending.is_some() || w.parked.is_some());
     let busy = in_work || conn.block != Block::None || !conn.need_more;
     match (conn.closing || (conn.eof && !busy)) && conn.output.pending() == 0 {
+        true if conn.linger.is_some() => linger::drop_input(env, conn),
         true => Status::Close,
         false => Status::Idle,
     }
@@ -201,7 +203,7 @@ fn read<S: Store>(env: &mut Env<S>, conn: &mut Conn<S>) -> io::Result<Advance> {
 }
 
 /// One read. A short one on an edge-triggered socket means that it is empty; `None`: nothing came.
-fn read_some(
+pub(crate) fn read_some(
     stream: &mut mio::net::TcpStream,
     into: &mut [u8],
     readable: &mut bool,
@@ -378,6 +380,7 @@ pub(crate) fn protocol_error<S: Store>(
     add(&env.counters().errors, 1);
     encode::error(&mut env.out, "ERR", &format!("Protocol error: {text}"));
     conn.closing = true;
+    conn.linger = Some(Box::new(Linger::new(env.now_ms)));
 }
 
 /// Executes one command; answers whether it is through (its reply complete, or a long value on its way).

@@ -122,9 +122,9 @@ pub trait Store: Sized {
     fn prefetch<'k>(&mut self, _keys: impl Iterator<Item = &'k [u8]>) {}
     /// Looks at the clock after a sleep.
     fn tick(&mut self) {}
-    /// Whether the device works for this thread.
-    fn is_reading(&self) -> bool {
-        false
+    /// How many reads the device does for this thread.
+    fn reads_under_way(&self) -> usize {
+        0
     }
     /// Hands reads that were begun since the last turn to the device.
     fn kick(&mut self) {}

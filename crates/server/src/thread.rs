@@ -14,8 +14,8 @@ use crate::budget::Budget;
 use crate::conn::{Block, Conn};
 use crate::door::Listener;
 use crate::limits::{
-    AT_ONCE_WHILE_READING, EVENTS_MAX, OUTPUT_LIMIT_BYTES, ROOM_RETRY_MS, SCRATCH_BYTES,
-    SLEEP_MAX_MS, STANDING_BYTES, START_GRANT_MS, STOP_DRAIN_MS,
+    AT_ONCE_WHILE_READING, EVENTS_MAX, LINGERING_MAX, MANY_READS, OUTPUT_LIMIT_BYTES, ROOM_RETRY_MS,
+    SCRATCH_BYTES, SLEEP_MAX_MS, STANDING_BYTES, START_GRANT_MS, STOP_DRAIN_MS,
 };
 use crate::resp::encode;
 use crate::service::{Status, service};
@@ -89,6 +89,8 @@ pub struct Thread<S: Store> {
     waiters: Vec<u64>,
     /// Keys of connections with held output.
     held: Vec<u64>,
+    /// Keys of connections that only have to read why they end.
+    pub(crate) lingering: Vec<u64>,
     retried: Instant,
     pub(crate) starve_checked_ms: u64,
     pub(crate) idle_checked_ms: u64,
@@ -144,6 +146,7 @@ impl<S: Store> Thread<S> {
             again: Vec::new(),
             waiters: Vec::new(),
             held: Vec::new(),
+            lingering: Vec::new(),
             retried: Instant::now(),
             starve_checked_ms: 0,
             idle_checked_ms: 0,
@@ -163,7 +166,7 @@ impl<S: Store> Thread<S> {
         let mut few = Events::with_capacity(AT_ONCE_WHILE_READING);
         let mut timeout = Duration::ZERO;
         while !self.env.shared.stopping.load(Ordering::Acquire) {
-            let events = match self.env.store.is_reading() {
+            let events = match self.env.store.reads_under_way() >= MANY_READS {
                 true => &mut few,
                 false => &mut many,
             };
@@ -261,6 +264,9 @@ impl<S: Store> Thread<S> {
         }
         self.relieve();
         self.close_idle();
+        if !self.lingering.is_empty() {
+            self.end_lingering();
+        }
         self.env
             .counters()
             .buffer_bytes
@@ -279,7 +285,7 @@ impl<S: Store> Thread<S> {
         }
     }
 
-    fn slot_of(&self, key: u64) -> Option<usize> {
+    pub(crate) fn slot_of(&self, key: u64) -> Option<usize> {
         let slot = key as u32 as usize;
         (self.conns.get(slot)?.key == key).then_some(slot)
     }
@@ -362,6 +368,14 @@ impl<S: Store> Thread<S> {
         if matches!(conn.block, Block::Room | Block::Grant) && !conn.queued {
             conn.queued = true;
             self.waiters.push(conn.key);
+        }
+        if let Some(linger) = &mut conn.linger
+            && !std::mem::replace(&mut linger.listed, true)
+        {
+            self.lingering.push(conn.key);
+            if self.lingering.len() > LINGERING_MAX {
+                conn.linger = None;
+            }
         }
         if conn.output.is_held() && !conn.listed {
             conn.listed = true;

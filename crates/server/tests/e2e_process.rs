@@ -3,8 +3,9 @@
 
 mod support;
 
+use std::io::Write;
 use std::os::unix::fs::PermissionsExt;
-use std::process::Command;
+use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use support::resp::{Client, Reply};
@@ -249,6 +250,35 @@ fn e2e_a_lone_client_in_sync_does_not_wait_for_sleeping_threads() {
     assert!(
         p90 < Duration::from_millis(20),
         "nine in ten lone SETs within {p90:?}"
+    );
+    server.shutdown();
+}
+
+/// redis-cli sends all of a command before it reads: it must get to read why a value is refused.
+#[test]
+fn e2e_redis_cli_reads_that_a_value_is_too_long() {
+    let _alone = alone();
+    let dir = TempDir::new("redis-cli-long");
+    let args = [SMALL, &["--durability", "async"]].concat();
+    let server = Server::start(&dir.pool(), &args);
+    let port = server.addr.port().to_string();
+    let mut cli = Command::new("redis-cli")
+        .args(["-p", &port, "-x", "set", "k"])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap_or_else(|e| panic!("redis-cli: {e}; install redis-tools"));
+    let mut stdin = cli.stdin.take().unwrap();
+    let mib = vec![b'x'; 1 << 20];
+    for _ in 0..600 {
+        stdin.write_all(&mib).unwrap();
+    }
+    drop(stdin);
+    let text = said(&cli.wait_with_output().unwrap());
+    assert!(
+        text.contains("ERR value is 629145600 bytes long; at most 67108864 are allowed"),
+        "{text}"
     );
     server.shutdown();
 }

@@ -62,7 +62,11 @@ impl<D: Snapshot> Lane<D> {
         // A scratch lane's epochs are of its oldest entries: all that is dirty counts.
         let stepping = match self.cfg.scratch {
             true => self.dirty_max,
-            false => policy::dirty_ahead_bytes(self.dirty_max, self.wanted_bytes),
+            false => {
+                let lane_bytes = self.ssd.count() as u64 * segment;
+                let full_percent = self.live_estimate * 100 / lane_bytes.max(1);
+                policy::dirty_ahead_bytes(self.dirty_max, self.wanted_bytes, full_percent)
+            }
         };
         let stepping = policy::dirty_segments(stepping, segment) + CLEANER_SEGMENTS;
         (checkpoint + stepping).max(policy::kept_free(self.ssd.count()))

@@ -104,6 +104,10 @@ pub struct Lane<D> {
     pub(crate) stats: LaneStats,
     /// Entries staged or moved in one slice, so that a lock is held some 100 µs at most.
     pub slice_entries: usize,
+    /// Bytes ever appended to the dirty log as of the last slice.
+    pub(crate) paced_at: u64,
+    /// Whoever drives the lane waits for what steps down.
+    pub hurry: bool,
 }
 
 impl<D: Snapshot> Lane<D> {
@@ -172,6 +176,8 @@ impl<D: Snapshot> Lane<D> {
             now_ms: 0,
             stats: LaneStats::default(),
             slice_entries: SLICE_ENTRIES,
+            paced_at: 0,
+            hurry: false,
             cfg,
         };
         lane.set_memory_segments(lane.cfg.memory_segments);

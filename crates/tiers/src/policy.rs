@@ -74,11 +74,16 @@ pub fn close_epoch(p: &Pressure) -> bool {
         true => anything,
         false => anything && p.since_close_ms >= p.flush_interval_ms,
     };
-    due || p.open_dirty_bytes >= p.dirty_max_bytes / 4
+    due || p.open_dirty_bytes >= epoch_bytes(p.dirty_max_bytes)
         || (anything && p.writers_wait)
         || p.freed_untold
         || p.cleaning_ready
         || p.asked
+}
+
+/// Dirty bytes at which an epoch is closed.
+pub fn epoch_bytes(dirty_max_bytes: u64) -> u64 {
+    dirty_max_bytes / 4
 }
 
 /// What `close_epoch` looks at.
@@ -103,6 +108,42 @@ pub struct Pressure {
     /// Somebody wants everything durable now (checkpoint, stop).
     pub asked: bool,
 }
+
+/// What `slice_cost` looks at.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Pace {
+    /// Somebody waits for what steps down.
+    pub urgent: bool,
+    /// Bytes of updates in the epoch under way.
+    pub left_bytes: u64,
+    /// Bytes that the cleaner is short of.
+    pub missing_bytes: u64,
+    /// Bytes of updates until the next epoch is to be closed.
+    pub room_bytes: u64,
+    /// Bytes of updates since the last slice.
+    pub arrived_bytes: u64,
+}
+
+/// How much one slice stages and moves, in bytes with `ENTRY_COST_BYTES` for each entry: so much that the epoch under way is
+/// through when a quarter of the room for updates is taken, if they go on coming as fast as they came since the last slice. Whoever
+/// is served between two slices waits for one of them, so they are as small as that allows.
+pub fn slice_cost(p: &Pace) -> u64 {
+    if p.urgent {
+        return SLICE_COST_MAX_BYTES;
+    }
+    let work = u128::from(p.left_bytes) + u128::from(p.missing_bytes) * MOVED_FOR_FREED;
+    let wanted = work * u128::from(p.arrived_bytes) * AHEAD / u128::from(p.room_bytes.max(1));
+    wanted.clamp(SLICE_COST_MIN_BYTES, SLICE_COST_MAX_BYTES.into()) as u64
+}
+/// Part of the room in which an epoch is to be through: one in so many.
+const AHEAD: u128 = 4;
+/// Bytes moved for each byte freed, where victims are two thirds live.
+const MOVED_FOR_FREED: u128 = 2;
+/// So that it gets on, also when no updates come.
+const SLICE_COST_MIN_BYTES: u128 = 16 << 10;
+const SLICE_COST_MAX_BYTES: u64 = 256 << 10;
+/// What an entry costs beside its bytes: its slot and itself are fetched from memory.
+pub const ENTRY_COST_BYTES: u64 = 256;
 
 /// Benefit of cleaning a segment over its cost: free space gained times age,
 /// over the bytes that must be read and written (LFS; Rosenblum and Ousterhout 1992, section 3.6).
@@ -157,15 +198,20 @@ pub fn dirty_max_bytes(memory_bytes: u64, ssd_bytes: u64) -> u64 {
     (memory_bytes / 2).min((ssd_bytes / 64).max(small))
 }
 
-/// Dirty bytes for which the cleaner keeps room ahead. More would be room that lies idle: each per cent of the SSD costs 0.1
-/// bytes written for each byte updated where it is 80 % full. But what a command waits for with `wanted_bytes` at once must come,
-/// whatever others write meanwhile.
-pub fn dirty_ahead_bytes(dirty_max_bytes: u64, wanted_bytes: u64) -> u64 {
-    match wanted_bytes > dirty_max_bytes / 64 {
-        true => dirty_max_bytes,
-        false => dirty_max_bytes / 16,
+/// Dirty bytes for which the cleaner keeps room ahead: all, where the SSD has room to spare, so that updates in a rush need not wait.
+/// Near 80 % full that would be dear: each per cent of the SSD that lies idle costs 0.1 bytes written for each byte updated there.
+/// But what a command waits for with `wanted_bytes` at once must come, whatever others write meanwhile.
+pub fn dirty_ahead_bytes(dirty_max_bytes: u64, wanted_bytes: u64, full_percent: u64) -> u64 {
+    if wanted_bytes > dirty_max_bytes / 64 {
+        return dirty_max_bytes;
     }
+    let full = full_percent.clamp(ROOMY_PERCENT, TIGHT_PERCENT);
+    let idle = dirty_max_bytes - dirty_max_bytes / 16;
+    dirty_max_bytes - idle * (full - ROOMY_PERCENT) / (TIGHT_PERCENT - ROOMY_PERCENT)
 }
+/// Up to this part of the SSD live, room costs little; from that on, much.
+const ROOMY_PERCENT: u64 = 55;
+const TIGHT_PERCENT: u64 = 78;
 
 /// What may be dirty now, for an epoch to be a part of: half of what the free segments take can enter while the other half steps down.
 pub fn dirty_now_bytes(dirty_max_bytes: u64, steppable_bytes: u64) -> u64 {
@@ -224,6 +270,77 @@ mod tests {
         assert_eq!(victim_queue(11, 80, 100), Victim::Probation);
         assert_eq!(victim_queue(10, 80, 100), Victim::Main);
         assert_eq!(victim_queue(3, 0, 100), Victim::Probation);
+    }
+
+    #[test]
+    fn room_is_kept_for_all_that_is_dirty_while_the_ssd_is_half_full() {
+        let of = |percent| dirty_ahead_bytes(1600, 0, percent);
+        assert_eq!([of(0), of(55), of(78), of(100)], [1600, 1600, 100, 100]);
+        assert!((1..100).all(|p| of(p) >= of(p + 1) && of(p) - of(p + 1) <= 66));
+        assert_eq!(dirty_ahead_bytes(1600, 26, 90), 1600);
+    }
+
+    #[test]
+    fn slices_grow_with_what_is_foreseen() {
+        let calm = Pace {
+            left_bytes: 16 << 20,
+            room_bytes: 16 << 20,
+            ..Pace::default()
+        };
+        let least = slice_cost(&calm);
+        assert!(least > ENTRY_COST_BYTES);
+        let come = |arrived_bytes, pace| {
+            slice_cost(&Pace {
+                arrived_bytes,
+                ..pace
+            })
+        };
+        assert_eq!(come(1 << 10, calm), least, "little comes");
+        assert_eq!(come(10 << 10, calm), 40 << 10, "four times what comes");
+        let late = Pace {
+            room_bytes: 1 << 20,
+            ..calm
+        };
+        assert!(come(1 << 10, late) > least, "little room is left");
+        let full = Pace {
+            missing_bytes: 8 << 20,
+            ..calm
+        };
+        assert_eq!(come(10 << 10, full), 80 << 10, "segments must be freed");
+        let most = slice_cost(&Pace {
+            urgent: true,
+            ..Pace::default()
+        });
+        assert_eq!(come(1 << 30, calm), most);
+        assert_eq!(
+            come(
+                1,
+                Pace {
+                    room_bytes: 0,
+                    ..calm
+                }
+            ),
+            most
+        );
+    }
+
+    /// Updates that come steadily never find the epoch before still under way when the next is due.
+    #[test]
+    fn an_epoch_is_through_before_the_next_is_due() {
+        for arrived_bytes in [100, 4 << 10, 64 << 10] {
+            let mut p = Pace {
+                left_bytes: 16 << 20,
+                room_bytes: 16 << 20,
+                arrived_bytes,
+                ..Pace::default()
+            };
+            let mut stepped = 0;
+            while stepped < p.left_bytes {
+                stepped += slice_cost(&p);
+                p.room_bytes = p.room_bytes.checked_sub(arrived_bytes).expect("in time");
+            }
+            assert!(p.room_bytes >= (16 << 20) * 2 / 3);
+        }
     }
 
     #[test]

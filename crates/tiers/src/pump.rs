@@ -2,14 +2,15 @@
 
 use crate::io::Purpose;
 use crate::lane::{Lane, Phase};
+use crate::policy;
 use crate::stats::LaneStats;
 use terrace_log::Snapshot;
 use terrace_media::{Buf, MediaError, Op};
 
 /// Slices between two looks at how large a checkpoint would be.
 const MEASURE_SLICES: u64 = 64;
-/// Bytes of memory cleaned in one slice.
-const SLICE_CLEAN_BYTES: usize = 64 << 10;
+/// Bytes of memory cleaned in one slice; appends clean as much as they take.
+const SLICE_CLEAN_BYTES: usize = 16 << 10;
 
 impl<D: Snapshot> Lane<D> {
     /// Does one bounded slice of background work. True if more could be done at once.
@@ -18,7 +19,7 @@ impl<D: Snapshot> Lane<D> {
         if self.slices.is_multiple_of(MEASURE_SLICES) {
             self.measure_checkpoint();
         }
-        let mut more = self.stage(self.slice_entries);
+        let mut more = self.step_down();
         self.start_cleaning();
         more |= self.checkpoint_step(clean_stop);
         more |= self.warm_step(self.slice_entries);
@@ -28,6 +29,43 @@ impl<D: Snapshot> Lane<D> {
             more |= self.memory_low();
         }
         more
+    }
+
+    /// Stages and moves as much as the pace asks for. True if it could go on at once.
+    fn step_down(&mut self) -> bool {
+        let mut left = policy::slice_cost(&self.pace());
+        self.paced_at = self.dirty_appended;
+        for _ in 0..self.slice_entries {
+            let before = self.stats.staged_bytes + self.stats.moved_bytes;
+            if !self.stage(1) {
+                return false;
+            }
+            let stepped = self.stats.staged_bytes + self.stats.moved_bytes - before;
+            left = left.saturating_sub(stepped + policy::ENTRY_COST_BYTES);
+            if left == 0 {
+                break;
+            }
+        }
+        true
+    }
+
+    /// What presses on what steps down, now and as far as can be foreseen.
+    fn pace(&self) -> policy::Pace {
+        let open = self.dirty_appended - self.dirty_at_start;
+        let missing = self.clean_target().saturating_sub(self.free_soon());
+        policy::Pace {
+            urgent: self.is_pressed(),
+            left_bytes: self.dirty_bytes() - open,
+            missing_bytes: (missing * self.cfg.segment_bytes) as u64,
+            room_bytes: policy::epoch_bytes(self.pressure().dirty_max_bytes).saturating_sub(open),
+            // A flush of all keys takes back what was appended.
+            arrived_bytes: self.dirty_appended.saturating_sub(self.paced_at),
+        }
+    }
+
+    /// Whether somebody waits for what steps down.
+    pub fn is_pressed(&self) -> bool {
+        self.writers_wait || self.hurry || self.flushing_all.is_some()
     }
 
     /// Operations that the lane wants done, each with the token for `complete`.

@@ -222,7 +222,7 @@ impl<U> Assembly<U> {
             };
             return Ok(len);
         }
-        let bulk = bulk_len(first, digits).map_err(Event::Bad)?;
+        let bulk = bulk_len(first, digits, self.is_at_name()).map_err(Event::Bad)?;
         self.state = if self.refused.is_some() {
             State::Skip { left: bulk as u64 }
         } else if bulk > INLINE_MAX_BYTES {
@@ -236,6 +236,11 @@ impl<U> Assembly<U> {
             State::Small { left: bulk }
         };
         Ok(len)
+    }
+
+    /// Whether the command's name comes next.
+    fn is_at_name(&self) -> bool {
+        self.ends.is_empty() && self.refused.is_none()
     }
 
     /// What the gathered arguments take.

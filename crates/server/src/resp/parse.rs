@@ -6,6 +6,7 @@ use std::borrow::Cow;
 
 use crate::limits::{
     BULK_MAX_BYTES, INLINE_COMMAND_MAX_BYTES, INLINE_MAX_BYTES, MULTIBULK_MAX_ARGS,
+    PASSED_OVER_MAX_BYTES,
 };
 
 /// What stands at the start of the input.
@@ -90,14 +91,19 @@ pub fn multibulk_len(digits: &[u8]) -> Result<i64, Cow<'static, str>> {
         .ok_or(Cow::Borrowed("invalid multibulk length"))
 }
 
-/// The length that a bulk header announces; `first` is the byte where `$` must stand.
+/// The length that a bulk header announces; `first` is the byte where `$` must stand. What comes behind the command's name may be
+/// longer than is ever taken: it is passed over, and the reply says what is allowed.
 #[inline]
-pub fn bulk_len(first: u8, digits: &[u8]) -> Result<usize, Cow<'static, str>> {
+pub fn bulk_len(first: u8, digits: &[u8], is_name: bool) -> Result<usize, Cow<'static, str>> {
     if first != b'$' {
         return Err(not_a_bulk(first));
     }
+    let most_bytes = match is_name {
+        true => BULK_MAX_BYTES,
+        false => PASSED_OVER_MAX_BYTES,
+    };
     match integer(digits) {
-        Some(n) if (0..=BULK_MAX_BYTES).contains(&n) => Ok(n as usize),
+        Some(n) if (0..=most_bytes).contains(&n) => Ok(n as usize),
         _ => Err(Cow::Borrowed("invalid bulk length")),
     }
 }
@@ -167,13 +173,13 @@ fn multibulk<'a>(data: &'a [u8], args: &mut Vec<&'a [u8]>) -> Parsed {
         Line::Partial => return Parsed::Incomplete,
         Line::TooLong => return Parsed::Bad(Cow::Borrowed("too big mbulk count string")),
     };
-    for _ in 0..count.max(0) {
+    for index in 0..count.max(0) {
         let rest = &data[at..];
         if rest.is_empty() {
             return Parsed::Incomplete;
         }
         let (len, header) = match header_line(rest) {
-            Line::Whole(digits, header) => match bulk_len(rest[0], digits) {
+            Line::Whole(digits, header) => match bulk_len(rest[0], digits, index == 0) {
                 Ok(len) => (len, header),
                 Err(text) => return Parsed::Bad(text),
             },

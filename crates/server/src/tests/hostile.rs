@@ -1,7 +1,7 @@
 //! Clients that mean no good, or mean nothing: garbage, half commands, silence, readers that never read. The others
 //! must not notice.
 
-use std::io::Write;
+use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::time::{Duration, Instant};
 
@@ -47,6 +47,71 @@ fn protocol_errors_end_the_connection() {
         "x".repeat(100_000)
     ));
     assert_eq!(c.rest(), "-ERR Protocol error: expected '$', got ':'\r\n");
+    server.stop();
+}
+
+/// A client that reads nothing before it has sent all gets to read what was wrong, and not that it was reset.
+#[test]
+fn who_sends_on_after_a_protocol_error_can_read_it() {
+    let server = Running::start(plain(), 1);
+    let mut c = server.client();
+    c.send("PING\r\n*1\r\n$9999999999\r\n");
+    for _ in 0..64 {
+        c.send(vec![b'x'; 1 << 20]);
+    }
+    assert_eq!(
+        c.rest(),
+        "+PONG\r\n-ERR Protocol error: invalid bulk length\r\n"
+    );
+    server.stop();
+}
+
+#[test]
+fn a_value_far_too_long_is_passed_over_and_the_reply_says_what_is_allowed() {
+    let budget_bytes = 4 << 20;
+    let server = Running::start(
+        Settings {
+            budget_bytes,
+            ..plain()
+        },
+        1,
+    );
+    let mut c = server.client();
+    let mib = vec![b'x'; 1 << 20];
+    c.send(format!("*3\r\n$3\r\nSET\r\n$1\r\nk\r\n${}\r\n", 600 << 20));
+    (0..600).for_each(|_| c.send(&mib));
+    c.send("\r\n");
+    assert_eq!(
+        String::from_utf8(c.reply()).unwrap(),
+        "-ERR value is 629145600 bytes long; at most 67108864 are allowed; split it over several keys\r\n"
+    );
+    assert_eq!(c.ask(&["GET", "k"]), "$-1\r\n");
+    let peak = (server.factory.granted_peak).load(std::sync::atomic::Ordering::SeqCst);
+    assert!(peak <= budget_bytes, "{peak}");
+    server.stop();
+}
+
+#[test]
+fn who_stays_after_a_protocol_error_is_closed_in_the_end() {
+    let server = Running::start(plain(), 1);
+    let mut stays = server.client();
+    stays.send("*x\r\n");
+    let mut reply = vec![0; 50];
+    stays.stream.read_exact(&mut reply[..47]).unwrap();
+    assert_eq!(
+        &reply[..47],
+        b"-ERR Protocol error: invalid multibulk length\r\n"
+    );
+    let mut c = server.client();
+    assert!(
+        c.ask(&["INFO", "clients"])
+            .contains("connected_clients:2\r\n")
+    );
+    let until = Instant::now() + 2 * Duration::from_millis(crate::limits::LINGER_MAX_MS);
+    while !(c.ask(&["INFO", "clients"])).contains("connected_clients:1\r\n") {
+        assert!(Instant::now() < until, "it is still connected");
+        std::thread::sleep(Duration::from_millis(50));
+    }
     server.stop();
 }
 
