@@ -21,7 +21,7 @@ fn the_largest_command_finds_room() {
     let mut rng = Rng::new(21);
     let lane = |rig: &Rig| rig.pool.stats().lanes;
     let mut keys = 0;
-    while lane(&rig).ssd_live_bytes < lane(&rig).ssd_usable_bytes / 100 * 70 {
+    while lane(&rig).ssd_live_bytes < lane(&rig).ssd_usable_bytes / 100 * 90 {
         let v = value(&mut rng, 1000);
         rig.set(format!("key:{keys}").as_bytes(), &v, Expiry::None)
             .unwrap();

@@ -7,7 +7,7 @@
 
 use crate::disk::SharedCounters;
 use crate::{BLOCK_BYTES, Disk, Done, MediaError, Op, Wait};
-use io_uring::{IoUring, opcode, squeue, types};
+use io_uring::{IoUring, opcode, types};
 use rustix::io::Errno;
 use std::collections::VecDeque;
 use std::fs::File;
@@ -62,6 +62,8 @@ struct Slot {
 pub(crate) struct UringDisk {
     ring: IoUring,
     file: Arc<File>,
+    /// The ring holds the file in its own table, so that no operation looks it up.
+    file_is_fixed: bool,
     device_bytes: u64,
     spin: Duration,
     counters: Arc<SharedCounters>,
@@ -117,6 +119,30 @@ pub(crate) fn build_ring(depth: u32, task_run: TaskRun) -> std::io::Result<(IoUr
     Err(refused)
 }
 
+/// The submission entry for what is left of an operation on the file `$fd`, which has one of two types.
+macro_rules! entry_of {
+    ($slot:expr, $fd:expr) => {{
+        let slot: &mut Slot = $slot;
+        let moved = slot.moved_bytes;
+        let offset = slot.op.offset() + moved as u64;
+        let len = (slot.op.len() - moved) as u32;
+        match &mut slot.op {
+            Op::Read { buf, .. } => opcode::Read::new($fd, buf[moved..].as_mut_ptr(), len)
+                .offset(offset)
+                .build(),
+            Op::Write { data, .. } => opcode::Write::new($fd, data[moved..].as_ptr(), len)
+                .offset(offset)
+                .build(),
+            Op::WriteBuf { buf, .. } => opcode::Write::new($fd, buf[moved..].as_ptr(), len)
+                .offset(offset)
+                .build(),
+            Op::Flush => opcode::Fsync::new($fd)
+                .flags(types::FsyncFlags::DATASYNC)
+                .build(),
+        }
+    }};
+}
+
 impl UringDisk {
     pub(crate) fn new(
         file: Arc<File>,
@@ -126,8 +152,11 @@ impl UringDisk {
         counters: Arc<SharedCounters>,
     ) -> std::io::Result<UringDisk> {
         let (ring, task_run) = build_ring(depth, options.task_run)?;
+        // Where the kernel does not take it, each operation names the file by its descriptor.
+        let file_is_fixed = ring.submitter().register_files(&[file.as_raw_fd()]).is_ok();
         Ok(UringDisk {
             ring,
+            file_is_fixed,
             file,
             device_bytes,
             spin: Duration::from_micros(options.spin_us.into()),
@@ -170,7 +199,11 @@ impl UringDisk {
         let slot = self.slots[index]
             .as_mut()
             .expect("only filled slots are pushed");
-        let entry = entry_of(slot, self.file.as_raw_fd()).user_data(index as u64);
+        let entry = match self.file_is_fixed {
+            true => entry_of!(slot, types::Fixed(0)),
+            false => entry_of!(slot, types::Fd(self.file.as_raw_fd())),
+        };
+        let entry = entry.user_data(index as u64);
         // SAFETY: the entry points into a buffer owned by the slot, which keeps it until the
         // kernel has answered (see `finish`, `break_ring` and `drop`); the file outlives the ring.
         let pushed = unsafe { self.ring.submission().push(&entry) };
@@ -344,30 +377,6 @@ impl UringDisk {
             }
             self.fill_slots();
         }
-    }
-}
-
-/// The submission entry for what is left of an operation.
-fn entry_of(slot: &mut Slot, fd: RawFd) -> squeue::Entry {
-    let offset = slot.op.offset() + slot.moved_bytes as u64;
-    let len = (slot.op.len() - slot.moved_bytes) as u32;
-    let fd = types::Fd(fd);
-    match &mut slot.op {
-        Op::Read { buf, .. } => {
-            let ptr = buf[slot.moved_bytes..].as_mut_ptr();
-            opcode::Read::new(fd, ptr, len).offset(offset).build()
-        }
-        Op::Write { data, .. } => {
-            let ptr = data[slot.moved_bytes..].as_ptr();
-            opcode::Write::new(fd, ptr, len).offset(offset).build()
-        }
-        Op::WriteBuf { buf, .. } => {
-            let ptr = buf[slot.moved_bytes..].as_ptr();
-            opcode::Write::new(fd, ptr, len).offset(offset).build()
-        }
-        Op::Flush => opcode::Fsync::new(fd)
-            .flags(types::FsyncFlags::DATASYNC)
-            .build(),
     }
 }
 

@@ -58,8 +58,13 @@ impl Together {
                 *len = read_early(env, conn, room);
             }
         }
-        let bytes = self.early.chunks(EARLY_BYTES).zip(lens);
-        let keys = bytes.filter_map(|(bytes, len)| parse::first_key(&bytes[..len]));
+        let early = self.early.chunks(EARLY_BYTES).zip(lens);
+        let keys = slots.iter().zip(early).filter_map(|(slot, (early, len))| {
+            let waiting = conns.get(*slot).filter(|c| may_execute(c) && !c.need_more);
+            // What waited for the device, say, is executed again from its start.
+            let bytes = waiting.map_or(&early[..len], |c| &c.input[c.input_at..]);
+            parse::first_key(bytes)
+        });
         env.store.prefetch(keys);
         let mut replied_bytes = 0;
         for (at, slot) in slots.iter().enumerate() {
