@@ -65,6 +65,7 @@ impl<D: Snapshot> Lane<D> {
             match self.of(terrace).victim_entry(id, offset) {
                 Some((loc, next)) => {
                     self.cleaning_memory[which(terrace)] = Some((id, next, why));
+                    self.of(terrace).prefetch_at(id, next);
                     left -= (next - offset).max(ENTRY_COST_BYTES) as isize;
                     self.clean_entry(loc, why);
                 }

@@ -38,8 +38,9 @@ const TOMBSTONES_ONE_IN: u64 = 20;
 const DEAD_PER_SLICE_MAX: usize = 64;
 /// Segments of one live share that are looked at for a victim: the oldest ones, some of which are still being written.
 const VICTIMS_LOOKED_AT: usize = 8;
-/// Segments looked at in one slice for the oldest batch.
-const OLDEST_PER_SLICE: usize = 256;
+/// Segments looked at in one slice for the oldest batch: few, since a slice comes with each turn of a busy thread, and would throw
+/// what commands need out of the processor's cache.
+const OLDEST_PER_SLICE: usize = 32;
 
 /// One victim.
 pub(crate) struct CleanJob {

@@ -83,6 +83,8 @@ struct Segment {
 
 /// How far ahead of a walk memory is asked for.
 const WALK_AHEAD_BYTES: usize = 1024;
+/// What a look at an entry's header and key takes, mostly.
+const ENTRY_HEAD_BYTES: usize = 64;
 
 /// One memory terrace of a lane.
 pub struct MemTerrace {
@@ -190,6 +192,13 @@ impl MemTerrace {
         let (id, offset) = self.split(loc.unit());
         if let Some(Some(s)) = self.segments.get(id) {
             let end = (offset + addr::class_bytes(loc.class())).min(s.used);
+            terrace_media::prefetch(s.piece.get(offset..end).unwrap_or(&[]));
+        }
+    }
+    /// Asks for the head of the entry at `offset` of a segment.
+    pub fn prefetch_at(&self, id: u32, offset: usize) {
+        if let Some(Some(s)) = self.segments.get(id as usize) {
+            let end = (offset + ENTRY_HEAD_BYTES).min(s.used);
             terrace_media::prefetch(s.piece.get(offset..end).unwrap_or(&[]));
         }
     }

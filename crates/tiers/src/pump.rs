@@ -33,6 +33,10 @@ impl<D: Snapshot> Lane<D> {
 
     /// Stages and moves as much as the pace asks for. True if it could go on at once.
     fn step_down(&mut self) -> bool {
+        if !matches!(self.phase, Phase::Staging(..) | Phase::Moving(_)) {
+            self.paced_at = self.dirty_appended;
+            return false;
+        }
         let mut left = policy::slice_cost(&self.pace());
         self.paced_at = self.dirty_appended;
         for _ in 0..self.slice_entries {
