@@ -96,10 +96,10 @@ fn who_stays_after_a_protocol_error_is_closed_in_the_end() {
     let server = Running::start(plain(), 1);
     let mut stays = server.client();
     stays.send("*x\r\n");
-    let mut reply = vec![0; 50];
-    stays.stream.read_exact(&mut reply[..47]).unwrap();
+    let mut reply = [0; 47];
+    stays.stream.read_exact(&mut reply).unwrap();
     assert_eq!(
-        &reply[..47],
+        &reply,
         b"-ERR Protocol error: invalid multibulk length\r\n"
     );
     let mut c = server.client();
