@@ -11,7 +11,7 @@ use terrace_pool::Durability;
 #[test]
 fn the_largest_command_finds_room() {
     let shape = Shape {
-        segments_per_lane: 512,
+        segments_per_lane: 2048,
         memory_segments: 200,
         durability: Durability::Async,
         ..Shape::default()
@@ -37,7 +37,7 @@ fn the_largest_command_finds_room() {
         let key = format!("key:{}", rng.below(keys));
         rig.set(key.as_bytes(), &v, Expiry::None).unwrap();
     }
-    let each = lane(&rig).dirty_max_bytes as usize / 2 / 1200;
+    let each = lane(&rig).dirty_max_bytes as usize / 2 / 1600;
     let kept = lane(&rig).ssd_free_segments as usize * common::SEGMENT;
     assert!(each > 100 && kept < each * 1100 * 3 / 2, "{each} {kept}");
     for round in 0..5 {

@@ -98,10 +98,7 @@ fn who_stays_after_a_protocol_error_is_closed_in_the_end() {
     stays.send("*x\r\n");
     let mut reply = [0; 47];
     stays.stream.read_exact(&mut reply).unwrap();
-    assert_eq!(
-        &reply,
-        b"-ERR Protocol error: invalid multibulk length\r\n"
-    );
+    assert_eq!(&reply, b"-ERR Protocol error: invalid multibulk length\r\n");
     let mut c = server.client();
     assert!(
         c.ask(&["INFO", "clients"])
