@@ -141,7 +141,7 @@ const AHEAD: u128 = 4;
 const MOVED_FOR_FREED: u128 = 2;
 /// So that it gets on, also when no updates come.
 const SLICE_COST_MIN_BYTES: u128 = 16 << 10;
-const SLICE_COST_MAX_BYTES: u64 = 256 << 10;
+const SLICE_COST_MAX_BYTES: u64 = 2 << 20;
 /// What an entry costs beside its bytes: its slot and itself are fetched from memory.
 pub const ENTRY_COST_BYTES: u64 = 256;
 

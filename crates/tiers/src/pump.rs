@@ -67,9 +67,9 @@ impl<D: Snapshot> Lane<D> {
         }
     }
 
-    /// Whether somebody waits for what steps down.
+    /// Whether somebody waits for what steps down. In a scratch lane nothing steps down before room is short.
     pub fn is_pressed(&self) -> bool {
-        self.writers_wait || self.hurry || self.flushing_all.is_some()
+        self.writers_wait || self.hurry || self.flushing_all.is_some() || self.cfg.scratch
     }
 
     /// Operations that the lane wants done, each with the token for `complete`.
