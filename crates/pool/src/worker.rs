@@ -294,7 +294,7 @@ impl<D: Snapshot + Send> Worker<D> {
             lane.hurry = pool.is_sync() || pool.commit.asked();
             let busy = lane.slice(self.closing);
             slices.busy |= busy;
-            slices.pressed |= busy && lane.is_pressed();
+            slices.pressed |= busy && (lane.is_pressed() || lane.is_behind());
             let io = lane.take_io();
             let phase = lane.phase();
             let arrived = lane.tell_arrival();
@@ -516,7 +516,7 @@ impl<D: Snapshot + Send> Worker<D> {
 struct Slices {
     /// More could be done at once.
     busy: bool,
-    /// And somebody waits for it.
+    /// And somebody waits for it, or will soon.
     pressed: bool,
 }
 

@@ -14,8 +14,8 @@ use crate::budget::Budget;
 use crate::conn::{Block, Conn};
 use crate::door::Listener;
 use crate::limits::{
-    AT_ONCE_WHILE_READING, EVENTS_MAX, LINGERING_MAX, MANY_READS, OUTPUT_LIMIT_BYTES, ROOM_RETRY_MS,
-    SCRATCH_BYTES, SLEEP_MAX_MS, STANDING_BYTES, START_GRANT_MS, STOP_DRAIN_MS,
+    AT_ONCE_WHILE_READING, EVENTS_MAX, LINGERING_MAX, MANY_READS, OUTPUT_LIMIT_BYTES,
+    ROOM_RETRY_MS, SCRATCH_BYTES, SLEEP_MAX_MS, STANDING_BYTES, START_GRANT_MS, STOP_DRAIN_MS,
 };
 use crate::resp::encode;
 use crate::service::{Status, service};

@@ -106,6 +106,8 @@ pub struct Lane<D> {
     pub slice_entries: usize,
     /// Bytes ever appended to the dirty log as of the last slice.
     pub(crate) paced_at: u64,
+    /// What the last slice left of its pace.
+    pub(crate) slice_left: u64,
     /// Whoever drives the lane waits for what steps down.
     pub hurry: bool,
 }
@@ -177,6 +179,7 @@ impl<D: Snapshot> Lane<D> {
             stats: LaneStats::default(),
             slice_entries: SLICE_ENTRIES,
             paced_at: 0,
+            slice_left: 0,
             hurry: false,
             cfg,
         };

@@ -143,7 +143,7 @@ const MOVED_FOR_FREED: u128 = 2;
 const SLICE_COST_MIN_BYTES: u128 = 16 << 10;
 const SLICE_COST_MAX_BYTES: u64 = 2 << 20;
 /// What an entry costs beside its bytes: its slot and itself are fetched from memory.
-pub const ENTRY_COST_BYTES: u64 = 256;
+pub const ENTRY_COST_BYTES: u64 = 64;
 
 /// Benefit of cleaning a segment over its cost: free space gained times age,
 /// over the bytes that must be read and written (LFS; Rosenblum and Ousterhout 1992, section 3.6).

@@ -35,10 +35,13 @@ impl<D: Snapshot> Lane<D> {
     fn step_down(&mut self) -> bool {
         if !matches!(self.phase, Phase::Staging(..) | Phase::Moving(_)) {
             self.paced_at = self.dirty_appended;
+            self.slice_left = 0;
             return false;
         }
-        let mut left = policy::slice_cost(&self.pace());
+        // What a slice before it in the same turn left over, so that its lock was not held for long, is still to be done.
+        let mut left = policy::slice_cost(&self.pace()).max(self.slice_left);
         self.paced_at = self.dirty_appended;
+        self.slice_left = 0;
         for _ in 0..self.slice_entries {
             let before = self.stats.staged_bytes + self.stats.moved_bytes;
             if !self.stage(1) {
@@ -50,6 +53,7 @@ impl<D: Snapshot> Lane<D> {
                 break;
             }
         }
+        self.slice_left = left;
         true
     }
 
@@ -65,6 +69,11 @@ impl<D: Snapshot> Lane<D> {
             // A flush of all keys takes back what was appended.
             arrived_bytes: self.dirty_appended.saturating_sub(self.paced_at),
         }
+    }
+
+    /// Whether the last slice ended before it had done what the pace asks for.
+    pub fn is_behind(&self) -> bool {
+        self.slice_left > 0
     }
 
     /// Whether somebody waits for what steps down. In a scratch lane nothing steps down before room is short.
