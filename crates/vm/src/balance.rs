@@ -4,7 +4,7 @@
 //! DRAM terrace has not got them. Entries that are read again while the terrace remembers them tell what a larger terrace would: a read
 //! each. Every so many faults the two are compared for each byte, and a step of the cap goes to the better.
 //!
-//! Promises: the sum stays under the cap: the buffer grows only into what the terrace has given back. Never: waits, allocates (it runs
+//! Promises: the sum stays under the cap: the buffer grows only into what the terrace may not take. Never: waits, allocates (it runs
 //! in threads that fault), or moves anything itself.
 
 use crate::memory::Memory;
@@ -35,8 +35,6 @@ struct State {
     recalled_bytes: u64,
     /// What the cap was told of the buffer.
     counted_bytes: u64,
-    /// What the buffer is to have once the terrace has given way; 0: nothing is under way.
-    growing_to: u64,
 }
 
 impl Balance {
@@ -62,7 +60,6 @@ impl Balance {
 
     fn count(&self) {
         let mut state = self.state.lock();
-        state.growing_to = 0;
         let (max, _) = self.memory.buffer_bytes();
         self.tell(&mut state, max as u64);
     }
@@ -88,13 +85,8 @@ impl Balance {
         }
         let (max, held) = self.memory.buffer_bytes();
         let (max, held) = (max as u64, held as u64);
-        let (cap, used) = self.store.cap_and_used_bytes();
-        if state.growing_to > 0 {
-            if used <= cap {
-                self.memory.set_buffer_bytes(state.growing_to as usize);
-                state.growing_to = 0;
-            }
-        } else if state.counted_bytes > max + self.memory.fixed_bytes() {
+        let (cap, _) = self.store.cap_and_used_bytes();
+        if state.counted_bytes > max + self.memory.fixed_bytes() {
             // It shrinks: what pages gave back the terrace may have.
             self.tell(state, held.max(max));
         }
@@ -112,13 +104,15 @@ impl Balance {
         (state.fetched, state.near, state.near_read) = (stats.fetched, stats.near, stats.near_read);
         (state.left, state.changed) = (stats.evicted, stats.stored);
         (state.recalled, state.recalled_bytes) = (recalled, recalled_bytes);
-        if state.growing_to > 0 {
-            return;
-        }
         let wanted = policy::buffer_wanted(cap, self.store.data_bytes() + max, max, gains);
         if wanted > max {
-            self.tell(state, wanted);
-            state.growing_to = wanted;
+            // Only into what nobody may take meanwhile: a step is no more than the cap's slack, and the terrace gives way to it next.
+            if self.store.committed_bytes() + (wanted - max) <= cap {
+                self.tell(state, wanted);
+                self.memory.set_buffer_bytes(wanted as usize);
+            } else {
+                self.store.driver.ring();
+            }
         } else if wanted < max {
             self.memory.set_buffer_bytes(wanted as usize);
             self.tell(state, held.max(wanted));

@@ -327,6 +327,18 @@ impl Store {
     pub(crate) fn data_bytes(&self) -> u64 {
         self.pool.ledger().held(Part::Segments)
     }
+    /// Bytes of the cap that are held, or that lanes may take without asking.
+    pub(crate) fn committed_bytes(&self) -> u64 {
+        let ledger = self.pool.ledger();
+        let segment = u64::from(self.pool.superblock().segment_bytes);
+        let lanes: u64 = (0..self.lanes())
+            .map(|lane| {
+                let lane = self.pool.lane(lane);
+                lane.memory_segments().max(lane.memory_held()) as u64 * segment
+            })
+            .sum();
+        ledger.total() - ledger.held(Part::Segments).min(ledger.total()) + lanes
+    }
     /// Entries that were read again while they were remembered, their bytes, and how many are remembered at a time.
     pub(crate) fn recalled(&self) -> (u64, u64, u64) {
         (0..self.lanes()).fold((0, 0, 0), |sum, lane| {
