@@ -69,10 +69,10 @@ lint: ## formatting, clippy, unused dependencies, house rules
 	@scripts/setup.sh lint
 	@scripts/lint.sh
 
-bench: ## the benchmarks of the server, beside its peers
+bench: examples ## the benchmarks, beside peers
 	@scripts/setup.sh bench
 	@cargo build --release --locked
-	@code=0; for name in first serve; do "$$TERRACE_BIN" bench $$name || code=$$?; done; exit $$code
+	@code=0; for name in first serve memory; do "$$TERRACE_BIN" bench $$name || code=$$?; done; exit $$code
 
 memcheck: ## the tests of the unsafe crates under valgrind
 	@scripts/setup.sh memcheck
