@@ -19,7 +19,7 @@ use crate::page::{Phase, Then};
 use crate::policy::{self, BATCH_PAGES_MAX};
 use crate::space::{Pinned, page_number, place};
 use crate::stats::Counters;
-use crate::sys::{Range, now_ms};
+use crate::sys::{Going, Range, now_ms};
 use std::sync::atomic::Ordering;
 
 /// Pages given to a backing in one call.
@@ -261,7 +261,11 @@ impl Core {
     pub fn protect_range(&self, first: u64, last: u64) {
         let len = (last - first + 1) as usize * PAGE_BYTES;
         Counters::add(&self.counters.protects, 1);
-        if let Err(errno) = self.uffd.protect(self.space.address_of(first), len, true) {
+        let start = self.space.address_of(first);
+        let protected = self
+            .tables
+            .past_remapping(|| self.uffd.protect(start, len, true));
+        if let Err(errno) = protected {
             crate::signal::die(format_args!(
                 "write-protecting pages of a region failed: {errno}; were its addresses unmapped?"
             ));
@@ -341,12 +345,13 @@ impl Core {
                 work.ranges.push(self.block_range(group.pinned.block));
             }
         }
+        let blocks = work.ranges.len();
         for victim in &work.victims {
             if victim.stays || work.groups[usize::from(victim.group)].released {
                 continue;
             }
             let start = self.space.address_of(victim.page);
-            match work.ranges.last_mut() {
+            match work.ranges[blocks..].last_mut() {
                 Some(last) if last.start + last.len == start => last.len += PAGE_BYTES,
                 _ => work.ranges.push(Range {
                     start,
@@ -354,7 +359,7 @@ impl Core {
                 }),
             }
         }
-        self.drop_ranges(&work.ranges);
+        self.drop_blocks(&work.ranges, blocks);
     }
 
     fn block_range(&self, block: usize) -> Range {
@@ -362,6 +367,35 @@ impl Core {
             start: self.space.address_of((block * BLOCK_PAGES) as u64),
             len: BLOCK_BYTES,
         }
+    }
+
+    /// Drops what lies in ranges that the caller owns every page of. The first `blocks` of them are whole blocks, in order, that the
+    /// caller releases: their page tables go as well.
+    fn drop_blocks(&self, ranges: &[Range], blocks: usize) {
+        match self.tables.going() {
+            Going::ByMapping => {}
+            going => {
+                let given_back = if going == Going::ByAdvice { blocks } else { 0 };
+                Counters::add(&self.counters.tables_released, given_back as u64);
+                return self.drop_ranges(ranges);
+            }
+        }
+        let runs = ranges[..blocks].chunk_by(|a, b| a.start + a.len == b.start);
+        for run in runs {
+            let whole = Range {
+                start: run[0].start,
+                len: run.len() * BLOCK_BYTES,
+            };
+            // SAFETY: nobody is a user of these blocks, nor becomes one before the caller vacates them; what was in them is stored.
+            match unsafe { self.tables.remap(whole, &self.uffd) } {
+                Ok(true) => Counters::add(&self.counters.tables_released, run.len() as u64),
+                Ok(false) => self.drop_ranges(run),
+                Err(errno) => crate::signal::die(format_args!(
+                    "mapping addresses of a region anew failed: {errno}; were they unmapped?"
+                )),
+            }
+        }
+        self.drop_ranges(&ranges[blocks..]);
     }
 
     /// Drops what lies in ranges that the caller owns every page of.
@@ -409,7 +443,6 @@ impl Core {
         }
         for group in &work.groups {
             if group.released {
-                Counters::add(&self.counters.tables_released, 1);
                 self.space.vacate(group.pinned);
             } else {
                 self.unpin(group.pinned, group.victims - group.staying + 1);
@@ -424,8 +457,7 @@ impl Core {
 
     /// Gives back the page table of a block that has lost its last user.
     pub fn release(&self, pinned: Pinned) {
-        self.drop_ranges(&[self.block_range(pinned.block)]);
-        Counters::add(&self.counters.tables_released, 1);
+        self.drop_blocks(&[self.block_range(pinned.block)], 1);
         self.space.vacate(pinned);
     }
 }

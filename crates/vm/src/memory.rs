@@ -13,7 +13,7 @@ use crate::region::Region;
 use crate::scratch::Scratch;
 use crate::space::Space;
 use crate::stats::{Counters, Stats};
-use crate::sys::{Lock, Rooms, SystemError, Uffd, Unmapper};
+use crate::sys::{Going, Lock, PageTables, Rooms, SystemError, Uffd, Unmapper};
 use crate::{registry, signal};
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
@@ -50,6 +50,9 @@ pub struct Options {
     pub base: Option<usize>,
     /// Whether pages are taken away many at a time, where the kernel can. Without, as on Linux before 6.13: one call each, ten times as slow.
     pub batches: bool,
+    /// Whether page tables of empty blocks are given back by advice, where the kernel can. Without, as on Linux before 6.14: by mapping
+    /// their addresses anew, some calls a block; with handler threads not at all.
+    pub advised_tables: bool,
     /// Pages remembered after they left, 4 bytes each; None: 16 for each of `pages_max`.
     pub remembered: Option<usize>,
 }
@@ -62,6 +65,7 @@ impl Default for Options {
             reserve_bytes: 1 << 44,
             base: None,
             batches: true,
+            advised_tables: true,
             remembered: None,
         }
     }
@@ -115,6 +119,7 @@ pub(crate) struct Core {
     pub space: Space,
     pub uffd: Uffd,
     pub unmapper: Unmapper,
+    pub tables: PageTables,
     pub way: Way,
     /// The process it belongs to.
     pub generation: u32,
@@ -177,6 +182,7 @@ impl Memory {
                 true => Unmapper::new()?,
                 false => Unmapper::one_by_one(),
             },
+            tables: PageTables::new(options.advised_tables, options.way == Way::InThread),
             way: options.way,
             generation: signal::generation(),
             pages_max: AtomicUsize::new(options.pages_max),
@@ -200,6 +206,9 @@ impl Memory {
             blocks_end: AtomicUsize::new(0),
         });
         signal::install()?;
+        if core.tables.going() == Going::ByMapping {
+            signal::install_for_remapping()?;
+        }
         registry::add(&core)?;
         let handlers = match options.way {
             Way::InThread => None,

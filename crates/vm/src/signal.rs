@@ -1,4 +1,5 @@
-//! Faults taken in the faulting thread: the SIGBUS handler, and what forks and messages need.
+//! Faults taken in the faulting thread: the SIGBUS handler, and what forks and messages need; on kernels before Linux 6.14 a handler of
+//! SIGSEGV too (`sys/page_tables.rs` says why).
 //!
 //! Promises: a SIGBUS that is not about a region, or about a page that cannot be had, goes to the handler that was there before;
 //! signals wait while it runs; errno is as before. Never: allocates, takes a lock of the application's, or runs inside itself: a
@@ -11,7 +12,8 @@ use crate::fault::{Failure, Outcome, Touch};
 use crate::inside;
 use crate::memory::{Core, VmError, Way};
 use crate::registry;
-use crate::sys::SystemError;
+use crate::space::place;
+use crate::sys::{Going, SystemError};
 use std::fmt::{self, Write};
 use std::mem::MaybeUninit;
 use std::sync::Once;
@@ -25,7 +27,10 @@ const IN_VAIN_MAX: u32 = 1_000_000;
 /// How many forks lie between this process and the one that installed the handler.
 static FORKS: AtomicU32 = AtomicU32::new(0);
 static INSTALL: Once = Once::new();
+static INSTALL_FOR_REMAPPING: Once = Once::new();
+/// What was there before, for SIGBUS and for SIGSEGV.
 static mut PREVIOUS: MaybeUninit<libc::sigaction> = MaybeUninit::uninit();
+static mut PREVIOUS_FOR_REMAPPING: MaybeUninit<libc::sigaction> = MaybeUninit::uninit();
 
 thread_local! {
     /// Where this thread last found the page there already, and how often in a row.
@@ -109,7 +114,73 @@ extern "C" fn on_sigbus(signal: i32, info: *mut libc::siginfo_t, context: *mut l
     // SAFETY: as above.
     unsafe { *libc::__errno_location() = errno };
     if mine != Some(true) {
-        forward(signal, info, context);
+        // SAFETY: written once, before this handler was there.
+        let previous = unsafe { (&raw const PREVIOUS).cast::<libc::sigaction>().read() };
+        forward(previous, signal, info, context);
+    }
+}
+
+/// Installs the handler of SIGSEGV, for kernels where a block's addresses are mapped anew; once in a process, it stays.
+pub(crate) fn install_for_remapping() -> Result<(), VmError> {
+    let mut said = 0;
+    INSTALL_FOR_REMAPPING.call_once(|| {
+        let handler: extern "C" fn(i32, *mut libc::siginfo_t, *mut libc::c_void) = on_sigsegv;
+        // SAFETY: the structure is made of integers; all zeros is a value of it.
+        let mut action: libc::sigaction = unsafe { std::mem::zeroed() };
+        action.sa_sigaction = handler as usize;
+        // On the alternate stack: it needs little, and a stack that is full goes on to whoever reports that.
+        action.sa_flags = libc::SA_SIGINFO | libc::SA_NODEFER | libc::SA_ONSTACK;
+        action.sa_mask = deferred();
+        let previous = (&raw mut PREVIOUS_FOR_REMAPPING).cast();
+        // SAFETY: the handler has the type that SA_SIGINFO asks for; what was there is written here only, before the handler needs it.
+        said = unsafe { libc::sigaction(libc::SIGSEGV, &action, previous) };
+    });
+    match said {
+        0 => Ok(()),
+        _ => Err(SystemError::Call {
+            what: "installing a handler for SIGSEGV",
+            errno: rustix::io::Errno::INVAL,
+        })?,
+    }
+}
+
+/// A touch of a block whose addresses are being mapped anew: waits until that is over. Then it is tried again, and is a fault like any.
+extern "C" fn on_sigsegv(signal: i32, info: *mut libc::siginfo_t, context: *mut libc::c_void) {
+    // SAFETY: errno is this thread's own; the kernel gives a valid siginfo for SA_SIGINFO.
+    let (errno, address) = unsafe { (*libc::__errno_location(), (*info).si_addr() as usize) };
+    // SAFETY: as above. Codes above zero come from the kernel: then the address is one.
+    let from_kernel = unsafe { (*info).si_code } > 0;
+    let mine = from_kernel
+        .then(|| registry::find(address, |core| wait_for_mapping(core, address)))
+        .flatten();
+    // SAFETY: as above.
+    unsafe { *libc::__errno_location() = errno };
+    if mine != Some(true) {
+        // SAFETY: written once, before this handler was there.
+        let previous = unsafe {
+            (&raw const PREVIOUS_FOR_REMAPPING)
+                .cast::<libc::sigaction>()
+                .read()
+        };
+        forward(previous, signal, info, context);
+    }
+}
+
+/// True: the access is to be tried again.
+fn wait_for_mapping(core: &Core, address: usize) -> bool {
+    if inside::depth() > 0 {
+        die(format_args!(
+            "the runtime itself touched a region at {address:#x}: a buffer given to it must not lie in a region"
+        ));
+    }
+    let page = core.space.page_at(address);
+    match page.filter(|_| core.tables.going() == Going::ByMapping) {
+        Some(page) => {
+            core.space.wait_for_block(place(page).0);
+            in_vain(address, true);
+            true
+        }
+        None => false,
     }
 }
 
@@ -174,10 +245,13 @@ fn touch(_: *mut libc::c_void) -> Touch {
     Touch::Unknown
 }
 
-/// To whoever handled SIGBUS before.
-fn forward(signal: i32, info: *mut libc::siginfo_t, context: *mut libc::c_void) {
-    // SAFETY: written once, before this handler was there.
-    let previous = unsafe { (&raw const PREVIOUS).cast::<libc::sigaction>().read() };
+/// To whoever handled the signal before.
+fn forward(
+    previous: libc::sigaction,
+    signal: i32,
+    info: *mut libc::siginfo_t,
+    context: *mut libc::c_void,
+) {
     match previous.sa_sigaction {
         libc::SIG_DFL | libc::SIG_IGN => {
             // SAFETY: the default action comes back, and the access that faulted runs into it, as does a signal that was sent.

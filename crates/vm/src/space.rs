@@ -213,7 +213,8 @@ impl Space {
         }
     }
 
-    fn wait_for_block(&self, block: usize) {
+    /// Waits while a block is being released, boundedly.
+    pub fn wait_for_block(&self, block: usize) {
         let number = block_number(block);
         let ticket = self.rooms.ticket(number);
         if self.blocks[block].await_change() {

@@ -54,7 +54,7 @@ pub struct Stats {
     pub evictions: u64,
     /// Ranges write-protected for that.
     pub protects: u64,
-    /// Page tables given back.
+    /// Page tables given back, whichever way.
     pub tables_released: u64,
     /// Waits of a fault for another thread, or for room.
     pub waits: u64,

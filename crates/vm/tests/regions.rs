@@ -157,15 +157,42 @@ fn page_table_kib() -> u64 {
 /// In a process of its own, since others' page tables count as well.
 #[test]
 fn page_tables_are_given_back() {
-    in_child("child_page_tables", |output| {
-        assert!(output.status.success(), "{output:?}")
-    });
+    for child in ["child_page_tables", "child_page_tables_by_mapping"] {
+        in_child(child, |output| {
+            assert!(output.status.success(), "{output:?}")
+        });
+    }
 }
 
 #[test]
 #[ignore = "run by page_tables_are_given_back"]
 fn child_page_tables() {
-    let memory = memory(Way::InThread, 256);
+    page_tables(true);
+}
+
+/// As on a kernel before 6.14.
+#[test]
+#[ignore = "run by page_tables_are_given_back"]
+fn child_page_tables_by_mapping() {
+    let before = mappings();
+    page_tables(false);
+    assert!(mappings() <= before + 8, "mappings do not join again");
+}
+
+fn mappings() -> usize {
+    let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
+    maps.lines().count()
+}
+
+fn page_tables(advised_tables: bool) {
+    let memory = Memory::new(Options {
+        pages_max: 256,
+        reserve_bytes: 64 << 30,
+        advised_tables,
+        ..Options::default()
+    })
+    .unwrap();
+    let mapped = mappings();
     let region = memory.region(20_000 * 512, Arc::new(Plain::new())).unwrap();
     let before = page_table_kib();
     let mut random = Random::new(1);
@@ -184,6 +211,52 @@ fn child_page_tables() {
     assert!(stats.table_bytes >= 250 * 4096, "{stats:?}");
     memory.evict_all().unwrap();
     assert!(page_table_kib().saturating_sub(before) <= 600);
+    assert!(
+        mappings() <= mapped + 8,
+        "a region is one mapping with the rest"
+    );
+}
+
+/// Blocks are mapped anew under threads that touch them at the same time: each waits, none reads zeros, none is killed.
+#[test]
+fn a_touch_while_addresses_are_mapped_anew_waits() {
+    in_child("child_touches_while_mapped_anew", |output| {
+        assert!(output.status.success(), "{output:?}")
+    });
+}
+
+#[test]
+#[ignore = "run by a_touch_while_addresses_are_mapped_anew_waits"]
+fn child_touches_while_mapped_anew() {
+    const BLOCKS: u64 = 100;
+    let memory = Memory::new(Options {
+        pages_max: 64,
+        reserve_bytes: 64 << 30,
+        advised_tables: false,
+        ..Options::default()
+    })
+    .unwrap();
+    let region = memory.region(BLOCKS * 512, Arc::new(Plain::new())).unwrap();
+    std::thread::scope(|scope| {
+        for thread in 0..4u64 {
+            let region = &region;
+            scope.spawn(move || {
+                let mut random = Random::new(thread);
+                let mut last = [0; BLOCKS as usize];
+                for n in 1..40_000 {
+                    let block = random.below(BLOCKS);
+                    let page = block * 512 + thread;
+                    assert_eq!(read(region, page), last[block as usize], "page {page}");
+                    if n % 4 == 0 {
+                        write(region, page, n);
+                        last[block as usize] = n;
+                    }
+                }
+            });
+        }
+    });
+    let stats = memory.stats();
+    assert!(stats.tables_released > 10_000, "{stats:?}");
 }
 
 fn in_child(test: &str, check: impl FnOnce(std::process::Output)) {

@@ -31,6 +31,8 @@ struct Case {
     delay_us: u64,
     /// As a kernel that takes pages away many at a time.
     batches: bool,
+    /// As a kernel that gives page tables of empty blocks back by advice.
+    advised_tables: bool,
 }
 
 const WHOLE: fn(u64) -> Range<usize> = |_| 0..PAGE_BYTES;
@@ -46,6 +48,7 @@ fn memory(case: &Case) -> Memory {
         pages_max: case.pages_max,
         reserve_bytes: 64 << 30,
         batches: case.batches,
+        advised_tables: case.advised_tables,
         ..Options::default()
     })
     .unwrap()
@@ -168,6 +171,7 @@ fn cases(way: Way) -> Vec<Case> {
         span: WHOLE,
         delay_us: 0,
         batches: true,
+        advised_tables: true,
     };
     vec![
         case,
@@ -177,6 +181,11 @@ fn cases(way: Way) -> Vec<Case> {
         },
         Case {
             batches: false,
+            ..case
+        },
+        Case {
+            stride: SCATTER,
+            advised_tables: false,
             ..case
         },
         Case {

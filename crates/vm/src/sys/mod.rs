@@ -4,11 +4,13 @@
 //! knows what a page is for, or allocates from the heap after a process has begun to fault.
 
 mod advise;
+mod page_tables;
 mod table;
 mod uffd;
 mod wait;
 
 pub(crate) use advise::{Range, Unmapper};
+pub(crate) use page_tables::{Going, PageTables};
 pub(crate) use table::{Table, ZeroIsValid};
 pub(crate) use uffd::Uffd;
 pub(crate) use wait::{Lock, Rooms, now_ms};

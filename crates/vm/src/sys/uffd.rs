@@ -152,6 +152,12 @@ impl Uffd {
 
     /// From now on faults of absent and of protected pages in the range are ours.
     pub fn register(&self, start: usize, len: usize) -> Result<(), SystemError> {
+        self.register_raw(start, len)
+            .map_err(SystemError::call("registering a range for user faults"))
+    }
+
+    /// The same, with the system's own error.
+    pub fn register_raw(&self, start: usize, len: usize) -> Result<(), Errno> {
         let mut register = Register {
             span: span(start, len),
             mode: REGISTER_MISSING_AND_WP,
@@ -164,7 +170,6 @@ impl Uffd {
                 Updater::<IOCTL_REGISTER, Register>::new(&mut register),
             )
         }
-        .map_err(SystemError::call("registering a range for user faults"))
     }
 
     /// Puts a page with the contents of `page` at `address`, where none is, and wakes who waits for it.
