@@ -44,6 +44,7 @@ missing_packages() {
         have memcached || echo memcached
         { have memccapable || have memcapable; } || echo libmemcached-tools
         python3 -c 'import ensurepip' 2>/dev/null || echo python3-venv
+        have openssl || echo openssl
         ;;
     esac
     case "$1" in memcheck | all) have valgrind || echo valgrind ;; esac

@@ -10,6 +10,7 @@ use clap::{Args, ValueEnum};
 use serde::Deserialize;
 use terrace_server::auth::Password;
 use terrace_server::limits;
+use terrace_server::tls::Identity;
 
 use crate::size::Size;
 
@@ -41,7 +42,7 @@ pub struct Flags {
     /// Size of the pool's file when it is made [default: four times --dram]
     #[arg(long, value_name = "SIZE")]
     pub ssd: Option<Size>,
-    /// Address to serve the Redis protocol on; others than loopback need a password [default: 127.0.0.1:6380]
+    /// Address to serve the Redis protocol on; others than loopback need a password or TLS [default: 127.0.0.1:6380]
     #[arg(long, value_name = "ADDR")]
     pub resp: Option<SocketAddr>,
     /// Address to serve memcached's protocol on, over the same keys [default: not served]
@@ -59,9 +60,18 @@ pub struct Flags {
     /// The most connections at once [default: 10000]
     #[arg(long, value_name = "N")]
     pub max_clients: Option<usize>,
-    /// File (mode 600) whose first line is the password that clients must say [default: none, and loopback only]
+    /// File (mode 600) whose first line is the password that clients must say [default: none]
     #[arg(long, value_name = "FILE")]
     pub requirepass_file: Option<PathBuf>,
+    /// File with the server's certificate and what links it to its authority (PEM); then all clients must speak TLS
+    #[arg(long, value_name = "FILE")]
+    pub tls_cert: Option<PathBuf>,
+    /// File with the key of --tls-cert (PEM, not readable by everybody)
+    #[arg(long, value_name = "FILE")]
+    pub tls_key: Option<PathBuf>,
+    /// File with authorities (PEM): only clients with a certificate of one of them are let in [default: TLS clients need none]
+    #[arg(long, value_name = "FILE")]
+    pub tls_ca: Option<PathBuf>,
     /// The longest value, from 64K to 64M [default: 64M]
     #[arg(long, value_name = "SIZE")]
     pub max_value: Option<Size>,
@@ -93,10 +103,32 @@ pub struct Settings {
     pub max_clients: usize,
     /// What clients must say first.
     pub password: Option<Password>,
+    /// Who the server is, if its clients speak TLS.
+    pub tls: Option<Identity>,
+    /// Where that is written.
+    pub tls_files: Option<TlsFiles>,
     /// The longest value.
     pub max_value: Size,
     /// When idle connections are closed.
     pub idle_timeout: Option<Duration>,
+}
+
+/// Where the server's identity is written.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct TlsFiles {
+    cert: PathBuf,
+    key: PathBuf,
+    ca: Option<PathBuf>,
+}
+
+impl TlsFiles {
+    /// What the files say now.
+    ///
+    /// # Errors
+    /// When they say nothing that can be used.
+    pub fn read(&self) -> Result<Identity> {
+        Identity::from_files(&self.cert, &self.key, self.ca.as_deref()).map_err(|why| anyhow!(why))
+    }
 }
 
 impl Flags {
@@ -124,6 +156,9 @@ impl Flags {
             threads: self.threads.or(file.threads),
             max_clients: self.max_clients.or(file.max_clients),
             requirepass_file: self.requirepass_file.or(file.requirepass_file),
+            tls_cert: self.tls_cert.or(file.tls_cert),
+            tls_key: self.tls_key.or(file.tls_key),
+            tls_ca: self.tls_ca.or(file.tls_ca),
             max_value: self.max_value.or(file.max_value),
             idle_timeout: self.idle_timeout.or(file.idle_timeout),
         }
@@ -167,6 +202,14 @@ impl Flags {
             Some(path) => Some(Password::from_file(path).map_err(|why| anyhow!(why))?),
             None => None,
         };
+        let tls_files = match (self.tls_cert, self.tls_key, self.tls_ca) {
+            (Some(cert), Some(key), ca) => Some(TlsFiles { cert, key, ca }),
+            (None, None, None) => None,
+            _ => bail!(
+                "TLS needs --tls-cert FILE and --tls-key FILE (and --tls-ca FILE if clients are to show certificates)"
+            ),
+        };
+        let tls = tls_files.as_ref().map(TlsFiles::read).transpose()?;
         let max_value = self.max_value.unwrap_or(Size(limits::VALUE_MAX_BYTES));
         let (least, most) = (limits::INLINE_MAX_BYTES as u64, limits::VALUE_MAX_BYTES);
         if !(least..=most).contains(&max_value.0) {
@@ -184,8 +227,8 @@ impl Flags {
             .resp
             .unwrap_or(SocketAddr::from(([127, 0, 0, 1], 6380)));
         for addr in [Some(resp), self.memcached].into_iter().flatten() {
-            if !addr.ip().is_loopback() && password.is_none() {
-                // Said before a pool is made or recovered for nothing.
+            // Said before a pool is made or recovered for nothing.
+            if !addr.ip().is_loopback() && password.is_none() && tls.is_none() {
                 bail!(terrace_server::ServerError::NotLoopback(addr));
             }
         }
@@ -200,6 +243,8 @@ impl Flags {
             threads,
             max_clients,
             password,
+            tls,
+            tls_files,
             max_value,
             idle_timeout: self.idle_timeout.map(Duration::from_secs),
         })

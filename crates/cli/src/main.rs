@@ -50,7 +50,7 @@ enum Command {
     #[command(
         after_help = "Example:\n  terrace serve --pool ./pool --dram 256M --ssd 2G --resp 127.0.0.1:6380"
     )]
-    Serve(ServeArgs),
+    Serve(Box<ServeArgs>),
     /// Make, look at, verify or remove a pool
     #[command(subcommand)]
     Pool(pool::PoolCommand),

@@ -5,13 +5,13 @@ use std::path::Path;
 use std::sync::Arc;
 
 use anyhow::{Context, anyhow};
-use signal_hook::consts::{SIGINT, SIGTERM};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 use terrace_pool::Pool;
 use terrace_server::{PoolFactory, Server, ServerError, ServerOptions, Stopper};
 
 use crate::Failure;
-use crate::config::{Durability, Flags, Settings};
+use crate::config::{Durability, Flags, Settings, TlsFiles};
 use crate::progress::Progress;
 
 /// The most threads that are taken without being asked for.
@@ -29,7 +29,7 @@ pub fn run(flags: Flags, file: Option<&Path>) -> Result<(), Failure> {
     };
     let settings = flags.over(file).settings().map_err(Failure::Misuse)?;
     // Before anything else: a signal during a long recovery must not be lost.
-    let signals = Signals::new([SIGINT, SIGTERM]).context("cannot listen to signals")?;
+    let signals = Signals::new([SIGHUP, SIGINT, SIGTERM]).context("cannot listen to signals")?;
     let pool = open(&settings)?;
     let served = serve(&pool, &settings, signals);
     tracing::info!("stopping: flushing what is in memory");
@@ -78,6 +78,7 @@ fn serve(pool: &Arc<Pool>, settings: &Settings, signals: Signals) -> Result<(), 
         threads: threads(settings),
         max_clients: settings.max_clients,
         password: settings.password.clone(),
+        tls: settings.tls.clone(),
         max_value_bytes: settings.max_value.0,
         idle_timeout: settings.idle_timeout,
     };
@@ -86,7 +87,8 @@ fn serve(pool: &Arc<Pool>, settings: &Settings, signals: Signals) -> Result<(), 
             ServerError::NotLoopback(_) | ServerError::Threads(_) => Failure::Misuse(e.into()),
             other => Failure::Failed(other.into()),
         })?;
-    stop_on_signal(signals, server.stopper())?;
+    obey_signals(signals, server.stopper(), settings.tls_files.clone())?;
+    say_who_may_come_in(&server, settings);
     tracing::info!(
         "serving the Redis protocol on {} ({} threads, {} of DRAM, durability {}); stop with Ctrl-C",
         server.local_addr(),
@@ -100,10 +102,48 @@ fn serve(pool: &Arc<Pool>, settings: &Settings, signals: Signals) -> Result<(), 
     server.run().map_err(|e| Failure::Failed(e.into()))
 }
 
-fn stop_on_signal(mut signals: Signals, stopper: Stopper) -> Result<(), Failure> {
+/// An operator should know when an address that others reach is served to whoever comes.
+fn say_who_may_come_in(server: &Server<PoolFactory>, settings: &Settings) {
+    let Some(tls) = &settings.tls else { return };
+    let who = match (settings.password.is_some(), tls.is_mutual()) {
+        (true, true) => "clients with a certificate and the password",
+        (true, false) => "clients with the password",
+        (false, true) => "clients with a certificate",
+        (false, false) => "all clients",
+    };
+    tracing::info!("all connections are encrypted (TLS); let in are {who}");
+    let addrs = [Some(server.local_addr()), server.memcached_addr()];
+    let beyond = addrs.into_iter().flatten().find(|a| !a.ip().is_loopback());
+    if let Some(addr) = beyond
+        && settings.password.is_none()
+        && !tls.is_mutual()
+    {
+        tracing::warn!(
+            "whoever reaches {addr} may read and delete everything: TLS alone does not tell who a client is; say --requirepass-file \
+             or --tls-ca"
+        );
+    }
+}
+
+/// SIGHUP reads the certificate anew; every other signal stops the server.
+fn obey_signals(
+    mut signals: Signals,
+    stopper: Stopper,
+    tls_files: Option<TlsFiles>,
+) -> Result<(), Failure> {
     let body = move || {
-        for _ in signals.forever() {
-            stopper.stop();
+        for signal in signals.forever() {
+            match (signal, &tls_files) {
+                (SIGHUP, Some(files)) => match files.read() {
+                    Ok(identity) => {
+                        stopper.renew(identity);
+                        tracing::info!("new connections meet the certificate that was read anew");
+                    }
+                    Err(e) => tracing::error!("the certificate stays as it was: {e:#}"),
+                },
+                (SIGHUP, None) => {}
+                _ => stopper.stop(),
+            }
         }
     };
     std::thread::Builder::new()

@@ -3,9 +3,7 @@
 //! they wait for is durable.
 
 use std::collections::VecDeque;
-use std::io::{self, Write};
-
-use mio::net::TcpStream;
+use std::io;
 
 use crate::budget::Budget;
 use crate::commands::{Progress, Session};
@@ -13,6 +11,7 @@ use crate::linger::Linger;
 use crate::resp::assemble::Assembly;
 use crate::shared::add;
 use crate::store::Store;
+use crate::stream::Stream;
 use crate::thread::Env;
 
 /// What a connection waits for, beside its peer.
@@ -156,7 +155,7 @@ impl Output {
 /// A connection.
 pub struct Conn<S: Store> {
     /// The socket.
-    pub stream: TcpStream,
+    pub stream: Stream,
     /// What the store knows it by: slot and serial number.
     pub key: u64,
     /// What commands see of it.
@@ -197,7 +196,7 @@ pub struct Conn<S: Store> {
 
 impl<S: Store> Conn<S> {
     /// A new one.
-    pub fn new(stream: TcpStream, key: u64, session: Session, now_ms: u64) -> Self {
+    pub fn new(stream: Stream, key: u64, session: Session, now_ms: u64) -> Self {
         Conn {
             stream,
             key,
@@ -254,7 +253,7 @@ impl<S: Store> Conn<S> {
     /// Bytes of buffers it holds.
     pub fn held_bytes(&self) -> usize {
         let work = self.work.as_ref().map_or(0, |w| w.assembly_granted_bytes);
-        self.input.capacity() + self.output.buf.capacity() + work
+        self.input.capacity() + self.output.buf.capacity() + work + self.stream.held_bytes()
     }
 
     /// Whether it holds buffers and waits for its peer, and not for the store or for a buffer.
@@ -274,6 +273,9 @@ impl<S: Store> Conn<S> {
     /// When the connection is broken.
     #[inline]
     pub fn settle(&mut self, env: &mut Env<S>) -> io::Result<()> {
+        if self.stream.has_unsent() && self.writable {
+            self.flush(env)?;
+        }
         if self.output.buf.is_empty() {
             if env.out.is_empty() {
                 return Ok(());
@@ -291,6 +293,28 @@ impl<S: Store> Conn<S> {
             return Ok(());
         }
         self.settle_kept(env)
+    }
+
+    #[cold]
+    fn flush(&mut self, env: &Env<S>) -> io::Result<()> {
+        match self.stream.flush() {
+            Ok(()) => self.progress_ms = env.now_ms,
+            Err(e) if e.kind() == io::ErrorKind::WouldBlock => self.writable = false,
+            Err(e) => return Err(e),
+        }
+        Ok(())
+    }
+
+    /// Whether something is still to be sent.
+    pub fn has_unsent(&self) -> bool {
+        self.output.pending() > 0 || self.stream.has_unsent()
+    }
+
+    /// Notes that a read brought `n` of `want` bytes: whether the socket may have more.
+    #[inline]
+    pub fn was_read(&mut self, n: usize, want: usize) {
+        // The peer's end has no edge of its own once bytes came with it, and what is encrypted comes in records.
+        self.readable &= n == want || self.read_closed || self.stream.is_tls();
     }
 
     fn settle_kept(&mut self, env: &mut Env<S>) -> io::Result<()> {

@@ -11,10 +11,12 @@ use mio::{Interest, Token};
 
 use crate::commands::Session;
 use crate::conn::Conn;
-use crate::limits::ACCEPT_MAX;
+use crate::limits::{ACCEPT_MAX, TLS_CONN_BYTES};
 use crate::shared::{Client, Message, lock};
 use crate::store::Store;
+use crate::stream::Stream;
 use crate::thread::{LISTENER_0, Thread};
+use crate::tls::Tls;
 
 /// A socket that is listened on, and what is spoken there.
 pub struct Listener {
@@ -61,6 +63,7 @@ impl<S: Store> Thread<S> {
             shared.rejected.fetch_add(1, Ordering::Relaxed);
             // One attempt: whoever does not read it sees the closed connection.
             let text: &[u8] = match memcached {
+                _ if shared.tls.is_some() => b"",
                 true => b"ERROR Too many open connections\r\n",
                 false => b"-ERR max number of clients reached\r\n",
             };
@@ -94,6 +97,9 @@ impl<S: Store> Thread<S> {
 
     /// Takes in a connection that was dealt to this thread.
     pub(crate) fn adopt(&mut self, mut stream: TcpStream, session: Session) {
+        let Some((tls, counted_bytes)) = self.tls_for() else {
+            return self.turn_away(&session);
+        };
         let entry = self.conns.vacant_entry();
         let slot = entry.key();
         self.serial = self.serial.wrapping_add(1);
@@ -104,11 +110,36 @@ impl<S: Store> Thread<S> {
             Interest::READABLE | Interest::WRITABLE,
         ) {
             tracing::warn!(error = %e, "a connection could not be polled and is closed");
-            lock(&self.env.shared.clients).remove(&session.client.id);
-            self.env.shared.connected.fetch_sub(1, Ordering::Relaxed);
-            return;
+            if counted_bytes > 0 {
+                self.env.budget.give(&mut self.env.store, counted_bytes);
+            }
+            return self.turn_away(&session);
         }
+        if tls.is_some() {
+            self.handshaking.push((key, self.env.now_ms));
+        }
+        let stream = Stream::new(stream, tls, counted_bytes);
         entry.insert(Conn::new(stream, key, session, self.env.now_ms));
         // An edge from before the registration is reported by it: nothing to do until then.
+    }
+
+    /// The encryption of a new connection, if this server has one, and what was granted for it. `None`: there is no room for it.
+    fn tls_for(&mut self) -> Option<(Option<Box<Tls>>, usize)> {
+        let Some(tls) = &self.env.shared.tls else {
+            return Some((None, 0));
+        };
+        let identity = lock(tls).clone();
+        let tls = Tls::new(&identity)
+            .inspect_err(|e| tracing::warn!(error = %e, "a connection cannot be encrypted"))
+            .ok()?;
+        let granted = self.env.budget.ask(&mut self.env.store, TLS_CONN_BYTES);
+        granted.then(|| (Some(Box::new(tls)), TLS_CONN_BYTES))
+    }
+
+    /// Forgets a connection that was counted already and cannot be served.
+    fn turn_away(&mut self, session: &Session) {
+        lock(&self.env.shared.clients).remove(&session.client.id);
+        self.env.shared.connected.fetch_sub(1, Ordering::Relaxed);
+        self.env.shared.rejected.fetch_add(1, Ordering::Relaxed);
     }
 }

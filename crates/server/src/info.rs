@@ -143,6 +143,7 @@ fn stats(shared: &Shared) -> Vec<(String, String)> {
             shared.rejected.load(Ordering::Relaxed),
         ),
         line("cut_off_connections", shared.sum(|c| &c.cut_off)),
+        line("tls_handshakes_failed", shared.sum(|c| &c.tls_failed)),
         line("keyspace_hits", shared.sum(|c| &c.hits)),
         line("keyspace_misses", shared.sum(|c| &c.misses)),
         line("total_error_replies", shared.sum(|c| &c.errors)),

@@ -21,8 +21,10 @@ mod resp;
 mod service;
 mod shared;
 pub mod store;
+mod stream;
 mod table;
 mod thread;
+pub mod tls;
 mod together;
 
 #[cfg(test)]
@@ -45,16 +47,18 @@ use crate::thread::{Thread, WAKER};
 /// How a server is set up.
 #[derive(Debug, Clone)]
 pub struct ServerOptions {
-    /// Where to listen; loopback only. Port 0 chooses a free one.
+    /// Where to listen. Port 0 chooses a free one.
     pub listen: SocketAddr,
-    /// Where to listen for memcached's protocol, if at all; loopback only.
+    /// Where to listen for memcached's protocol, if at all.
     pub memcached: Option<SocketAddr>,
     /// Threads, each of which serves its own connections.
     pub threads: usize,
     /// The most connections at once.
     pub max_clients: usize,
-    /// What clients must say first. Without one, only loopback addresses are served.
+    /// What clients must say first. Without one and without TLS, only loopback addresses are served.
     pub password: Option<auth::Password>,
+    /// Who the server is, for clients that all speak TLS then.
+    pub tls: Option<tls::Identity>,
     /// The longest value, bytes; from `INLINE_MAX_BYTES` to `VALUE_MAX_BYTES`.
     pub max_value_bytes: u64,
     /// A connection from which nothing has come, or which has taken nothing, for so long is closed.
@@ -69,8 +73,22 @@ impl Default for ServerOptions {
             threads: 1,
             max_clients: 10_000,
             password: None,
+            tls: None,
             max_value_bytes: limits::VALUE_MAX_BYTES,
             idle_timeout: None,
+        }
+    }
+}
+
+impl ServerOptions {
+    /// Whether an address may be listened on: beyond this machine only with a password or TLS.
+    ///
+    /// # Errors
+    /// When it may not.
+    pub fn may_listen(&self, addr: SocketAddr) -> Result<(), ServerError> {
+        match addr.ip().is_loopback() || self.password.is_some() || self.tls.is_some() {
+            true => Ok(()),
+            false => Err(ServerError::NotLoopback(addr)),
         }
     }
 }
@@ -80,8 +98,9 @@ impl Default for ServerOptions {
 pub enum ServerError {
     /// The address is not one of this machine alone.
     #[error(
-        "{0} is not a loopback address, where anybody in the network could read and delete everything; without a password the \
-         server listens on loopback only: use 127.0.0.1 or [::1], or say --requirepass-file FILE"
+        "{0} is not a loopback address, where anybody in the network could read and delete everything; without a password and \
+         without TLS the server listens on loopback only: use 127.0.0.1 or [::1], or say --requirepass-file FILE, or --tls-cert FILE \
+         --tls-key FILE (with --tls-ca FILE for clients that show a certificate), or both"
     )]
     NotLoopback(SocketAddr),
     /// The address is taken or not allowed.
@@ -115,6 +134,13 @@ impl Stopper {
     pub fn stop(&self) {
         self.0.stop();
     }
+
+    /// New connections meet this identity from now on (a certificate that was renewed, say); of a server without TLS nothing changes.
+    pub fn renew(&self, identity: tls::Identity) {
+        if let Some(tls) = &self.0.tls {
+            *shared::lock(tls) = identity;
+        }
+    }
 }
 
 /// A server that listens and does not serve yet.
@@ -136,9 +162,7 @@ impl<F: StoreFactory> Server<F> {
             .into_iter()
             .flatten()
         {
-            if !addr.ip().is_loopback() && options.password.is_none() {
-                return Err(ServerError::NotLoopback(addr));
-            }
+            options.may_listen(addr)?;
         }
         if !(1..=THREADS_MAX).contains(&options.threads) {
             return Err(ServerError::Threads(options.threads));
@@ -161,6 +185,7 @@ impl<F: StoreFactory> Server<F> {
             memcached_addr: memcached_addr.transpose()?,
             max_clients,
             password: options.password.clone(),
+            tls: options.tls.clone().map(std::sync::Mutex::new),
             max_value_bytes: options.max_value_bytes,
             idle_timeout: options.idle_timeout,
             started: Instant::now(),

@@ -88,6 +88,22 @@ pub const SLEEP_MAX_MS: u64 = 500;
 pub const STOP_DRAIN_MS: u64 = 3_000;
 /// How long a starting thread tries to get its own buffers granted.
 pub const START_GRANT_MS: u64 = 5_000;
+/// What a TLS connection takes beside its buffers and the other side's certificates.
+pub const TLS_CONN_BYTES: usize = 8 << 10;
+/// How long a client may take to agree on keys.
+pub const TLS_HANDSHAKE_MAX_MS: u64 = 10_000;
+/// How often a thread looks for clients that take longer.
+pub const TLS_HANDSHAKE_CHECK_MS: u64 = 250;
+/// What may wait of a message of the handshake that is not whole (a chain of certificates, at the most).
+pub const TLS_HANDSHAKE_MAX_BYTES: usize = 72 << 10;
+/// What one read takes of an encrypted connection's socket, at least (where the caller wants less) and at most.
+pub const TLS_READ_MIN_BYTES: usize = 4 << 10;
+/// See `TLS_READ_MIN_BYTES`.
+pub const TLS_READ_MAX_BYTES: usize = 32 << 10;
+/// Reads in a row that bring nothing for commands; more than a handshake needs.
+pub const TLS_ROUNDS_MAX: usize = 32;
+/// What is encrypted at a time.
+pub const TLS_WRITE_MAX_BYTES: usize = 64 << 10;
 /// The length of the listener's queue.
 pub const LISTEN_BACKLOG: i32 = 1_024;
 /// File descriptors kept for everything that is not a client.

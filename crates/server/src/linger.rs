@@ -4,8 +4,6 @@
 //!
 //! Promises: at most `LINGER_MAX_BYTES` and `LINGER_MAX_MS`, and no buffer held. Never: executes what it reads.
 
-use std::net::Shutdown;
-
 use crate::conn::Conn;
 use crate::limits::{LINGER_MAX_BYTES, LINGER_MAX_MS};
 use crate::service::{Status, read_some};
@@ -49,7 +47,7 @@ pub fn drop_input<S: Store>(env: &mut Env<S>, conn: &mut Conn<S>) -> Status {
     };
     if !linger.is_shut {
         linger.is_shut = true;
-        if conn.stream.shutdown(Shutdown::Write).is_err() {
+        if conn.stream.end().is_err() {
             return Status::Close;
         }
         // Nothing of it is executed any more.

@@ -1,12 +1,12 @@
 //! Who is cut off: connections that hold buffers without getting on while others starve, and those that have been idle for
 //! longer than allowed; and those that had their time to read why they end. Never: touches one whose command waits for the store.
 
-use std::io;
 use std::sync::atomic::Ordering;
 
 use crate::conn::{Block, Conn};
 use crate::limits::{
     GRANT_WAIT_MAX_MS, IDLE_CHECK_MS, SLEEP_MAX_MS, STARVE_CHECK_MS, STUCK_AFTER_MS,
+    TLS_HANDSHAKE_CHECK_MS, TLS_HANDSHAKE_MAX_MS,
 };
 use crate::linger::Linger;
 use crate::shared::add;
@@ -81,7 +81,7 @@ impl<S: Store> Thread<S> {
                  waited for them; read replies and finish commands faster\r\n"
             );
             // One attempt, since there is no buffer to keep it in.
-            let _ = io::Write::write(&mut conn.stream, text.as_bytes());
+            let _ = conn.stream.write(text.as_bytes());
         }
         add(&self.env.counters().cut_off, 1);
         self.close(slot);
@@ -105,6 +105,33 @@ impl<S: Store> Thread<S> {
         for slot in slots {
             self.close(slot);
         }
+    }
+
+    /// Closes connections that take too long to agree on keys.
+    pub(crate) fn end_handshakes(&mut self) {
+        let now = self.env.now_ms;
+        if now < self.handshakes_checked_ms + TLS_HANDSHAKE_CHECK_MS {
+            return;
+        }
+        self.handshakes_checked_ms = now;
+        let mut handshaking = std::mem::take(&mut self.handshaking);
+        handshaking.retain(|&(key, since_ms)| {
+            let Some(slot) = self.slot_of(key) else {
+                return false;
+            };
+            if !self.conns[slot].stream.is_handshaking() {
+                return false;
+            }
+            let over = now.saturating_sub(since_ms) >= TLS_HANDSHAKE_MAX_MS;
+            if over {
+                let client = self.conns[slot].session.client.addr;
+                tracing::debug!(%client, "no agreement on keys in {TLS_HANDSHAKE_MAX_MS} ms; connection closed");
+                add(&self.env.counters().tls_failed, 1);
+                self.close(slot);
+            }
+            !over
+        });
+        self.handshaking = handshaking;
     }
 
     /// Closes those that had their time to read why they end.

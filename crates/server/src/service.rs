@@ -2,7 +2,7 @@
 //! connection's state, from which the next call goes on; nothing is done twice and nothing is forgotten.
 
 use std::borrow::Cow;
-use std::io::{self, Read};
+use std::io;
 use std::sync::atomic::Ordering;
 
 use smallvec::SmallVec;
@@ -20,6 +20,7 @@ use crate::resp::encode;
 use crate::resp::parse::{self, Parsed};
 use crate::shared::add;
 use crate::store::{Step, Store, Wait};
+use crate::stream::Stream;
 use crate::thread::Env;
 
 /// How a connection was left.
@@ -63,13 +64,35 @@ pub fn service<S: Store>(env: &mut Env<S>, conn: &mut Conn<S>) -> Status {
                 }
                 return ended(env, conn);
             }
-            Err(_) => return Status::Close,
+            Err(e) => {
+                if conn.stream.is_handshaking() {
+                    came_to_no_agreement(env, conn, &e);
+                }
+                return Status::Close;
+            }
         }
     }
     match conn.settle(env) {
         Ok(()) if conn.closing || conn.block != Block::None => ended(env, conn),
         Ok(()) => Status::Again,
         Err(_) => Status::Close,
+    }
+}
+
+/// A client that does not speak TLS as it should, or may not come in. One that does not speak it at all is told so in its own words.
+#[cold]
+fn came_to_no_agreement<S: Store>(env: &Env<S>, conn: &mut Conn<S>, why: &io::Error) {
+    add(&env.counters().tls_failed, 1);
+    let client = conn.session.client.addr;
+    tracing::debug!(%client, %why, "no agreement on keys; connection closed");
+    if why.kind() == io::ErrorKind::Unsupported {
+        let error = match conn.session.memcached {
+            true => "CLIENT_ERROR",
+            false => "-ERR",
+        };
+        conn.stream.write_plain(&format!(
+            "{error} this server speaks TLS only; connect with TLS (redis-cli --tls)\r\n"
+        ));
     }
 }
 
@@ -80,7 +103,7 @@ fn ended<S: Store>(env: &mut Env<S>, conn: &mut Conn<S>) -> Status {
         .as_ref()
         .is_some_and(|w| w.sending.is_some() || w.parked.is_some());
     let busy = in_work || conn.block != Block::None || !conn.need_more;
-    match (conn.closing || (conn.eof && !busy)) && conn.output.pending() == 0 {
+    match (conn.closing || (conn.eof && !busy)) && !conn.has_unsent() {
         true if conn.linger.is_some() => linger::drop_input(env, conn),
         true => Status::Close,
         false => Status::Idle,
@@ -124,10 +147,14 @@ pub fn read_early<S: Store>(env: &Env<S>, conn: &mut Conn<S>, into: &mut [u8]) -
     if !conn.readable || !conn.need_more || !conn.input.is_empty() || conn.work.is_some() {
         return 0;
     }
+    // What is left of a record has no place among those that are served together.
+    if conn.stream.is_tls() {
+        return 0;
+    }
     // An error is met again when the connection is served.
     let read = read_some(&mut conn.stream, into, &mut conn.readable, &mut conn.eof);
     let Ok(Some(n)) = read else { return 0 };
-    conn.readable &= n == into.len() || conn.read_closed;
+    conn.was_read(n, into.len());
     add(&env.counters().input_bytes, n as u64);
     n
 }
@@ -161,8 +188,7 @@ fn read<S: Store>(env: &mut Env<S>, conn: &mut Conn<S>) -> io::Result<Advance> {
         let Some(n) = read_some(&mut conn.stream, piece, &mut conn.readable, &mut conn.eof)? else {
             return Ok(Advance::Stuck);
         };
-        // The peer's end has no edge of its own once bytes came with it.
-        conn.readable &= n == want || conn.read_closed;
+        conn.was_read(n, want);
         add(&env.counters().input_bytes, n as u64);
         if let Some(assembly) = conn.work.as_mut().and_then(|w| w.assembly.as_mut()) {
             assembly.filled_directly(n);
@@ -186,8 +212,7 @@ fn read<S: Store>(env: &mut Env<S>, conn: &mut Conn<S>) -> io::Result<Advance> {
         &mut conn.eof,
     );
     if let Ok(Some(n)) = read {
-        // The peer's end has no edge of its own once bytes came with it.
-        conn.readable &= n == want || conn.read_closed;
+        conn.was_read(n, want);
         add(&env.counters().input_bytes, n as u64);
         conn.free_input(&mut env.store, &mut env.budget);
         let data = &scratch[..kept + n];
@@ -204,7 +229,7 @@ fn read<S: Store>(env: &mut Env<S>, conn: &mut Conn<S>) -> io::Result<Advance> {
 
 /// One read. A short one on an edge-triggered socket means that it is empty; `None`: nothing came.
 pub(crate) fn read_some(
-    stream: &mut mio::net::TcpStream,
+    stream: &mut Stream,
     into: &mut [u8],
     readable: &mut bool,
     eof: &mut bool,

@@ -92,6 +92,8 @@ pub struct Counters {
     pub errors: AtomicU64,
     /// Connections cut off because they held buffers that others needed.
     pub cut_off: AtomicU64,
+    /// Connections that came to no agreement on keys.
+    pub tls_failed: AtomicU64,
     /// Bytes of connection buffers.
     pub buffer_bytes: AtomicU64,
     /// Commands that wait for the device or for room right now.
@@ -144,6 +146,8 @@ pub struct Shared {
     pub max_clients: usize,
     /// What clients must say first.
     pub password: Option<crate::auth::Password>,
+    /// Who it is, if its clients speak TLS.
+    pub tls: Option<Mutex<crate::tls::Identity>>,
     /// The longest value.
     pub max_value_bytes: u64,
     /// See `ServerOptions`.
@@ -207,6 +211,7 @@ impl Shared {
                 &c.output_bytes,
                 &c.errors,
                 &c.cut_off,
+                &c.tls_failed,
             ] {
                 counter.store(0, Ordering::Relaxed);
             }

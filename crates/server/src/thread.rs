@@ -91,6 +91,9 @@ pub struct Thread<S: Store> {
     held: Vec<u64>,
     /// Keys of connections that only have to read why they end.
     pub(crate) lingering: Vec<u64>,
+    /// Connections that agree on keys, and since when (ms).
+    pub(crate) handshaking: Vec<(u64, u64)>,
+    pub(crate) handshakes_checked_ms: u64,
     retried: Instant,
     pub(crate) starve_checked_ms: u64,
     pub(crate) idle_checked_ms: u64,
@@ -147,6 +150,8 @@ impl<S: Store> Thread<S> {
             waiters: Vec::new(),
             held: Vec::new(),
             lingering: Vec::new(),
+            handshaking: Vec::new(),
+            handshakes_checked_ms: 0,
             retried: Instant::now(),
             starve_checked_ms: 0,
             idle_checked_ms: 0,
@@ -267,6 +272,9 @@ impl<S: Store> Thread<S> {
         if !self.lingering.is_empty() {
             self.end_lingering();
         }
+        if !self.handshaking.is_empty() {
+            self.end_handshakes();
+        }
         self.env
             .counters()
             .buffer_bytes
@@ -357,7 +365,9 @@ impl<S: Store> Thread<S> {
         let Some(conn) = self.conns.get_mut(slot) else {
             return;
         };
-        match service(&mut self.env, conn) {
+        let status = service(&mut self.env, conn);
+        conn.stream.count(&mut self.env.budget, &mut self.env.store);
+        match status {
             Status::Close => return self.close(slot),
             Status::Again if !conn.again => {
                 conn.again = true;
@@ -386,9 +396,12 @@ impl<S: Store> Thread<S> {
     pub(crate) fn close(&mut self, slot: usize) {
         self.env.forget_out();
         let mut conn = self.conns.remove(slot);
+        conn.stream.say_goodbye();
+        conn.stream
+            .uncount(&mut self.env.budget, &mut self.env.store);
         conn.tear_down(&mut self.env);
         // A failure to deregister has no consequence: the socket is closed right after.
-        let _ = self.poll.registry().deregister(&mut conn.stream);
+        let _ = self.poll.registry().deregister(conn.stream.socket());
         lock(&self.env.shared.clients).remove(&conn.session.client.id);
         self.env.shared.connected.fetch_sub(1, Ordering::Relaxed);
         if self.conns.is_empty() {

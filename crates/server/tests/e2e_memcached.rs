@@ -3,16 +3,11 @@
 
 mod support;
 
-use std::net::{SocketAddr, TcpListener};
-use std::path::{Path, PathBuf};
+use std::net::SocketAddr;
 use std::process::Command;
 
-use support::{Server, TempDir, said};
-
-fn free_addr() -> SocketAddr {
-    let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
-    listener.local_addr().expect("its address")
-}
+use support::python::{python, run_python};
+use support::{Server, TempDir, free_addr, said};
 
 fn start(dir: &TempDir, durability: &str) -> (Server, SocketAddr) {
     let addr = free_addr();
@@ -30,44 +25,6 @@ fn start(dir: &TempDir, durability: &str) -> (Server, SocketAddr) {
         &memcached,
     ];
     (Server::start(&dir.pool(), &args), addr)
-}
-
-/// A Python with these packages, kept beside the tests' binaries.
-fn python(packages: &[&str]) -> PathBuf {
-    let test = std::env::current_exe().expect("the path of the test");
-    let build_dir = test.ancestors().nth(3).expect("a build directory");
-    let home = build_dir.join("python").join(packages.join("-"));
-    let program = home.join("bin/python");
-    let done = home.join("installed");
-    if !done.is_file() {
-        let made = Command::new("python3")
-            .args(["-m", "venv"])
-            .arg(&home)
-            .output();
-        let made = made.expect("python3 (apt-get install python3-venv)");
-        assert!(made.status.success(), "{}", said(&made));
-        let pip = [
-            "-m",
-            "pip",
-            "install",
-            "--quiet",
-            "--disable-pip-version-check",
-        ];
-        let got = Command::new(&program).args(pip).args(packages).output();
-        let got = got.expect("pip runs");
-        assert!(got.status.success(), "{}", said(&got));
-        std::fs::write(&done, "").expect("a mark");
-    }
-    program
-}
-
-fn run_python(program: &Path, script: &str, args: &[String]) {
-    let ran = Command::new(program)
-        .args(["-c", script])
-        .args(args)
-        .output();
-    let ran = ran.expect("python runs");
-    assert!(ran.status.success(), "{}", said(&ran));
 }
 
 #[test]

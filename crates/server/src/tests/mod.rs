@@ -8,6 +8,7 @@ mod large;
 mod lists;
 mod memcached;
 mod parser;
+mod tls;
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};

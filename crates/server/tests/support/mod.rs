@@ -4,8 +4,10 @@
 
 #![allow(dead_code)] // every test file uses its part
 
+pub mod certs;
 pub mod cgroup;
 pub mod oracle;
+pub mod python;
 pub mod resp;
 
 use std::fs::{self, File, OpenOptions};
@@ -297,7 +299,8 @@ pub fn log_path(pool: &Path) -> PathBuf {
     pool.with_extension("log")
 }
 
-fn free_addr() -> SocketAddr {
+/// An address of this machine that nobody listens on.
+pub fn free_addr() -> SocketAddr {
     let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
     listener.local_addr().expect("its address")
 }
