@@ -48,6 +48,9 @@ pub struct Flags {
     /// Address to serve memcached's protocol on, over the same keys [default: not served]
     #[arg(long, value_name = "ADDR")]
     pub memcached: Option<SocketAddr>,
+    /// Address to serve metrics on for Prometheus, at /metrics; others than loopback need a password [default: not served]
+    #[arg(long, value_name = "ADDR")]
+    pub metrics: Option<SocketAddr>,
     /// When an update is acknowledged [default: sync]
     #[arg(long, value_enum)]
     pub durability: Option<Durability>,
@@ -93,6 +96,8 @@ pub struct Settings {
     pub resp: SocketAddr,
     /// Where to serve memcached's protocol, if at all.
     pub memcached: Option<SocketAddr>,
+    /// Where to serve the metrics, if at all.
+    pub metrics: Option<SocketAddr>,
     /// When an update is acknowledged.
     pub durability: Durability,
     /// Longest time in memory only.
@@ -151,6 +156,7 @@ impl Flags {
             ssd: self.ssd.or(file.ssd),
             resp: self.resp.or(file.resp),
             memcached: self.memcached.or(file.memcached),
+            metrics: self.metrics.or(file.metrics),
             durability: self.durability.or(file.durability),
             flush_interval: self.flush_interval.or(file.flush_interval),
             threads: self.threads.or(file.threads),
@@ -232,12 +238,19 @@ impl Flags {
                 bail!(terrace_server::ServerError::NotLoopback(addr));
             }
         }
+        if let Some(addr) = self.metrics
+            && !addr.ip().is_loopback()
+            && password.is_none()
+        {
+            bail!(terrace_server::ServerError::MetricsNotLoopback(addr));
+        }
         Ok(Settings {
             pool,
             dram,
             ssd: self.ssd.unwrap_or(Size(0)),
             resp,
             memcached: self.memcached,
+            metrics: self.metrics,
             durability,
             flush_interval: Duration::from_millis(flush_interval_ms),
             threads,

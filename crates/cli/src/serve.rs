@@ -75,6 +75,7 @@ fn serve(pool: &Arc<Pool>, settings: &Settings, signals: Signals) -> Result<(), 
     let options = ServerOptions {
         listen: settings.resp,
         memcached: settings.memcached,
+        metrics: settings.metrics,
         threads: threads(settings),
         max_clients: settings.max_clients,
         password: settings.password.clone(),
@@ -84,7 +85,9 @@ fn serve(pool: &Arc<Pool>, settings: &Settings, signals: Signals) -> Result<(), 
     };
     let server =
         Server::bind(&options, Arc::new(PoolFactory(pool.clone()))).map_err(|e| match e {
-            ServerError::NotLoopback(_) | ServerError::Threads(_) => Failure::Misuse(e.into()),
+            ServerError::NotLoopback(_)
+            | ServerError::MetricsNotLoopback(_)
+            | ServerError::Threads(_) => Failure::Misuse(e.into()),
             other => Failure::Failed(other.into()),
         })?;
     obey_signals(signals, server.stopper(), settings.tls_files.clone())?;
@@ -98,6 +101,9 @@ fn serve(pool: &Arc<Pool>, settings: &Settings, signals: Signals) -> Result<(), 
     );
     if let Some(addr) = server.memcached_addr() {
         tracing::info!("serving memcached's protocol on {addr}");
+    }
+    if let Some(addr) = server.metrics_addr() {
+        tracing::info!("serving metrics on http://{addr}/metrics");
     }
     server.run().map_err(|e| Failure::Failed(e.into()))
 }

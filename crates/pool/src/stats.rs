@@ -14,10 +14,16 @@ pub struct Stats {
     pub cap_bytes: u64,
     /// DRAM held of the cap, everything counted.
     pub used_bytes: u64,
+    /// Of it, DRAM and middle segments.
+    pub segment_bytes: u64,
+    /// Of it, directories.
+    pub directory_bytes: u64,
     /// Of it, connection buffers.
     pub connection_bytes: u64,
     /// Of it, segments being filled, cleaned or saved, and reads under way.
     pub io_bytes: u64,
+    /// Of it, pages that a program sees, and their page tables.
+    pub page_bytes: u64,
     /// Device reads of any length.
     pub disk_reads: u64,
     /// Device bytes read.
@@ -45,7 +51,7 @@ impl Stats {
             ($($name:ident)*) => { $( t.$name += s.$name; )* };
         }
         sum!(keys hits_dram hits_middle misses absent device_reads device_read_bytes verify_reads
-            wrong_reads updates updated_bytes promoted_bytes staged_bytes moved_bytes
+            wrong_reads updates updated_bytes promoted_bytes recalled recalled_bytes staged_bytes moved_bytes
             written_log_bytes written_image_bytes cleaner_read_bytes segments_cleaned
             memory_segments_cleaned expired checkpoints failed_writes damaged_reads warmed
             dirty_bytes dirty_max_bytes dram_bytes dram_live_bytes middle_bytes index_bytes

@@ -33,6 +33,8 @@ pub struct Parked<S: Store> {
     pub task: S::Task,
     /// Where it stands.
     pub progress: Progress<S>,
+    /// When it began, by the processor's clock.
+    pub began: u64,
 }
 
 /// A long value on its way out.

@@ -214,17 +214,20 @@ fn refuse<S: Store>(env: &mut Env<S>, conn: &mut Conn<S>, text: String) {
 
 /// Executes (or goes on with) a command that came in parts.
 pub(crate) fn execute_assembled<S: Store>(env: &mut Env<S>, conn: &mut Conn<S>) {
+    env.look_at_clock();
     let Some(mut assembly) = conn.work.as_mut().and_then(|w| w.assembly.take()) else {
         return;
     };
     let mut through = true;
     if conn.session.memcached && (assembly.refusal().is_some() || assembly.bad_end) {
         say(&mut env.out, assembly.refusal().unwrap_or(BAD_CHUNK));
-        add(&env.counters().errors, 1);
+        let text = assembly.refusal().unwrap_or(BAD_CHUNK);
+        let kind = text.split(' ').next().unwrap_or_default();
+        env.shared.count_error(env.counters(), kind);
     } else if let Some(text) = assembly.refusal() {
         let (prefix, rest) = text.split_once(' ').unwrap_or(("ERR", text));
         encode::error(&mut env.out, prefix, rest);
-        add(&env.counters().errors, 1);
+        env.shared.count_error(env.counters(), prefix);
     } else if assembly.args_len() > 0 {
         let args_bytes = assembly.args_len().saturating_sub(ARGS_FREE) * size_of::<&[u8]>();
         if args_bytes > 0 && !env.budget.ask(&mut env.store, args_bytes) {

@@ -20,6 +20,7 @@ mod relief;
 mod resp;
 mod service;
 mod shared;
+mod sight;
 pub mod store;
 mod stream;
 mod table;
@@ -41,6 +42,7 @@ use crate::door::Listener;
 pub use crate::kv_store::{KvStore, PoolFactory};
 use crate::limits::{LISTEN_BACKLOG, RESERVED_FDS, SOCKET_BUFFER_BYTES};
 use crate::shared::{Inbox, Shared};
+use crate::sight::http::MetricsDoor;
 use crate::store::StoreFactory;
 use crate::thread::{Thread, WAKER};
 
@@ -51,6 +53,8 @@ pub struct ServerOptions {
     pub listen: SocketAddr,
     /// Where to listen for memcached's protocol, if at all.
     pub memcached: Option<SocketAddr>,
+    /// Where to serve the metrics, if at all; loopback only, without a password.
+    pub metrics: Option<SocketAddr>,
     /// Threads, each of which serves its own connections.
     pub threads: usize,
     /// The most connections at once.
@@ -70,6 +74,7 @@ impl Default for ServerOptions {
         ServerOptions {
             listen: SocketAddr::from(([127, 0, 0, 1], 6380)),
             memcached: None,
+            metrics: None,
             threads: 1,
             max_clients: 10_000,
             password: None,
@@ -91,6 +96,19 @@ impl ServerOptions {
             false => Err(ServerError::NotLoopback(addr)),
         }
     }
+
+    /// Whether the metrics may be served where they are to be: beyond loopback only with a password, since they are not encrypted.
+    ///
+    /// # Errors
+    /// When they may not.
+    pub fn may_serve_metrics(&self) -> Result<(), ServerError> {
+        match self.metrics {
+            Some(addr) if !addr.ip().is_loopback() && self.password.is_none() => {
+                Err(ServerError::MetricsNotLoopback(addr))
+            }
+            _ => Ok(()),
+        }
+    }
 }
 
 /// Why a server did not start, or did not stop cleanly.
@@ -103,6 +121,12 @@ pub enum ServerError {
          --tls-key FILE (with --tls-ca FILE for clients that show a certificate), or both"
     )]
     NotLoopback(SocketAddr),
+    /// The metrics' address is not one of this machine alone.
+    #[error(
+        "{0} is not a loopback address; the metrics are not encrypted, and without a password they are served on loopback only: \
+         use 127.0.0.1 or [::1], or say --requirepass-file FILE"
+    )]
+    MetricsNotLoopback(SocketAddr),
     /// The address is taken or not allowed.
     #[error("cannot listen on {addr}: {source}")]
     Listen {
@@ -149,6 +173,8 @@ pub struct Server<F: StoreFactory> {
     shared: Arc<Shared>,
     polls: Vec<Poll>,
     listeners: Vec<Listener>,
+    metrics: Option<MetricsDoor>,
+    metrics_addr: Option<SocketAddr>,
 }
 
 impl<F: StoreFactory> Server<F> {
@@ -164,6 +190,7 @@ impl<F: StoreFactory> Server<F> {
         {
             options.may_listen(addr)?;
         }
+        options.may_serve_metrics()?;
         if !(1..=THREADS_MAX).contains(&options.threads) {
             return Err(ServerError::Threads(options.threads));
         }
@@ -172,6 +199,13 @@ impl<F: StoreFactory> Server<F> {
             listeners.push(listen(addr, true)?);
         }
         let memcached_addr = listeners.get(1).map(|l| l.socket.local_addr());
+        let (mut metrics, mut metrics_addr, mut metrics_waker) = (None, None, None);
+        if let Some(addr) = options.metrics {
+            let socket = listen(addr, false)?.socket;
+            metrics_addr = Some(socket.local_addr()?);
+            let (door, waker) = MetricsDoor::new(socket)?;
+            (metrics, metrics_waker) = (Some(door), Some(waker));
+        }
         let max_clients = clients_allowed(options.max_clients);
         let mut polls = Vec::with_capacity(options.threads);
         let mut inboxes = Vec::with_capacity(options.threads);
@@ -200,13 +234,23 @@ impl<F: StoreFactory> Server<F> {
             stopping: Default::default(),
             clients: Default::default(),
             about: factory.clone(),
+            errors: Default::default(),
+            rate: Default::default(),
+            metrics_waker,
         });
         Ok(Server {
             factory,
             shared,
             polls,
             listeners,
+            metrics,
+            metrics_addr,
         })
+    }
+
+    /// The address that the metrics are served on.
+    pub fn metrics_addr(&self) -> Option<SocketAddr> {
+        self.metrics_addr
     }
 
     /// The address that is listened on for memcached's protocol.
@@ -235,8 +279,19 @@ impl<F: StoreFactory> Server<F> {
             shared,
             polls,
             mut listeners,
+            metrics,
+            ..
         } = self;
         let mut threads = Vec::new();
+        if let Some(door) = metrics {
+            let shared = shared.clone();
+            let body = move || {
+                door.run(&shared);
+                Ok(())
+            };
+            let name = "metrics".to_string();
+            threads.push(std::thread::Builder::new().name(name).spawn(body)?);
+        }
         for (index, poll) in polls.into_iter().enumerate() {
             let (factory, shared) = (factory.clone(), shared.clone());
             let listeners = std::mem::take(&mut listeners);

@@ -254,6 +254,7 @@ pub(crate) fn read_some(
 /// Consumes commands from `data` until it ends, something must wait, or enough was answered.
 fn consume<S: Store>(env: &mut Env<S>, conn: &mut Conn<S>, data: &[u8]) -> usize {
     conn.need_more = false;
+    env.look_at_clock();
     let mut at = 0;
     loop {
         let assembling = conn.work.as_ref().is_some_and(|w| w.assembly.is_some());
@@ -402,7 +403,7 @@ pub(crate) fn protocol_error<S: Store>(
     conn: &mut Conn<S>,
     text: Cow<'static, str>,
 ) {
-    add(&env.counters().errors, 1);
+    env.shared.count_error(env.counters(), "ERR");
     encode::error(&mut env.out, "ERR", &format!("Protocol error: {text}"));
     conn.closing = true;
     conn.linger = Some(Box::new(Linger::new(env.now_ms)));
@@ -417,9 +418,13 @@ pub(crate) fn execute_args<S: Store>(
     large: &mut [LargeArg<S::Upload>],
 ) -> bool {
     let parked = conn.work.as_mut().and_then(|w| w.parked.take());
-    let (mut task, mut progress) = match parked {
-        Some(Parked { task, progress }) => (task, progress),
-        None => (env.store.task(conn.key), Progress::default()),
+    let (mut task, mut progress, began) = match parked {
+        Some(Parked {
+            task,
+            progress,
+            began,
+        }) => (task, progress, began),
+        None => (env.store.task(conn.key), Progress::default(), env.begins()),
     };
     let start = conn.output.end(env.out.len());
     let mut cx = Cx {
@@ -444,9 +449,15 @@ pub(crate) fn execute_args<S: Store>(
     }
     if matches!(flow, Flow::Done) && progress.is_over() {
         env.store.finish(task);
+        env.took(conn.session.kind, began);
         return true;
     }
-    after(env, conn, flow, Parked { task, progress })
+    let parked = Parked {
+        task,
+        progress,
+        began,
+    };
+    after(env, conn, flow, parked)
 }
 
 /// What follows a command that did not simply end.
@@ -478,6 +489,7 @@ fn after<S: Store>(
         }
     };
     if through {
+        env.took(conn.session.kind, parked.began);
         finish_parked(&mut env.store, parked);
     } else {
         conn.work().parked = Some(parked);

@@ -11,6 +11,10 @@ use std::time::Instant;
 use mio::Waker;
 use mio::net::TcpStream;
 
+use crate::sight::Errors;
+use crate::sight::calls::{KINDS, Summed};
+use crate::sight::rate::Rate;
+
 /// A lock that a panicking thread left behind still guards whole data: everything in it is written in one step.
 pub fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
@@ -98,6 +102,8 @@ pub struct Counters {
     pub buffer_bytes: AtomicU64,
     /// Commands that wait for the device or for room right now.
     pub waiting: AtomicU64,
+    /// What became of each command.
+    pub calls: crate::sight::calls::Calls,
 }
 
 /// Adds to a counter of the calling thread's own.
@@ -176,6 +182,12 @@ pub struct Shared {
     pub clients: Mutex<BTreeMap<u64, Arc<Client>>>,
     /// The store's owner.
     pub about: Arc<dyn About>,
+    /// Errors by kind.
+    pub errors: Errors,
+    /// How fast commands come.
+    pub rate: Rate,
+    /// Gets the door of the metrics out of its poll, if there is one.
+    pub metrics_waker: Option<Waker>,
 }
 
 impl Shared {
@@ -185,6 +197,31 @@ impl Shared {
         for inbox in &self.inboxes {
             let _ = inbox.waker.wake();
         }
+        if let Some(waker) = &self.metrics_waker {
+            let _ = waker.wake();
+        }
+    }
+
+    /// The commands that were called or refused, over all threads.
+    pub fn commands_called(&self) -> Vec<Summed> {
+        let of = |kind| Summed::of(kind, self.counters.iter().map(|c| &c.calls));
+        (0..KINDS).map(of).filter(|c| !c.is_empty()).collect()
+    }
+
+    /// Counts an error reply of the calling thread's by its first word.
+    #[cold]
+    pub fn count_error(&self, counters: &Counters, kind: &str) {
+        add(&counters.errors, 1);
+        self.errors.count(kind);
+    }
+
+    /// Commands, bytes in and bytes out, all threads'.
+    pub fn traffic(&self) -> [u64; 3] {
+        [
+            self.sum(|c| &c.commands),
+            self.sum(|c| &c.input_bytes),
+            self.sum(|c| &c.output_bytes),
+        ]
     }
 
     /// Seconds since the start.
@@ -215,7 +252,10 @@ impl Shared {
             ] {
                 counter.store(0, Ordering::Relaxed);
             }
+            c.calls.reset();
         }
+        self.errors.reset();
+        self.rate.reset();
         self.accepted.store(0, Ordering::Relaxed);
         self.rejected.store(0, Ordering::Relaxed);
     }

@@ -83,6 +83,8 @@ pub enum Id {
 /// One command.
 #[derive(Debug, Clone, Copy)]
 pub struct Command {
+    /// Its index among [`COMMANDS`].
+    pub index: u16,
     /// Its name, in small letters.
     pub name: &'static str,
     /// Its handler.
@@ -246,6 +248,7 @@ pub static COMMANDS: [Command; COUNT] = build_commands();
 
 const fn build_commands() -> [Command; COUNT] {
     let empty = Command {
+        index: 0,
         name: "",
         id: Id::Ping,
         arity: 0,
@@ -260,6 +263,7 @@ const fn build_commands() -> [Command; COUNT] {
     while i < COUNT {
         let (name, id, arity, flags, keys, group, summary) = ROWS[i];
         all[i] = Command {
+            index: i as u16,
             name,
             id,
             arity,
@@ -321,19 +325,6 @@ pub fn find(name: &[u8]) -> Option<&'static Command> {
     None
 }
 
-/// The index of a command among [`COMMANDS`].
-pub fn index_of(command: &Command) -> usize {
-    BY_HASH[slot_of(command.name.as_bytes())] as usize
-}
-
-fn slot_of(name: &[u8]) -> usize {
-    let mut at = hash(name);
-    while COMMANDS[BY_HASH[at] as usize].name.as_bytes() != name {
-        at = (at + 1) % SLOTS;
-    }
-    at
-}
-
 impl Command {
     /// Whether a call with so many arguments (the name included) is one.
     #[inline]
@@ -355,7 +346,7 @@ mod tests {
         for (i, command) in COMMANDS.iter().enumerate() {
             let big = command.name.to_ascii_uppercase();
             assert_eq!(find(big.as_bytes()).map(|c| c.id), Some(command.id));
-            assert_eq!(index_of(command), i);
+            assert_eq!(usize::from(command.index), i);
         }
         assert!(find(b"").is_none() && find(b"getx").is_none() && find(&[b'g'; 4000]).is_none());
     }

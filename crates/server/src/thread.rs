@@ -19,7 +19,8 @@ use crate::limits::{
 };
 use crate::resp::encode;
 use crate::service::{Status, service};
-use crate::shared::{Counters, Message, Shared, add, lock};
+use crate::shared::{Counters, Message, Shared, lock};
+use crate::sight::rate::SAMPLE_MS;
 use crate::store::Store;
 use crate::together::{TOGETHER_BYTES, TOGETHER_MAX, Together};
 
@@ -56,6 +57,10 @@ pub struct Env<S: Store> {
     pub tight: bool,
     /// Milliseconds since the server started, as of this turn.
     pub now_ms: u64,
+    /// Reads the processor's clock: two looks at the kernel's for each command would be felt.
+    clock: quanta::Clock,
+    /// When the last command was through, or the next one looked at.
+    mark: u64,
 }
 
 impl<S: Store> Env<S> {
@@ -63,6 +68,27 @@ impl<S: Store> Env<S> {
     #[inline]
     pub fn counters(&self) -> &Counters {
         &self.shared.counters[self.index]
+    }
+
+    /// Takes the time: what is executed next begins now.
+    #[inline]
+    pub fn look_at_clock(&mut self) {
+        self.mark = self.clock.raw();
+    }
+
+    /// When what is executed next begins.
+    #[inline]
+    pub fn begins(&self) -> u64 {
+        self.mark
+    }
+
+    /// Counts a command that began at `began` and is through; the next one begins.
+    #[inline]
+    pub fn took(&mut self, kind: u16, began: u64) {
+        let now = self.clock.raw();
+        let ns = self.clock.delta_as_nanos(began, now);
+        self.mark = now;
+        self.counters().calls.took(kind, ns);
     }
 
     /// Empties the reply buffer.
@@ -97,6 +123,7 @@ pub struct Thread<S: Store> {
     retried: Instant,
     pub(crate) starve_checked_ms: u64,
     pub(crate) idle_checked_ms: u64,
+    sampled_ms: u64,
     durable_seen: u64,
     ready: Vec<u64>,
     /// Slots that moved; empty in between.
@@ -138,6 +165,8 @@ impl<S: Store> Thread<S> {
             args: Vec::new(),
             tight: false,
             now_ms: 0,
+            clock: quanta::Clock::new(),
+            mark: 0,
         };
         Ok(Thread {
             env,
@@ -155,6 +184,7 @@ impl<S: Store> Thread<S> {
             retried: Instant::now(),
             starve_checked_ms: 0,
             idle_checked_ms: 0,
+            sampled_ms: 0,
             durable_seen: 0,
             ready: Vec::new(),
             moved: Vec::new(),
@@ -269,6 +299,7 @@ impl<S: Store> Thread<S> {
         }
         self.relieve();
         self.close_idle();
+        self.sample();
         if !self.lingering.is_empty() {
             self.end_lingering();
         }
@@ -290,6 +321,16 @@ impl<S: Store> Thread<S> {
             turn.sleep_at_most.min(Duration::from_millis(ROOM_RETRY_MS))
         } else {
             turn.sleep_at_most.min(Duration::from_millis(SLEEP_MAX_MS))
+        }
+    }
+
+    /// The first thread tells how fast commands come.
+    fn sample(&mut self) {
+        let now_ms = self.env.now_ms;
+        if self.env.index == 0 && now_ms >= self.sampled_ms + SAMPLE_MS {
+            self.sampled_ms = now_ms;
+            let shared = &self.env.shared;
+            shared.rate.sample(now_ms, shared.traffic());
         }
     }
 
@@ -352,11 +393,15 @@ impl<S: Store> Thread<S> {
             conn.output.drop_held();
             conn.closing = true;
             let text = format!("the write was not made durable: {reason}");
+            let kind = match conn.session.memcached {
+                true => "SERVER_ERROR",
+                false => "ERR",
+            };
             match conn.session.memcached {
-                true => crate::memcached::say(&mut self.env.out, &format!("SERVER_ERROR {text}")),
-                false => encode::error(&mut self.env.out, "ERR", &text),
+                true => crate::memcached::say(&mut self.env.out, &format!("{kind} {text}")),
+                false => encode::error(&mut self.env.out, kind, &text),
             }
-            add(&self.env.counters().errors, 1);
+            self.env.shared.count_error(self.env.counters(), kind);
         }
         self.serve(slot);
     }

@@ -22,7 +22,8 @@ use std::sync::atomic::Ordering;
 use crate::limits::KEY_MAX_BYTES;
 use crate::resp::assemble::LargeArg;
 use crate::resp::encode;
-use crate::shared::{Client, Counters, Shared, add};
+use crate::shared::{Client, Counters, Shared};
+use crate::sight::calls::NO_KIND;
 use crate::store::{Store, StoreError, Wait, Watched};
 use crate::table::{self, Command, Id};
 
@@ -103,6 +104,8 @@ pub struct Session {
     pub resp3: bool,
     /// What others may know of it.
     pub client: Arc<Client>,
+    /// The command it executed last, as it is counted.
+    pub kind: u16,
     /// The transaction that is being queued.
     pub multi: Option<Box<multi::Multi>>,
     /// Keys that are watched for it.
@@ -117,6 +120,7 @@ impl Session {
             memcached,
             resp3: false,
             client,
+            kind: NO_KIND,
             multi: None,
             watched: Vec::new(),
         }
@@ -222,14 +226,18 @@ impl<S: Store> Cx<'_, S> {
 #[inline]
 pub fn execute<S: Store>(cx: &mut Cx<'_, S>, args: &[&[u8]]) -> Flow<S::Large> {
     let start = cx.out.len();
+    let (mut kind, mut ran) = (NO_KIND, false);
     let flow = match table::find(args[0]) {
         Some(command) if command.takes(args.len()) => {
+            kind = command.index;
+            ran = true;
             cx.session
                 .client
                 .last_command
-                .store(table::index_of(command) as u8, Ordering::Relaxed);
+                .store(command.index as u8, Ordering::Relaxed);
             match cx.session.multi.is_some() && !multi::is_immediate(command.id) {
                 _ if !cx.session.trusted && !command.flags.contains(&"no_auth") => {
+                    ran = false;
                     Err(client::not_trusted())
                 }
                 false => dispatch(cx, command, args),
@@ -237,6 +245,7 @@ pub fn execute<S: Store>(cx: &mut Cx<'_, S>, args: &[&[u8]]) -> Flow<S::Large> {
             }
         }
         Some(command) => {
+            kind = command.index;
             multi::spoil(cx.session);
             Err(wrong_arity(command.name))
         }
@@ -245,6 +254,8 @@ pub fn execute<S: Store>(cx: &mut Cx<'_, S>, args: &[&[u8]]) -> Flow<S::Large> {
             Err(unknown(args))
         }
     };
+    // After those of a transaction, whose own this then is.
+    cx.session.kind = if ran { kind } else { NO_KIND };
     match flow {
         Ok(Flow::Wait(wait)) => Flow::Wait(wait),
         Ok(flow) => flow,
@@ -252,7 +263,12 @@ pub fn execute<S: Store>(cx: &mut Cx<'_, S>, args: &[&[u8]]) -> Flow<S::Large> {
             if !cx.progress.begun {
                 cx.out.truncate(start);
             }
-            add(&cx.counters.errors, 1);
+            let prefix = match &fault {
+                Fault::Err(_) => "ERR",
+                Fault::Prefixed(prefix, _) => prefix,
+            };
+            cx.shared.count_error(cx.counters, prefix);
+            cx.counters.calls.failed(kind, ran);
             write_fault(cx.out, &fault);
             Flow::Done
         }

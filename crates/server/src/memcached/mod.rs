@@ -14,6 +14,7 @@ use crate::limits::{ASSEMBLE_ABOVE_BYTES, MEMCACHED_LINE_MAX_BYTES, VALUE_MAX_BY
 use crate::resp::assemble::Assembly;
 use crate::service::{execute_args, is_full};
 use crate::shared::add;
+use crate::sight::calls::memcached_kind;
 use crate::store::{Store, StoreError};
 use crate::thread::Env;
 
@@ -126,7 +127,7 @@ pub(crate) fn run<S: Store>(env: &mut Env<S>, conn: &mut Conn<S>, data: &[u8]) -
                     "CLIENT_ERROR line is longer than {MEMCACHED_LINE_MAX_BYTES} bytes; name fewer keys"
                 );
                 say(&mut env.out, &text);
-                add(&env.counters().errors, 1);
+                env.shared.count_error(env.counters(), "CLIENT_ERROR");
                 conn.closing = true;
             }
             break;
@@ -196,6 +197,7 @@ fn number(out: &mut Vec<u8>, value: u64) {
 #[inline]
 pub(crate) fn execute<S: Store>(cx: &mut Cx<'_, S>, words: &[&[u8]]) -> Flow<S::Large> {
     let start = cx.out.len();
+    cx.session.kind = memcached_kind(words[0]);
     if !cx.session.trusted {
         return authenticate(cx, words);
     }
@@ -216,7 +218,9 @@ pub(crate) fn execute<S: Store>(cx: &mut Cx<'_, S>, words: &[&[u8]]) -> Flow<S::
             if !cx.progress.begun {
                 cx.out.truncate(start);
             }
-            add(&cx.counters.errors, 1);
+            let kind = text.split(' ').next().unwrap_or_default();
+            cx.shared.count_error(cx.counters, kind);
+            cx.counters.calls.failed(cx.session.kind, true);
             // An error of a storage command must be told even so, or its sender would never know.
             if !noreply || text.starts_with("SERVER_ERROR") {
                 say(cx.out, &text);

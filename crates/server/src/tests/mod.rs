@@ -8,6 +8,7 @@ mod large;
 mod lists;
 mod memcached;
 mod parser;
+mod sight;
 mod tls;
 
 use std::io::{Read, Write};
@@ -23,6 +24,7 @@ use double::{Factory, Settings, Shared};
 pub struct Running {
     pub addr: SocketAddr,
     pub memcached: Option<SocketAddr>,
+    pub metrics: Option<SocketAddr>,
     pub factory: Arc<Factory>,
     stopper: Stopper,
     thread: Option<JoinHandle<Result<(), ServerError>>>,
@@ -48,10 +50,12 @@ impl Running {
         let server = Server::bind(&options, Arc::new(Shared(factory.clone()))).unwrap();
         let (addr, stopper) = (server.local_addr(), server.stopper());
         let memcached = server.memcached_addr();
+        let metrics = server.metrics_addr();
         let thread = Some(std::thread::spawn(move || server.run()));
         Running {
             addr,
             memcached,
+            metrics,
             factory,
             stopper,
             thread,
@@ -144,6 +148,15 @@ impl Talk {
             );
             self.buf.extend_from_slice(&chunk[..n]);
         }
+    }
+
+    /// What has come and was not looked at, and a little more.
+    pub fn stream_text(&mut self) -> String {
+        let mut chunk = [0; 4096];
+        let n = self.stream.read(&mut chunk).expect("more in time");
+        assert!(n > 0, "the connection ended");
+        self.buf.extend_from_slice(&chunk[..n]);
+        String::from_utf8_lossy(&self.buf).into_owned()
     }
 
     /// Everything up to the end of the connection.

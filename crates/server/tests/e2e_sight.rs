@@ -1,0 +1,170 @@
+//! What the real binary tells of itself: the metrics as the parser of Prometheus's own Python client reads them, beside INFO,
+//! on a pool larger than its DRAM.
+
+mod support;
+
+use std::collections::BTreeMap;
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+
+use support::python::{python, run_python};
+use support::resp::{Client, Reply};
+use support::{Server, TempDir, value_of};
+
+fn free_addr() -> SocketAddr {
+    let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
+    listener.local_addr().expect("its address")
+}
+
+fn scrape(addr: SocketAddr) -> String {
+    let mut stream = TcpStream::connect(addr).expect("the metrics are served");
+    write!(stream, "GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n").expect("it is sent");
+    let mut text = String::new();
+    stream.read_to_string(&mut text).expect("a reply");
+    let (head, body) = text.split_once("\r\n\r\n").expect("a head");
+    assert!(head.starts_with("HTTP/1.1 200 OK\r\n"), "{head}");
+    body.to_string()
+}
+
+fn metrics(text: &str) -> BTreeMap<String, f64> {
+    let lines = text.lines().filter(|l| !l.starts_with('#'));
+    lines
+        .map(|line| {
+            let (name, value) = line.rsplit_once(' ').expect("a value");
+            (name.to_string(), value.parse().expect("a number"))
+        })
+        .collect()
+}
+
+fn tiers(client: &mut Client) -> BTreeMap<String, f64> {
+    let Reply::Bulk(text) = client.call(&[b"INFO", b"tiers"]) else {
+        panic!("INFO tiers");
+    };
+    let text = String::from_utf8(text).expect("text");
+    let lines = text.lines().filter_map(|l| l.split_once(':'));
+    lines
+        .map(|(name, value)| (name.to_string(), value.parse().expect("a number")))
+        .collect()
+}
+
+const PARSE: &str = r#"
+import sys, urllib.request
+from prometheus_client.openmetrics.parser import text_string_to_metric_families
+with urllib.request.urlopen(sys.argv[1], timeout=20) as r:
+    assert r.headers["Content-Type"].startswith("application/openmetrics-text"), r.headers
+    families = {f.name: f for f in text_string_to_metric_families(r.read().decode())}
+assert families["terrace_hits"].type == "counter"
+assert {s.labels["terrace"] for s in families["terrace_hits"].samples} == {"dram", "middle", "ssd"}
+assert families["terrace_command_seconds"].type == "histogram"
+assert all(f.documentation for f in families.values())
+assert len(families) > 40, len(families)
+"#;
+
+#[test]
+fn e2e_metrics_and_info_say_the_same() {
+    let dir = TempDir::new("sight");
+    let addr = free_addr();
+    let listen = addr.to_string();
+    let args = [
+        "--dram",
+        "32M",
+        "--ssd",
+        "256M",
+        "--threads",
+        "2",
+        "--durability",
+        "async",
+        "--flush-interval",
+        "50",
+        "--metrics",
+        &listen,
+    ];
+    let server = Server::start(&dir.pool(), &args);
+    let mut client = server.client();
+    const KEYS: u64 = 40_000;
+    let value = value_of(1, 1000);
+    for at in 0..KEYS {
+        let key = at.to_string();
+        assert!(client.call(&[b"SET", key.as_bytes(), &value]).is_ok());
+    }
+    for at in (0..KEYS).step_by(7) {
+        let key = at.to_string();
+        assert!(matches!(
+            client.call(&[b"GET", key.as_bytes()]),
+            Reply::Bulk(_)
+        ));
+    }
+    client.call(&[b"GET", b"none"]);
+    client.words("INCR");
+    client.call(&[b"INCR", b"0"]);
+    // Background work goes on for a moment: the same figures twice, then they are compared.
+    let (mut seen, mut told) = (BTreeMap::new(), BTreeMap::new());
+    for _ in 0..100 {
+        std::thread::sleep(std::time::Duration::from_millis(100));
+        let before = tiers(&mut client);
+        seen = metrics(&scrape(addr));
+        told = tiers(&mut client);
+        if before == told {
+            break;
+        }
+    }
+    let pairs = [
+        ("keys", "terrace_keys"),
+        ("hits_dram", "terrace_hits_total{terrace=\"dram\"}"),
+        ("hits_ssd", "terrace_hits_total{terrace=\"ssd\"}"),
+        ("misses_dram", "terrace_misses_total{terrace=\"dram\"}"),
+        ("absent", "terrace_absent_total"),
+        ("disk_reads", "terrace_device_reads_total"),
+        (
+            "written_update_bytes",
+            "terrace_device_written_bytes_total{cause=\"updates\"}",
+        ),
+        ("dirty_bytes", "terrace_dirty_bytes"),
+        ("cap_bytes", "terrace_cap_bytes"),
+        ("segment_bytes", "terrace_used_bytes{part=\"segments\"}"),
+        ("directory_bytes", "terrace_used_bytes{part=\"directory\"}"),
+    ];
+    for (figure, metric) in pairs {
+        assert_eq!(told[figure], seen[metric], "{figure}\n{told:#?}");
+    }
+    let sum = |of: &str| -> f64 {
+        let of = seen.iter().filter(|(name, _)| name.starts_with(of));
+        of.map(|(_, value)| value).sum()
+    };
+    assert_eq!(told["keys"], KEYS as f64);
+    assert_eq!(told["cap_bytes"], f64::from(32 << 20));
+    assert!(
+        told["hits_ssd"] > 100.0 && told["hits_dram"] > 10.0,
+        "{told:#?}"
+    );
+    assert_eq!(
+        sum("terrace_device_written_bytes_total"),
+        told["device_write_bytes"]
+    );
+    assert_eq!(
+        sum("terrace_device_read_bytes_total"),
+        told["disk_read_bytes"]
+    );
+    assert_eq!(sum("terrace_used_bytes"), told["used_bytes"]);
+    assert!(told["used_bytes"] <= told["cap_bytes"] && told["used_bytes"] > f64::from(8 << 20));
+    let get = "{protocol=\"redis\",command=\"get\"}";
+    let gets = KEYS.div_ceil(7) + 1;
+    assert_eq!(
+        seen[&format!("terrace_command_seconds_count{get}")],
+        gets as f64
+    );
+    let all = "terrace_command_seconds_bucket{le=\"+Inf\",protocol=\"redis\",command=\"get\"}";
+    assert_eq!(seen[all], gets as f64);
+    assert_eq!(
+        seen["terrace_commands_failed_total{protocol=\"redis\",command=\"incr\"}"],
+        1.0
+    );
+    assert_eq!(
+        seen["terrace_commands_rejected_total{protocol=\"redis\",command=\"incr\"}"],
+        1.0
+    );
+    assert_eq!(seen["terrace_errors_total{kind=\"ERR\"}"], 2.0);
+    let program = python(&["prometheus-client"]);
+    run_python(&program, PARSE, &[format!("http://{addr}/metrics")]);
+    server.shutdown();
+}
