@@ -5,11 +5,12 @@
 #   POOL, DRAM, SSD, RESP   what `make run` opens, its bounds, and where it listens
 #   PREFIX, DESTDIR         where `make install` puts the C library (/usr/local)
 #   SOAK_SECONDS            how long each long test of `make soak` runs
+#   FUZZ_SECONDS            how long `make fuzz` stays at each target (60)
 #   CARGO_TARGET_DIR        where cargo builds, as everywhere
 
 SHELL := /bin/sh
 .DEFAULT_GOAL := help
-.PHONY: help setup build examples install uninstall run test lint bench memcheck soak clean
+.PHONY: help setup build examples install uninstall run test lint bench memcheck fuzz soak clean
 .NOTPARALLEL:
 MAKEFLAGS += --no-print-directory
 
@@ -78,9 +79,14 @@ memcheck: ## the tests of the unsafe crates under valgrind
 	@scripts/setup.sh memcheck
 	@scripts/memcheck.sh
 
-soak: ## memcheck, then the long tests, SOAK_SECONDS (3600) each
+fuzz: ## fuzz each target for FUZZ_SECONDS (60), guided by coverage; the corpus grows
+	@scripts/setup.sh build
+	@scripts/fuzz.sh
+
+soak: ## memcheck, fuzzing, then the long tests, SOAK_SECONDS (3600) each
 	@scripts/setup.sh memcheck
 	@scripts/memcheck.sh
+	@FUZZ_SECONDS=$(SOAK_SECONDS) scripts/fuzz.sh
 	@scripts/setup.sh test
 	@scripts/test.sh soak
 

@@ -103,6 +103,7 @@ impl<D: Snapshot> Lane<D> {
         self.set_now(s.clock_ms);
         self.count_live(&mut s);
         self.believe_told(&s);
+        self.keep_what_is_named(&mut s);
         if s.root.is_none() {
             self.excuse_torn_reuse(&mut s.damage);
         }
@@ -421,6 +422,15 @@ impl<D: Snapshot> Lane<D> {
         if astray > 0 {
             s.damage
                 .push(self.damage(0, 0, 0, &format!("{astray} slots point outside the lane")));
+        }
+    }
+
+    /// A segment that the directory names is not free, whatever its damaged header makes of it: written anew, it would take along what
+    /// is live in it.
+    fn keep_what_is_named(&mut self, s: &mut Survey) {
+        for id in self.ssd.set_aside_named_free() {
+            let what = "entries in it are named, and its header is lost";
+            s.damage.push(self.damage(id, 0, 0, what));
         }
     }
 

@@ -358,6 +358,17 @@ impl Ssd {
         self.free.push_back(id);
     }
 
+    /// Sets aside those free segments that the directory names, and says which.
+    pub fn set_aside_named_free(&mut self) -> Vec<u32> {
+        let is_named = |id: &u32| self.segments[*id as usize].live_class_bytes > 0;
+        let named: Vec<u32> = self.free.iter().copied().filter(is_named).collect();
+        self.free.retain(|id| !named.contains(id));
+        for &id in &named {
+            self.set_aside(id);
+        }
+        named
+    }
+
     /// A zeroed buffer of a segment's size.
     pub fn take_buf(&mut self) -> SegBuf {
         self.spare_bufs
