@@ -16,13 +16,26 @@
 use crate::lane::{Lane, Rule, SPARE_SEGMENTS};
 use crate::mem::{Head, MemTerrace};
 use crate::policy::{self, Fate, Victim};
+use smallvec::SmallVec;
 use terrace_log::entry::FLAG_DEAD;
-use terrace_log::{Kind, Loc, Slot, Snapshot, Terrace};
+use terrace_log::{Kind, Loc, Slot, Snapshot, Subject, Terrace};
 
 /// Free segments below which cleaning runs along with appends, as a part of the quota (1/64) or at least this.
 const LOW_SEGMENTS: usize = 3;
 /// Bytes of a victim walked before an entry's worth of work is charged.
 const ENTRY_COST_BYTES: usize = 64;
+/// Entries whose memory is asked for at once, and how many entries ahead heads are asked for.
+const TOGETHER: usize = 8;
+const AHEAD: usize = 2;
+
+/// An entry of a victim.
+struct Near {
+    loc: Loc,
+    /// Where the one behind it begins.
+    next: usize,
+    /// Whose it is; None: it is dead.
+    who: Option<Subject>,
+}
 
 impl<D: Snapshot> Lane<D> {
     /// Cleans some `bytes` of DRAM if segments run low. For appends and background slices alike.
@@ -62,21 +75,50 @@ impl<D: Snapshot> Lane<D> {
             let Some((id, offset, why)) = self.victim(terrace) else {
                 return false;
             };
-            match self.of(terrace).victim_entry(id, offset) {
-                Some((loc, next)) => {
-                    self.cleaning_memory[which(terrace)] = Some((id, next, why));
-                    self.of(terrace).prefetch_at(id, next);
-                    left -= (next - offset).max(ENTRY_COST_BYTES) as isize;
-                    self.clean_entry(loc, why);
-                }
-                None => {
-                    self.cleaning_memory[which(terrace)] = None;
-                    self.of_mut(terrace).release(id);
-                    self.stats.memory_segments_cleaned += 1;
+            let near = self.ask_ahead(terrace, id, offset, left as usize);
+            if near.is_empty() {
+                self.cleaning_memory[which(terrace)] = None;
+                self.of_mut(terrace).release(id);
+                self.stats.memory_segments_cleaned += 1;
+            }
+            let mut at = offset;
+            for Near { loc, next, who } in near {
+                self.cleaning_memory[which(terrace)] = Some((id, next, why));
+                left -= (next - at).max(ENTRY_COST_BYTES) as isize;
+                at = next;
+                if let Some(who) = who {
+                    self.clean_entry(loc, who, why);
                 }
             }
         }
         true
+    }
+
+    /// The next few entries of a victim. The directory's memory for them is asked for at once: one after the other each
+    /// would wait for it alone.
+    fn ask_ahead(
+        &self,
+        terrace: Terrace,
+        id: u32,
+        offset: usize,
+        bytes: usize,
+    ) -> SmallVec<[Near; TOGETHER]> {
+        let (memory, mut near, mut at) = (self.of(terrace), SmallVec::new(), offset);
+        while near.len() < TOGETHER
+            && (at == offset || at - offset < bytes)
+            && let Some((loc, next)) = memory.victim_entry(id, at)
+        {
+            // Mostly the entries behind are about as long as this one.
+            memory.prefetch_at(id, next + AHEAD * (next - at));
+            let e = memory.entry(loc);
+            let who = (e.flags() & FLAG_DEAD == 0).then(|| e.subject(&self.cfg.hasher));
+            if let Some(who) = who {
+                self.dir.prefetch(who);
+            }
+            near.push(Near { loc, next, who });
+            at = next;
+        }
+        near
     }
 
     fn victim(&mut self, terrace: Terrace) -> Option<(u32, usize, Victim)> {
@@ -95,12 +137,8 @@ impl<D: Snapshot> Lane<D> {
         self.terrace_mut(Loc::new(terrace, 0, 0))
     }
 
-    fn clean_entry(&mut self, loc: Loc, why: Victim) {
+    fn clean_entry(&mut self, loc: Loc, who: Subject, why: Victim) {
         let e = self.terrace(loc).entry(loc);
-        if e.flags() & FLAG_DEAD != 0 {
-            return;
-        }
-        let who = e.subject(&self.cfg.hasher);
         let Some(slot) = self.dir.find(who, |s| s.loc() == loc) else {
             return;
         };

@@ -128,6 +128,8 @@ pub enum Rule {
     TwoRoots,
     /// Superseded entries of a closed epoch are still written with it.
     KeepSuperseded,
+    /// An entry is written over only while its epoch is open.
+    OverwriteOnlyOpen,
     /// Bytes are acknowledged only after the device's flush.
     FlushBeforeAcknowledge,
     /// Rule 6: segments for the whole dirty bound stay reserved.

@@ -379,6 +379,14 @@ impl<D: Snapshot> Lane<D> {
     ) -> Result<Slot, Refused> {
         let mut new = *new;
         new.link = prev.map_or(Loc::NONE, |p| self.durable_copy(p));
+        if let Some(p) = prev.filter(|p| self.may_overwrite(p.loc(), &new)) {
+            new.write(self.mem.entry_mut(p.loc()));
+            let slot = Slot::new(p.loc(), policy::warmer(p.heat()));
+            let swung = self.dir.swing(who, p.loc(), slot);
+            debug_assert!(swung, "the slot was looked up in the same breath");
+            self.count_update(&new);
+            return Ok(slot);
+        }
         let loc = self.mem.append(Head::Dirty, &new, 0).ok_or(Refused::Room)?;
         let len = new.len_bytes();
         self.dirty_appended += len as u64;
@@ -400,9 +408,27 @@ impl<D: Snapshot> Lane<D> {
         if new.kind == Kind::Tombstone && who.space == 0 {
             self.tombs += 1;
         }
+        self.count_update(&new);
+        Ok(slot)
+    }
+
+    fn count_update(&mut self, new: &NewEntry<'_>) {
         self.stats.updates += 1;
         self.stats.updated_bytes += (new.key.len() + new.value.len()) as u64;
-        Ok(slot)
+    }
+
+    /// Whether `new` may be written over the entry at `loc`, the newest of its key: then a hot key leaves no dead
+    /// copies in DRAM. Only a value of the open epoch, of which nothing was staged yet, and as long: an epoch that
+    /// is closed is a state the data really was in, and walks go by lengths.
+    fn may_overwrite(&self, loc: Loc, new: &NewEntry<'_>) -> bool {
+        if loc.terrace() != Terrace::Dram || new.kind != Kind::Value {
+            return false;
+        }
+        let open = |pos| pos >= self.epoch_start || !self.rule(Rule::OverwriteOnlyOpen);
+        let old = self.mem.entry(loc);
+        self.mem.dirty_pos(loc).is_some_and(open)
+            && old.kind() == Kind::Value
+            && old.len_bytes() == new.len_bytes()
     }
 
     /// The SSD copy that a slot's entry is or links to.

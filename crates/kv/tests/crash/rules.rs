@@ -118,6 +118,7 @@ rules! {
     rule_5_bytes_are_bound_to_a_life_of_their_segment BoundToGeneration true
     rule_7_a_move_is_compare_and_set MoveIsCompareAndSet false
     an_epoch_keeps_what_was_superseded_later KeepSuperseded false
+    only_the_open_epoch_is_written_over OverwriteOnlyOpen false
     flush_before_acknowledge FlushBeforeAcknowledge false
 }
 
