@@ -38,7 +38,7 @@ pub use large::{
     upload_begin, upload_piece,
 };
 pub use maintain::Maintainer;
-pub use read::{ExpiryOf, dbsize, exists, expiry, get, item, strlen};
+pub use read::{ExpiryOf, dbsize, exists, expiry, footprint_bytes, get, item, strlen};
 pub use scan::{random_key, scan};
 pub use terrace_log::{INLINE_MAX_BYTES, KEY_MAX_BYTES};
 pub use terrace_pool::{Task, Worker};

@@ -244,3 +244,23 @@ pub fn exists(w: &mut Worker, t: &mut Task, keys: &[&[u8]]) -> Outcome<u64> {
 pub fn dbsize(w: &Worker) -> u64 {
     w.pool().keys()
 }
+
+/// The slot of a key in the directory, bytes.
+const SLOT_BYTES: u64 = 8;
+
+/// About what a key and its value take on the medium where they lie, and in the directory, bytes.
+pub fn footprint_bytes(key_len: usize, value_len: u64, expiry: bool, meta: bool) -> u64 {
+    let meta_bytes = if meta { crate::item::META_BYTES } else { 0 };
+    let entry = |key_len: usize, len: usize| {
+        terrace_log::entry::entry_bytes(key_len, len, expiry, false) as u64 + SLOT_BYTES
+    };
+    if value_len <= crate::INLINE_MAX_BYTES as u64 {
+        return entry(key_len, value_len as usize + meta_bytes);
+    }
+    // A binder, and pieces under keys of their own.
+    const BINDER_BYTES: usize = 16;
+    const PIECE_KEY_BYTES: usize = 13;
+    let pieces = value_len.div_ceil(crate::PIECE_BYTES as u64);
+    let headers = pieces * entry(PIECE_KEY_BYTES, 0);
+    entry(key_len, BINDER_BYTES + meta_bytes) + headers + value_len
+}

@@ -15,6 +15,7 @@ mod kv_store;
 pub mod limits;
 mod linger;
 mod memcached;
+mod metadata;
 mod overlay;
 mod relief;
 mod resp;
@@ -236,6 +237,8 @@ impl<F: StoreFactory> Server<F> {
             about: factory.clone(),
             errors: Default::default(),
             rate: Default::default(),
+            slow: Default::default(),
+            paused: Default::default(),
             metrics_waker,
         });
         Ok(Server {

@@ -7,7 +7,7 @@ use std::sync::atomic::Ordering;
 
 use smallvec::SmallVec;
 
-use crate::commands::{Cx, Flow, Progress, execute};
+use crate::commands::{Cx, Flow, Progress, Reply, execute};
 use crate::conn::{Block, Conn, Parked, Sending, finish_parked};
 use crate::intake::{execute_assembled, feed};
 use crate::limits::{
@@ -426,7 +426,8 @@ pub(crate) fn execute_args<S: Store>(
         }) => (task, progress, began),
         None => (env.store.task(conn.key), Progress::default(), env.begins()),
     };
-    let start = conn.output.end(env.out.len());
+    let out_at = env.out.len();
+    let start = conn.output.end(out_at);
     let mut cx = Cx {
         store: &mut env.store,
         task: &mut task,
@@ -442,6 +443,10 @@ pub(crate) fn execute_args<S: Store>(
         false => execute(&mut cx, args),
         true => crate::memcached::execute(&mut cx, args),
     };
+    let flow = match cx.session.reply {
+        Reply::On => flow,
+        _ => unsaid(env, conn, flow, out_at),
+    };
     if let Some(epoch) = S::durable_at(&task).max(progress.durable_at)
         && epoch > env.store.durable_epoch()
     {
@@ -449,7 +454,7 @@ pub(crate) fn execute_args<S: Store>(
     }
     if matches!(flow, Flow::Done) && progress.is_over() {
         env.store.finish(task);
-        env.took(conn.session.kind, began);
+        env.took(conn, args, began);
         return true;
     }
     let parked = Parked {
@@ -457,7 +462,36 @@ pub(crate) fn execute_args<S: Store>(
         progress,
         began,
     };
-    after(env, conn, flow, parked)
+    after(env, conn, args, flow, parked)
+}
+
+/// What becomes of a command whose client does not want to be told (CLIENT REPLY).
+#[cold]
+fn unsaid<S: Store>(
+    env: &mut Env<S>,
+    conn: &mut Conn<S>,
+    flow: Flow<S::Large>,
+    out_at: usize,
+) -> Flow<S::Large> {
+    env.out.truncate(out_at);
+    let flow = match flow {
+        Flow::Large(large) | Flow::Part(large, _) => {
+            env.store.release(large);
+            Flow::Done
+        }
+        Flow::LargeThenMore(large) => {
+            env.store.release(large);
+            Flow::OutputFull
+        }
+        flow => flow,
+    };
+    let over = !matches!(flow, Flow::Wait(_) | Flow::OutputFull);
+    conn.session.reply = match conn.session.reply {
+        Reply::SkipNext if over => Reply::Skip,
+        Reply::Skip if over => Reply::On,
+        reply => reply,
+    };
+    flow
 }
 
 /// What follows a command that did not simply end.
@@ -465,6 +499,7 @@ pub(crate) fn execute_args<S: Store>(
 fn after<S: Store>(
     env: &mut Env<S>,
     conn: &mut Conn<S>,
+    args: &[&[u8]],
     flow: Flow<S::Large>,
     parked: Parked<S>,
 ) -> bool {
@@ -489,7 +524,7 @@ fn after<S: Store>(
         }
     };
     if through {
-        env.took(conn.session.kind, parked.began);
+        env.took(conn, args, parked.began);
         finish_parked(&mut env.store, parked);
     } else {
         conn.work().parked = Some(parked);

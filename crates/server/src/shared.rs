@@ -14,6 +14,7 @@ use mio::net::TcpStream;
 use crate::sight::Errors;
 use crate::sight::calls::{KINDS, Summed};
 use crate::sight::rate::Rate;
+use crate::sight::slow::Slow;
 
 /// A lock that a panicking thread left behind still guards whole data: everything in it is written in one step.
 pub fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -106,6 +107,37 @@ pub struct Counters {
     pub calls: crate::sight::calls::Calls,
 }
 
+/// Until when commands wait, by CLIENT PAUSE.
+#[derive(Default)]
+pub struct Paused {
+    /// All of them, ms since the server started.
+    pub all_until_ms: AtomicU64,
+    /// Those that write.
+    pub writes_until_ms: AtomicU64,
+}
+
+impl Paused {
+    /// Whether any command may have to wait.
+    #[inline]
+    pub fn is_on(&self) -> bool {
+        let all = self.all_until_ms.load(Ordering::Relaxed);
+        all != 0 || self.writes_until_ms.load(Ordering::Relaxed) != 0
+    }
+
+    /// Whether a command waits at this time.
+    #[cold]
+    pub fn holds(&self, now_ms: u64, writes: bool) -> bool {
+        let all = self.all_until_ms.load(Ordering::Relaxed);
+        now_ms < all || (writes && now_ms < self.writes_until_ms.load(Ordering::Relaxed))
+    }
+
+    /// Ends it.
+    pub fn end(&self) {
+        self.all_until_ms.store(0, Ordering::Relaxed);
+        self.writes_until_ms.store(0, Ordering::Relaxed);
+    }
+}
+
 /// Adds to a counter of the calling thread's own.
 #[inline]
 pub fn add(counter: &AtomicU64, by: u64) {
@@ -186,6 +218,10 @@ pub struct Shared {
     pub errors: Errors,
     /// How fast commands come.
     pub rate: Rate,
+    /// What took long.
+    pub slow: Slow,
+    /// CLIENT PAUSE.
+    pub paused: Paused,
     /// Gets the door of the metrics out of its poll, if there is one.
     pub metrics_waker: Option<Waker>,
 }

@@ -5,7 +5,9 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use super::admin::lines;
-use super::{Cx, Done, Fault, Flow, SYNTAX, unknown_subcommand, wrong_arity};
+use super::{
+    Cx, Done, Fault, Flow, NOT_AN_INTEGER, Reply, SYNTAX, help, unknown_subcommand, wrong_arity,
+};
 use crate::resp::encode;
 use crate::resp::parse::integer;
 use crate::shared::{Client, Message, Shared, lock};
@@ -63,6 +65,7 @@ pub fn reset<S: Store>(cx: &mut Cx<'_, S>) -> Done<S> {
     cx.session.resp3 = false;
     cx.session.client.resp.store(2, Ordering::Relaxed);
     *lock(&cx.session.client.name) = None;
+    cx.session.reply = Reply::On;
     encode::simple(cx.out, "RESET");
     Ok(Flow::Done)
 }
@@ -160,7 +163,7 @@ fn hello_reply<S: Store>(cx: &mut Cx<'_, S>) {
     encode::array(cx.out, 0);
 }
 
-/// CLIENT ID | GETNAME | SETNAME | SETINFO | INFO | LIST | KILL | NO-EVICT | HELP
+/// CLIENT ID | GETNAME | SETNAME | SETINFO | INFO | LIST | KILL | NO-EVICT | REPLY | PAUSE | UNPAUSE | UNBLOCK | GETREDIR | HELP
 pub fn client<S: Store>(cx: &mut Cx<'_, S>, args: &[&[u8]]) -> Done<S> {
     let sub = args[1].to_ascii_lowercase();
     let needs = |n: usize| match args.len() == n {
@@ -207,23 +210,96 @@ pub fn client<S: Store>(cx: &mut Cx<'_, S>, args: &[&[u8]]) -> Done<S> {
             }
             encode::ok(cx.out);
         }
-        b"help" if args.len() == 2 => lines(
-            cx,
-            &[
-                "CLIENT <subcommand> [<arg> [value] [opt] ...]. Subcommands are:",
-                "GETNAME",
-                "ID",
-                "INFO",
-                "KILL <ip:port> | <option> <value> [<option> <value> [...]]. Options: ADDR, ID, SKIPME",
-                "LIST [TYPE NORMAL] [ID <id> ...]",
-                "NO-EVICT (ON|OFF)",
-                "SETINFO <LIB-NAME|LIB-VER> <value>",
-                "SETNAME <name>",
-            ],
-        ),
+        b"reply" => {
+            needs(3)?;
+            reply(cx, args[2])?;
+        }
+        b"pause" => pause(cx, args)?,
+        b"unpause" => {
+            needs(2)?;
+            cx.shared.paused.end();
+            encode::ok(cx.out);
+        }
+        b"unblock" => unblock(cx, args)?,
+        b"getredir" => {
+            needs(2)?;
+            encode::int(cx.out, -1);
+        }
+        b"help" if args.len() == 2 => lines(cx, help::CLIENT),
         _ => return Err(unknown_subcommand("CLIENT", args[1])),
     }
     Ok(Flow::Done)
+}
+
+/// CLIENT REPLY ON | OFF | SKIP: only ON is answered.
+fn reply<S: Store>(cx: &mut Cx<'_, S>, what: &[u8]) -> Result<(), Fault> {
+    cx.session.reply = match what.to_ascii_lowercase().as_slice() {
+        b"on" => Reply::On,
+        b"off" => Reply::Off,
+        // As in Redis, OFF outlives it.
+        b"skip" if cx.session.reply == Reply::Off => Reply::Off,
+        b"skip" => Reply::SkipNext,
+        _ => return Err(SYNTAX),
+    };
+    if cx.session.reply == Reply::On {
+        encode::ok(cx.out);
+    }
+    Ok(())
+}
+
+/// CLIENT PAUSE timeout [WRITE | ALL]
+fn pause<S: Store>(cx: &mut Cx<'_, S>, args: &[&[u8]]) -> Result<(), Fault> {
+    let writes_only = match args.get(3) {
+        None => false,
+        Some(mode) if mode.eq_ignore_ascii_case(b"all") => false,
+        Some(mode) if mode.eq_ignore_ascii_case(b"write") => true,
+        Some(_) => return Err(Fault::text("CLIENT PAUSE mode must be WRITE or ALL")),
+    };
+    if !(3..=4).contains(&args.len()) {
+        return Err(wrong_arity("client|pause"));
+    }
+    let not_a_number = || Fault::text("timeout is not an integer or out of range");
+    let ms = integer(args[2]).ok_or_else(not_a_number)?;
+    let ms = u64::try_from(ms).map_err(|_| Fault::text("timeout is negative"))?;
+    let now_ms = cx.shared.started.elapsed().as_millis() as u64;
+    let until_ms = now_ms.saturating_add(ms);
+    let paused = &cx.shared.paused;
+    match writes_only {
+        true => paused
+            .writes_until_ms
+            .fetch_max(until_ms, Ordering::Relaxed),
+        false => paused.all_until_ms.fetch_max(until_ms, Ordering::Relaxed),
+    };
+    encode::ok(cx.out);
+    Ok(())
+}
+
+/// CLIENT UNBLOCK id [TIMEOUT | ERROR]: no command blocks, so there is nobody to unblock.
+fn unblock<S: Store>(cx: &mut Cx<'_, S>, args: &[&[u8]]) -> Result<(), Fault> {
+    if !(3..=4).contains(&args.len()) {
+        return Err(wrong_arity("client|unblock"));
+    }
+    let known =
+        |how: &&[u8]| how.eq_ignore_ascii_case(b"timeout") || how.eq_ignore_ascii_case(b"error");
+    if !args.get(3).is_none_or(known) {
+        let text = "CLIENT UNBLOCK reason should be TIMEOUT or ERROR";
+        return Err(Fault::text(text));
+    }
+    integer(args[2]).ok_or(NOT_AN_INTEGER)?;
+    encode::int(cx.out, 0);
+    Ok(())
+}
+
+/// The clients of a type: all are normal ones.
+fn is_normal(kind: &[u8]) -> Result<bool, Fault> {
+    match kind.to_ascii_lowercase().as_slice() {
+        b"normal" => Ok(true),
+        b"master" | b"replica" | b"slave" | b"pubsub" => Ok(false),
+        _ => {
+            let kind = String::from_utf8_lossy(kind);
+            Err(Fault::text(format!("Unknown client type '{kind}'")))
+        }
+    }
 }
 
 /// What libraries tell about themselves is taken and not kept.
@@ -258,13 +334,10 @@ fn describe(shared: &Shared, client: &Client) -> String {
 fn list<S: Store>(cx: &mut Cx<'_, S>, options: &[&[u8]]) -> Result<(), Fault> {
     let ids: Option<Vec<u64>> = match options {
         [] => None,
-        [kind, value] if kind.eq_ignore_ascii_case(b"type") => {
-            if !value.eq_ignore_ascii_case(b"normal") {
-                let value = String::from_utf8_lossy(value);
-                return Err(Fault::text(format!("Unknown client type '{value}'")));
-            }
-            None
-        }
+        [kind, value] if kind.eq_ignore_ascii_case(b"type") => match is_normal(value)? {
+            true => None,
+            false => Some(Vec::new()),
+        },
         [kind, ids @ ..] if kind.eq_ignore_ascii_case(b"id") && !ids.is_empty() => {
             let parsed: Option<Vec<u64>> = ids
                 .iter()
@@ -288,13 +361,14 @@ fn list<S: Store>(cx: &mut Cx<'_, S>, options: &[&[u8]]) -> Result<(), Fault> {
     Ok(())
 }
 
-/// CLIENT KILL addr | [ID id] [ADDR addr] [SKIPME yes | no]
+/// CLIENT KILL addr | [ID id] [ADDR addr] [LADDR addr] [TYPE type] [USER name] [SKIPME yes | no]
 fn kill<S: Store>(cx: &mut Cx<'_, S>, args: &[&[u8]]) -> Done<S> {
     if args.len() < 3 {
         return Err(wrong_arity("client|kill"));
     }
     let old_form = args.len() == 3;
     let (mut id, mut addr, mut skip_me) = (None, None, !old_form);
+    let (mut local, mut some) = (None, true);
     if old_form {
         addr = Some(args[2]);
     }
@@ -309,6 +383,15 @@ fn kill<S: Store>(cx: &mut Cx<'_, S>, args: &[&[u8]]) -> Done<S> {
             id = Some(number.ok_or_else(|| Fault::text("client-id should be greater than 0"))?);
         } else if name.eq_ignore_ascii_case(b"addr") {
             addr = Some(*value);
+        } else if name.eq_ignore_ascii_case(b"laddr") {
+            local = Some(*value);
+        } else if name.eq_ignore_ascii_case(b"type") {
+            some &= is_normal(value)?;
+        } else if name.eq_ignore_ascii_case(b"user") {
+            if *value != b"default" {
+                let user = String::from_utf8_lossy(value);
+                return Err(Fault::text(format!("No such user '{user}'")));
+            }
         } else if name.eq_ignore_ascii_case(b"skipme") {
             skip_me = match value.to_ascii_lowercase().as_slice() {
                 b"yes" => true,
@@ -324,6 +407,7 @@ fn kill<S: Store>(cx: &mut Cx<'_, S>, args: &[&[u8]]) -> Done<S> {
         .values()
         .filter(|c| id.is_none_or(|id| c.id == id))
         .filter(|c| addr.is_none_or(|addr| c.addr.to_string().as_bytes() == addr))
+        .filter(|_| some && local.is_none_or(|l| cx.shared.addr.to_string().as_bytes() == l))
         .filter(|c| !(skip_me && c.id == me))
         .cloned()
         .collect();

@@ -5,6 +5,10 @@
 mod admin;
 mod bits;
 mod client;
+mod config;
+mod describe;
+mod help;
+mod insight;
 mod keys;
 pub(crate) mod multi;
 mod options;
@@ -94,6 +98,19 @@ macro_rules! ready {
 }
 pub(crate) use ready;
 
+/// What CLIENT REPLY says.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Reply {
+    /// Replies are sent.
+    On,
+    /// None is.
+    Off,
+    /// Not that of the next command.
+    SkipNext,
+    /// Not that of this command.
+    Skip,
+}
+
 /// What the connection itself brings to its commands.
 pub struct Session {
     /// Whether it may execute commands: there is no password, or it said it.
@@ -106,6 +123,8 @@ pub struct Session {
     pub client: Arc<Client>,
     /// The command it executed last, as it is counted.
     pub kind: u16,
+    /// Whether it is told what became of its commands.
+    pub reply: Reply,
     /// The transaction that is being queued.
     pub multi: Option<Box<multi::Multi>>,
     /// Keys that are watched for it.
@@ -121,6 +140,7 @@ impl Session {
             resp3: false,
             client,
             kind: NO_KIND,
+            reply: Reply::On,
             multi: None,
             watched: Vec::new(),
         }
@@ -240,6 +260,9 @@ pub fn execute<S: Store>(cx: &mut Cx<'_, S>, args: &[&[u8]]) -> Flow<S::Large> {
                     ran = false;
                     Err(client::not_trusted())
                 }
+                false if cx.shared.paused.is_on() && is_paused(cx, command) => {
+                    Ok(Flow::Wait(Wait::Room))
+                }
                 false => dispatch(cx, command, args),
                 true => multi::queue(cx, command, args).inspect_err(|_| multi::spoil(cx.session)),
             }
@@ -273,6 +296,17 @@ pub fn execute<S: Store>(cx: &mut Cx<'_, S>, args: &[&[u8]]) -> Flow<S::Large> {
             Flow::Done
         }
     }
+}
+
+/// Whether the command waits for the end of CLIENT PAUSE; what has begun goes on, and CLIENT can end it.
+#[cold]
+fn is_paused<S: Store>(cx: &Cx<'_, S>, command: &Command) -> bool {
+    let writes = command.flags.contains(&"write") || command.id == Id::Exec;
+    let now_ms = cx.shared.started.elapsed().as_millis() as u64;
+    cx.shared.paused.holds(now_ms, writes)
+        && command.id != Id::Client
+        && !cx.progress.begun
+        && cx.progress.window.is_empty()
 }
 
 fn write_fault(out: &mut Vec<u8>, fault: &Fault) {
@@ -376,8 +410,11 @@ fn dispatch<S: Store>(cx: &mut Cx<'_, S>, command: &Command, args: &[&[u8]]) -> 
         Id::Ping => admin::ping(cx, args),
         Id::Echo => admin::echo(cx, args),
         Id::Info => admin::info(cx, args),
-        Id::Command => admin::command(cx, args),
-        Id::Config => admin::config(cx, args),
+        Id::Command => describe::command(cx, args),
+        Id::Config => config::config(cx, args),
+        Id::Latency => insight::latency(cx, args),
+        Id::Memory => insight::memory(cx, args),
+        Id::Slowlog => insight::slowlog(cx, args),
         Id::Select => admin::select(cx, args),
         Id::Time => admin::time(cx),
         Id::Shutdown => admin::shutdown(args),

@@ -10,6 +10,7 @@ pub mod http;
 pub mod metrics;
 pub mod process;
 pub mod rate;
+pub mod slow;
 
 use std::collections::BTreeMap;
 use std::sync::Mutex;

@@ -5,7 +5,7 @@ use std::net::TcpStream;
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
-use super::lists::{COMMANDS, STRINGS, TRANSACTIONS};
+use super::lists::{COMMANDS, INSIGHT, STRINGS, TRANSACTIONS};
 use super::{Running, Talk, plain};
 
 struct Redis {
@@ -61,7 +61,12 @@ fn replies_are_those_of_redis() {
         Talk::new(([127, 0, 0, 1], redis.port).into()),
     );
     let mut differences = Vec::new();
-    for command in COMMANDS.iter().chain(STRINGS).chain(TRANSACTIONS) {
+    let lists = COMMANDS
+        .iter()
+        .chain(INSIGHT)
+        .chain(STRINGS)
+        .chain(TRANSACTIONS);
+    for command in lists {
         let words: Vec<&str> = command.split(' ').collect();
         let (a, b) = (ours.ask(&words), theirs.ask(&words));
         if a != b {

@@ -31,6 +31,31 @@ pub const COMMANDS: &[&str] = &[
 ];
 
 #[rustfmt::skip]
+pub const INSIGHT: &[&str] = &[
+    "SLOWLOG", "SLOWLOG FOO", "SLOWLOG GET x", "SLOWLOG GET -2", "SLOWLOG GET 1 2", "SLOWLOG RESET", "SLOWLOG RESET x", "SLOWLOG LEN",
+    "SLOWLOG GET", "SLOWLOG GET -1", "SLOWLOG LEN x", "SLOWLOG HELP", "SLOWLOG HELP x", "LATENCY", "LATENCY FOO", "LATENCY LATEST",
+    "LATENCY LATEST x", "LATENCY HISTORY", "LATENCY HISTORY command", "LATENCY RESET", "LATENCY RESET command foo", "LATENCY GRAPH foo",
+    "LATENCY GRAPH", "LATENCY DOCTOR x", "LATENCY HISTOGRAM nonsense", "LATENCY HELP", "MEMORY", "MEMORY FOO", "MEMORY USAGE",
+    "MEMORY USAGE none", "MEMORY USAGE none SAMPLES 5", "MEMORY USAGE none SAMPLES 0", "MEMORY USAGE none SAMPLES x",
+    "MEMORY USAGE none SAMPLES -1", "MEMORY USAGE none FOO", "MEMORY USAGE none SAMPLES", "MEMORY PURGE", "MEMORY PURGE x",
+    "MEMORY DOCTOR x", "MEMORY MALLOC-STATS x", "MEMORY STATS x", "MEMORY HELP", "CONFIG SET slowlog-max-len x",
+    "CONFIG SET slowlog-max-len 10", "CONFIG GET slowlog-max-len", "CONFIG SET slowlog-log-slower-than -5",
+    "CONFIG SET SLOWLOG-LOG-SLOWER-THAN 20000", "CONFIG GET slowlog-log-slower-than", "CONFIG SET slowlog-max-len 5 slowlog-max-len 6",
+    "CONFIG SET slowlog-max-len 5 databases 6", "CONFIG GET slowlog-max-len", "CONFIG SET databases 5", "CONFIG SET Foo 5",
+    "CONFIG SET slowlog-max-len", "CONFIG SET latency-monitor-threshold -1", "CONFIG SET latency-monitor-threshold 1000",
+    "CONFIG GET latency-monitor-threshold", "CONFIG SET latency-monitor-threshold 0", "CONFIG GET latency-tracking", "CONFIG HELP",
+    "CONFIG REWRITE", "CONFIG REWRITE x", "CLIENT PAUSE", "CLIENT PAUSE x", "CLIENT PAUSE 1 FOO", "CLIENT PAUSE -1", "CLIENT PAUSE 0",
+    "CLIENT PAUSE 20 WRITE", "SET paused 1", "CLIENT PAUSE 1 ALL", "CLIENT UNPAUSE", "CLIENT UNPAUSE x", "CLIENT UNBLOCK x",
+    "CLIENT UNBLOCK 99", "CLIENT UNBLOCK 99 FOO", "CLIENT UNBLOCK 99 ERROR", "CLIENT REPLY FOO", "CLIENT REPLY ON", "CLIENT REPLY",
+    "CLIENT GETREDIR", "CLIENT GETREDIR x", "CLIENT KILL TYPE foo", "CLIENT KILL TYPE pubsub", "CLIENT KILL USER foo",
+    "CLIENT KILL LADDR 1.2.3.4:5", "CLIENT LIST TYPE foo", "CLIENT LIST TYPE pubsub", "CLIENT NO-TOUCH on", "COMMAND LIST x",
+    "COMMAND LIST FILTERBY FOO x", "COMMAND LIST FILTERBY MODULE x", "COMMAND LIST FILTERBY ACLCAT nonsense",
+    "COMMAND LIST FILTERBY PATTERN getr*", "COMMAND INFO get set foo mset", "COMMAND INFO config|get", "COMMAND INFO incrbyfloat bitop scan",
+    "COMMAND DOCS get", "COMMAND DOCS foo", "COMMAND DOCS set lcs", "COMMAND DOCS slowlog|get", "COMMAND INFO config|foo",
+    "COMMAND GETKEYS SET", "COMMAND GETKEYS", "SLOWLOG", "COMMAND HELP x",
+];
+
+#[rustfmt::skip]
 pub const STRINGS: &[&str] = &[
     "APPEND p abc", "APPEND p def", "GET p", "APPEND p", "STRLEN p", "EXPIRE p 100", "APPEND p x", "TTL p",
     "GETRANGE p 0 -1", "GETRANGE p 1 2", "GETRANGE p -3 -1", "GETRANGE p 5 1", "GETRANGE p -1 -5", "GETRANGE p x 1",

@@ -4,6 +4,7 @@ mod commands;
 mod differential;
 mod double;
 mod hostile;
+mod insight;
 mod large;
 mod lists;
 mod memcached;
