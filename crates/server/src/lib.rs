@@ -16,6 +16,7 @@ pub mod limits;
 mod linger;
 mod memcached;
 mod metadata;
+mod outgo;
 mod overlay;
 mod relief;
 mod resp;
