@@ -3,14 +3,14 @@
 #
 # Settings (make NAME=value ...):
 #   POOL, DRAM, SSD, RESP   what `make run` opens, its bounds, and where it listens
-#   PREFIX, DESTDIR         where `make install` puts the C library (/usr/local)
+#   PREFIX, DESTDIR, ETC    where `make install` puts the server and the C library (/usr/local), and settings (/etc)
 #   SOAK_SECONDS            how long each long test of `make soak` runs
 #   FUZZ_SECONDS            how long `make fuzz` stays at each target (60)
 #   CARGO_TARGET_DIR        where cargo builds, as everywhere
 
 SHELL := /bin/sh
 .DEFAULT_GOAL := help
-.PHONY: help setup build examples install uninstall run test lint bench memcheck fuzz soak clean
+.PHONY: help setup build examples install uninstall deb run test lint bench memcheck fuzz soak clean
 .NOTPARALLEL:
 MAKEFLAGS += --no-print-directory
 
@@ -30,6 +30,9 @@ SSD ?= 2G
 RESP ?= 127.0.0.1:6380
 SOAK_SECONDS ?= 3600
 PREFIX ?= /usr/local
+ifdef ETC
+export ETC
+endif
 export POOL DRAM SSD RESP SOAK_SECONDS PREFIX DESTDIR
 
 help: ## list these targets
@@ -49,13 +52,18 @@ examples: ## the applications of examples/, each with malloc, MP and OPP, into t
 	@examples/build.sh "$(CARGO_TARGET_DIR)/examples" "$(CARGO_TARGET_DIR)/release"
 	@examples/changed-lines.sh
 
-install: ## build, then put the C library, its header and terrace.pc below PREFIX
+install: ## build, then put the server, its manual and unit, the C library and terrace.pc below PREFIX
 	@scripts/setup.sh build
-	@cargo build --release --locked -p terrace-capi
+	@cargo build --release --locked -p terrace-cli -p terrace-capi
 	@scripts/install.sh install
 
 uninstall: ## remove what install put below PREFIX
 	@scripts/install.sh uninstall
+
+deb: ## build, then make a Debian package of the server in ./out
+	@scripts/setup.sh build
+	@cargo build --release --locked -p terrace-cli
+	@scripts/deb.sh out
 
 run: ## build and start a server on a pool in ./out/run-pool
 	@scripts/setup.sh run

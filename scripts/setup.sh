@@ -45,6 +45,9 @@ missing_packages() {
         { have memccapable || have memcapable; } || echo libmemcached-tools
         python3 -c 'import ensurepip' 2>/dev/null || echo python3-venv
         have openssl || echo openssl
+        [ -e /usr/include/hiredis/hiredis.h ] || echo libhiredis-dev
+        have javac || echo default-jdk-headless
+        have mvn || echo maven
         ;;
     esac
     case "$1" in memcheck | all) have valgrind || echo valgrind ;; esac

@@ -4,6 +4,8 @@
 
 mod config;
 mod doctor;
+mod generate;
+mod notify;
 mod pool;
 mod progress;
 mod serve;
@@ -13,7 +15,7 @@ use std::io::IsTerminal;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use clap::{Args, Parser, Subcommand};
+use clap::{Args, CommandFactory, Parser, Subcommand};
 use tracing_subscriber::filter::LevelFilter;
 
 /// How a command ends.
@@ -60,6 +62,12 @@ enum Command {
     /// Measure beside peers (`terrace bench list` names the benches)
     #[command(after_help = "Example:\n  terrace bench first --out out/bench/first")]
     Bench(BenchArgs),
+    /// Write the manual pages and shell completions to a directory
+    #[command(hide = true)]
+    Generate {
+        /// The directory; made when missing
+        dir: PathBuf,
+    },
     /// A process under load of `bench memory`, which starts it
     #[command(hide = true, name = "bench-memory-child")]
     MemoryChild {
@@ -125,6 +133,9 @@ fn main() -> ExitCode {
         Command::Pool(command) => pool::run(command),
         Command::Doctor(args) => run_doctor(&args),
         Command::Bench(args) => run_bench(args),
+        Command::Generate { dir } => generate::run(Cli::command(), &dir)
+            .map(|()| 0)
+            .map_err(Failure::from),
         Command::MemoryChild { args } => terrace_bench::memory_child(&args)
             .map(|()| 0)
             .map_err(Failure::from),

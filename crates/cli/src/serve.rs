@@ -12,6 +12,7 @@ use terrace_server::{PoolFactory, Server, ServerError, ServerOptions, Stopper};
 
 use crate::Failure;
 use crate::config::{Durability, Flags, Settings, TlsFiles};
+use crate::notify;
 use crate::progress::Progress;
 
 /// The most threads that are taken without being asked for.
@@ -30,8 +31,10 @@ pub fn run(flags: Flags, file: Option<&Path>) -> Result<(), Failure> {
     let settings = flags.over(file).settings().map_err(Failure::Misuse)?;
     // Before anything else: a signal during a long recovery must not be lost.
     let signals = Signals::new([SIGHUP, SIGINT, SIGTERM]).context("cannot listen to signals")?;
+    notify::tell("", "opening the pool");
     let pool = open(&settings)?;
     let served = serve(&pool, &settings, signals);
+    notify::tell(notify::STOPPING, "flushing what is in memory");
     tracing::info!("stopping: flushing what is in memory");
     let closed = pool
         .close()
@@ -102,6 +105,11 @@ fn serve(pool: &Arc<Pool>, settings: &Settings, signals: Signals) -> Result<(), 
     if let Some(addr) = server.memcached_addr() {
         tracing::info!("serving memcached's protocol on {addr}");
     }
+    // Both addresses are listened on: whoever connects from now on is served.
+    notify::tell(
+        notify::READY,
+        &format!("serving on {}", server.local_addr()),
+    );
     if let Some(addr) = server.metrics_addr() {
         tracing::info!("serving metrics on http://{addr}/metrics");
     }
