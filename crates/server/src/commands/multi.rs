@@ -8,7 +8,7 @@ use super::{Cx, Done, Fault, Flow, Progress, Session, execute, key_positions, re
 use crate::limits::{EXEC_REPLY_MAX_BYTES, INLINE_MAX_BYTES, MULTI_COMMANDS_MAX, WATCHED_KEYS_MAX};
 use crate::overlay::Overlay;
 use crate::resp::encode;
-use crate::store::{Store, StoreError, Watched};
+use crate::store::{Step, Store, StoreError, Watched};
 use crate::table::{self, Command, Id};
 
 /// What a command costs in the queue beside its arguments, bytes.
@@ -231,7 +231,7 @@ fn run<S: Store>(
         out,
         ..
     } = cx;
-    store.edit(task, &keys, watched, &mut |seen| {
+    let ran = store.edit(task, &keys, watched, &mut |seen| {
         out.truncate(start);
         // The watched keys come first, in their order.
         let gone = watched.iter().zip(&seen.views).any(|(w, view)| w.existed && !view.exists());
@@ -275,5 +275,10 @@ fn run<S: Store>(
             }
         }
         Ok((overlay.edits(), Ran::Through { closes }))
-    })
+    });
+    // One that must wait comes again, and one that failed has its error: neither has replied.
+    if !matches!(ran, Ok(Step::Done(_))) {
+        out.truncate(start);
+    }
+    ran
 }

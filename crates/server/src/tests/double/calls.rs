@@ -130,13 +130,15 @@ impl Store for Double {
         watched: &[Watched],
         f: &mut dyn FnMut(Seen<Held>) -> Result<Edits<R>, StoreError>,
     ) -> Outcome<R> {
-        gate!(self, t, "edit", keys);
         let (now_ms, new_cas) = (self.now_ms(), self.new_cas());
-        let same = |w: &Watched| self.changes(&w.key) == w.changes();
         let before: Vec<_> = keys.iter().map(|key| self.look(key)).collect();
-        // As the real one may: asked twice, only the last answer counts.
+        // As the real one may: asked twice, also with a wait in between; only the last answer counts.
         let mut answer = None;
-        for _ in 0..2 {
+        for round in 0..2 {
+            if round == 1 {
+                gate!(self, t, "edit", keys);
+            }
+            let same = |w: &Watched| self.changes(&w.key) == w.changes();
             answer = Some(f(Seen {
                 views: keys.iter().map(|key| self.view(key)).collect(),
                 unchanged: watched.iter().all(same),
