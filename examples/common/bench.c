@@ -1,5 +1,5 @@
 /* The workload: threads with a shard each, keys drawn evenly or by Zipf's law (hot ones scattered), reads and writes; or a check of all contents against
- * a plain copy. Prints one line of JSON. */
+ * a plain copy. Prints a line when all is loaded, and one of JSON for each round: with --commands it does a round for each line `READS% SECONDS` that it reads. */
 #include "bench.h"
 #include <math.h>
 #include <pthread.h>
@@ -15,7 +15,9 @@ struct worker {
     double seconds;
 };
 
-static pthread_barrier_t loaded;
+/* Threads and main meet before and after each round; the first is over when all is loaded. */
+static pthread_barrier_t begin, end;
+static int over;
 
 _Noreturn void die(const char *what, const char *why) {
     fprintf(stderr, "%s: %s\n", what, why);
@@ -62,13 +64,12 @@ static void *measure(void *arg) {
     struct worker *w = arg;
     w->shard = app_shard(w->keys);
     for (uint64_t key = 0; key < w->keys; key++) app_put(w->shard, key, 1);
-    if (b.warm_seconds > 0) work(w, 0, b.warm_seconds);
-    if (pthread_barrier_wait(&loaded) == PTHREAD_BARRIER_SERIAL_THREAD) {
-        puts("loaded");
-        fflush(stdout);
+    for (;;) {
+        pthread_barrier_wait(&end);
+        pthread_barrier_wait(&begin);
+        if (over) return NULL;
+        work(w, b.ops, b.seconds);
     }
-    work(w, b.ops, b.seconds);
-    return NULL;
 }
 
 static void *check(void *arg) {
@@ -105,6 +106,7 @@ static void arguments(int argc, char **argv) {
     for (int i = 1; i < argc; i++) {
         const char *name = argv[i];
         if (!strcmp(name, "--check")) { b.check = 1; continue; }
+        if (!strcmp(name, "--commands")) { b.commands = 1; continue; }
         if (++i == argc) die("nothing follows", name);
         if (!strcmp(name, "--keys")) b.keys = number(argv[i]);
         else if (!strcmp(name, "--ops")) b.ops = number(argv[i]);
@@ -116,31 +118,66 @@ static void arguments(int argc, char **argv) {
         else if (!strcmp(name, "--pool")) b.pool = argv[i];
         else if (!strcmp(name, "--cap")) b.cap_bytes = number(argv[i]);
         else if (!strcmp(name, "--ssd")) b.ssd_bytes = number(argv[i]);
-        else die("no such option; there are --check --keys --ops --seconds --warm --zipf --reads --threads --pool --cap --ssd", name);
+        else die("no such option; there are --check --commands --keys --ops --seconds --warm --zipf --reads --threads --pool --cap --ssd", name);
     }
     if (b.threads < 1 || b.threads > 64) die("--threads", "1 to 64");
     if (b.keys / (uint64_t)b.threads < 2) die("--keys", "at least 2 a thread");
     if (!(b.zipf >= 0 && b.zipf < 1)) die("--zipf", "0 (uniform) to less than 1");
 }
 
+static void print(struct worker *workers) {
+    uint64_t ops = 0;
+    double rate = 0;
+    for (int i = 0; i < b.threads; i++) {
+        ops += workers[i].ops;
+        if (!b.check) rate += (double)workers[i].ops / workers[i].seconds;
+    }
+    printf("{\"check\": %s, \"ops\": %llu, \"ops_per_s\": %.0f}\n", b.check ? "true" : "false", (unsigned long long)ops, rate);
+    fflush(stdout);
+}
+
+static void play(void) {
+    pthread_barrier_wait(&begin);
+    pthread_barrier_wait(&end);
+}
+
+static void rounds(struct worker *workers) {
+    pthread_barrier_wait(&end);
+    uint64_t ops = b.ops;
+    double seconds = b.seconds;
+    if (b.warm_seconds > 0) {
+        b.ops = 0, b.seconds = b.warm_seconds;
+        play();
+        b.ops = ops, b.seconds = seconds;
+    }
+    puts("loaded");
+    fflush(stdout);
+    if (!b.commands) {
+        play();
+        print(workers);
+    }
+    while (b.commands && scanf("%d %lf", &b.reads_percent, &b.seconds) == 2) {
+        play();
+        print(workers);
+    }
+    over = 1;
+    pthread_barrier_wait(&begin);
+}
+
 int main(int argc, char **argv) {
     static struct worker workers[64];
     arguments(argc, argv);
     if (b.zipf > 0) zeta_n = zeta(b.keys / (uint64_t)b.threads, b.zipf);
-    pthread_barrier_init(&loaded, NULL, (unsigned)b.threads);
+    pthread_barrier_init(&begin, NULL, (unsigned)b.threads + 1);
+    pthread_barrier_init(&end, NULL, (unsigned)b.threads + 1);
     app_open(&b);
     for (int i = 0; i < b.threads; i++) {
         workers[i].keys = b.keys / (uint64_t)b.threads;
         workers[i].seed = mix((uint64_t)i + 1);
         if (pthread_create(&workers[i].thread, NULL, b.check ? check : measure, &workers[i])) die("threads", "none to be had");
     }
-    uint64_t ops = 0;
-    double rate = 0;
-    for (int i = 0; i < b.threads; i++) {
-        pthread_join(workers[i].thread, NULL);
-        ops += workers[i].ops;
-        if (!b.check) rate += (double)workers[i].ops / workers[i].seconds;
-    }
-    printf("{\"check\": %s, \"ops\": %llu, \"ops_per_s\": %.0f}\n", b.check ? "true" : "false", (unsigned long long)ops, rate);
+    if (!b.check) rounds(workers);
+    for (int i = 0; i < b.threads; i++) pthread_join(workers[i].thread, NULL);
+    if (b.check) print(workers);
     return 0;
 }

@@ -16,6 +16,7 @@ struct bench {
     int reads_percent;    /* --reads */
     int threads;          /* --threads: each has a shard of its own */
     int check;            /* --check: verify instead of measure */
+    int commands;         /* --commands: rounds as they are asked for on the standard input */
     const char *pool;     /* --pool: a directory, where the build uses Terrace */
     uint64_t cap_bytes;   /* --cap */
     uint64_t ssd_bytes;   /* --ssd */

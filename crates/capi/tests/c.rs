@@ -1,10 +1,13 @@
 //! Programs in C against the library, as users build them: the header in C and C++, what each call does, what each misuse ends in, and the
-//! applications of `examples/` with their contents verified.
+//! applications of `examples/` with their contents verified, one of them killed.
 //!
 //! Never skipped: without a C compiler it fails, and says what to install.
 
+use std::collections::BTreeMap;
+use std::io::{BufRead, BufReader, Write};
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output};
+use std::process::{Command, Output, Stdio};
+use std::time::Duration;
 
 fn here() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR"))
@@ -179,4 +182,106 @@ fn the_examples_hold_what_was_put_into_them() {
             let _ = std::fs::remove_dir_all(&pool);
         }
     }
+}
+
+/// Lines for the dictionary of `examples/`, the same for the same seed: keys come back with other values, and go.
+fn lines(seed: u64, from: u64) -> impl Iterator<Item = String> {
+    (from..).map(move |n| {
+        let at = (n ^ seed).wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 33;
+        match at % 5 {
+            0 => format!("-key{}", at / 5 % 4000),
+            _ => format!(
+                "+key{} {}",
+                at / 5 % 4000,
+                n.to_string().repeat(1 + (at % 400) as usize)
+            ),
+        }
+    })
+}
+
+/// What a dictionary has after the first `count` lines.
+fn after(seed: u64, count: u64) -> BTreeMap<String, String> {
+    let mut map = BTreeMap::new();
+    for line in lines(seed, 0).take(count as usize) {
+        match line[1..].split_once(' ') {
+            Some((key, value)) => map.insert(key.to_owned(), value.to_owned()),
+            None => map.remove(&line[1..]),
+        };
+    }
+    map
+}
+
+#[test]
+fn a_dictionary_that_is_killed_has_whole_batches() {
+    const KILLS: u64 = 6;
+    const SEED: u64 = 1;
+    let dir = tempfile::tempdir().expect("a directory");
+    let program = dir.path().join("dictionary");
+    let source = here().join("../../examples/dictionary/dictionary.c");
+    compile(&[source], &program, &[], Link::Shared);
+    let pool = dir.path().join("pool");
+    let with = |words: &[&str]| {
+        let mut command = start(&program, dir.path());
+        command.arg(&pool).args(words);
+        command
+    };
+    let said = |words: &[&str]| {
+        let ended = run(&mut with(words));
+        String::from_utf8(ended.stdout).expect("text")
+    };
+    let lines_kept = || -> u64 {
+        let said = said(&["count"]);
+        let mut words = said.split_whitespace();
+        words.nth(3).and_then(|n| n.parse().ok()).expect("a number")
+    };
+    for kill in 0..KILLS {
+        let before = lines_kept();
+        let mut child = with(&["load"])
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .expect("the dictionary");
+        let mut input = child.stdin.take().expect("its input");
+        // Ends when its reader is gone.
+        let writer = std::thread::spawn(move || {
+            for line in lines(SEED, before) {
+                if writeln!(input, "{line}").is_err() {
+                    break;
+                }
+            }
+        });
+        let mut output = BufReader::new(child.stdout.take().expect("its output")).lines();
+        let mut acknowledged = before;
+        for _ in 0..3 + kill * 7 {
+            let line = output.next().expect("a line").expect("text");
+            let kept = line.strip_prefix("kept ").expect("what was kept");
+            acknowledged = kept.parse().expect("a number");
+        }
+        std::thread::sleep(Duration::from_micros(kill * 700));
+        child.kill().expect("killed");
+        child.wait().expect("gone");
+        writer.join().expect("no panic");
+        let kept = lines_kept();
+        assert!(
+            kept >= acknowledged && kept % 100 == 0,
+            "{kept} lines are kept, {acknowledged} were acknowledged"
+        );
+        let dumped = said(&["dump"]);
+        let dumped: BTreeMap<String, String> = dumped
+            .lines()
+            .filter_map(|line| line.split_once(' '))
+            .map(|(key, value)| (key.to_owned(), value.to_owned()))
+            .collect();
+        assert!(
+            dumped == after(SEED, kept),
+            "other entries than after {kept} lines"
+        );
+    }
+    run(&mut with(&["put", "word", "what it means"]));
+    assert_eq!(said(&["get", "word"]), "what it means\n");
+    run(&mut with(&["delete", "word"]));
+    assert_eq!(
+        with(&["get", "word"]).output().expect("ran").status.code(),
+        Some(1)
+    );
 }

@@ -375,9 +375,8 @@ impl Core {
         match self.tables.going() {
             Going::ByMapping => {}
             going => {
-                let given_back = if going == Going::ByAdvice { blocks } else { 0 };
-                Counters::add(&self.counters.tables_released, given_back as u64);
-                return self.drop_ranges(ranges);
+                self.drop_ranges(ranges);
+                return self.gave_back(if going == Going::ByAdvice { blocks } else { 0 });
             }
         }
         let runs = ranges[..blocks].chunk_by(|a, b| a.start + a.len == b.start);
@@ -388,7 +387,7 @@ impl Core {
             };
             // SAFETY: nobody is a user of these blocks, nor becomes one before the caller vacates them; what was in them is stored.
             match unsafe { self.tables.remap(whole, &self.uffd) } {
-                Ok(true) => Counters::add(&self.counters.tables_released, run.len() as u64),
+                Ok(true) => self.gave_back(run.len()),
                 Ok(false) => self.drop_ranges(run),
                 Err(errno) => crate::signal::die(format_args!(
                     "mapping addresses of a region anew failed: {errno}; were they unmapped?"
@@ -396,6 +395,11 @@ impl Core {
             }
         }
         self.drop_ranges(&ranges[blocks..]);
+    }
+
+    fn gave_back(&self, tables: usize) {
+        self.grace.give_back(tables);
+        Counters::add(&self.counters.tables_released, tables as u64);
     }
 
     /// Drops what lies in ranges that the caller owns every page of.

@@ -334,9 +334,12 @@ impl Fault<'_> {
         let ticket = core.freed.ticket(0);
         core.balance();
         let pages_max = core.pages_now();
-        let evicted = core
-            .evict(policy::batch_pages(pages_max))
-            .unwrap_or_default();
+        let evicted = match core.tables_wait() {
+            true => Default::default(),
+            false => core
+                .evict(policy::batch_pages(pages_max))
+                .unwrap_or_default(),
+        };
         if evicted.pages > 0 {
             if !for_dirty || evicted.dirty > 0 {
                 self.waits_since = None;
@@ -367,8 +370,19 @@ impl Core {
     pub fn pages_now(&self) -> usize {
         let max = self.pages_max.load(Ordering::Relaxed);
         let bytes = self.bytes_max.load(Ordering::Relaxed);
-        let tables = self.space.live() * policy::TABLE_BYTES;
-        policy::pages_of_bytes(bytes, tables).min(max)
+        policy::pages_of_bytes(bytes, self.tables_bytes()).min(max)
+    }
+
+    /// DRAM of page tables and of records; of tables that are not freed yet what is more than was kept for them.
+    pub fn tables_bytes(&self) -> usize {
+        let waiting = self.grace.bytes().saturating_sub(self.grace.kept_bytes);
+        self.space.live() * policy::TABLE_BYTES + waiting
+    }
+
+    /// Whether so many page tables wait to be freed that evicting more does not help.
+    fn tables_wait(&self) -> bool {
+        let bytes = self.bytes_max.load(Ordering::Relaxed);
+        policy::tables_wait(self.grace.bytes(), self.grace.kept_bytes, bytes)
     }
 
     /// How hot a page is that comes; counts those that left a short while ago.

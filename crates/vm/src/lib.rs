@@ -12,6 +12,7 @@ mod evict;
 mod failing;
 mod fault;
 mod ghost;
+mod grace;
 mod handler;
 pub mod handles;
 pub mod heap;

@@ -1,11 +1,12 @@
 //! The memory of a process that is larger than DRAM: one page buffer for all its regions.
 //!
 //! Promises: at most `pages_max` pages are materialised at a time; whoever needs one more evicts others or waits, boundedly. Never:
-//! starts a thread where faults are taken in the faulting thread.
+//! starts a thread where faults are taken in the faulting thread, but for one that waits for the kernel to free page tables.
 
 use crate::backing::{Backing, StoreError};
 use crate::evict::{Hand, Workspace};
 use crate::ghost::Ghost;
+use crate::grace::{Grace, Watch};
 use crate::handler::Handlers;
 use crate::inside::Inside;
 use crate::policy;
@@ -134,6 +135,7 @@ pub(crate) struct Core {
     pub dirty: AtomicUsize,
     pub scratch: Scratch,
     pub ghost: Ghost,
+    pub grace: Grace,
     pub workspaces: [Lock<Workspace>; EVICTORS_MAX],
     /// Where eviction goes on.
     pub hand: Lock<Hand>,
@@ -164,6 +166,7 @@ pub struct Memory {
 struct Life {
     core: Arc<Core>,
     handlers: Option<Handlers>,
+    watch: Option<Watch>,
 }
 
 impl Memory {
@@ -196,6 +199,7 @@ impl Memory {
                     .remembered
                     .unwrap_or(policy::remembered(options.pages_max)),
             ),
+            grace: Grace::new(policy::tables_waiting_bytes(options.pages_max))?,
             workspaces: std::array::from_fn(|_| Lock::new(Workspace::new())),
             hand: Lock::default(),
             freed: Rooms::new(),
@@ -210,14 +214,16 @@ impl Memory {
             signal::install_for_remapping()?;
         }
         registry::add(&core)?;
-        let handlers = match options.way {
-            Way::InThread => None,
-            Way::Handlers(threads) => Some(Handlers::start(&core, threads)?),
-        };
-        let life = Life {
+        // From here on its end is the memory's, also where a thread is refused.
+        let mut life = Life {
             core: core.clone(),
-            handlers,
+            handlers: None,
+            watch: None,
         };
+        life.watch = Some(Watch::start(&core)?);
+        if let Way::Handlers(threads) = options.way {
+            life.handlers = Some(Handlers::start(&core, threads)?);
+        }
         Ok(Memory {
             core,
             _life: Arc::new(life),
@@ -265,7 +271,7 @@ impl Memory {
     pub(crate) fn buffer_bytes(&self) -> (usize, usize) {
         let core = &self.core;
         let pages = core.resident.load(Ordering::Relaxed) * crate::PAGE_BYTES;
-        let tables = core.space.live() * policy::TABLE_BYTES;
+        let tables = core.tables_bytes();
         (core.bytes_max.load(Ordering::Relaxed), pages + tables)
     }
 
@@ -279,7 +285,8 @@ impl Memory {
 
     /// What it costs beside pages and tables, bytes.
     pub(crate) fn fixed_bytes(&self) -> u64 {
-        (self.core.ghost.bytes() + crate::scratch::SCRATCH_BYTES) as u64
+        let core = &self.core;
+        (core.ghost.bytes() + crate::scratch::SCRATCH_BYTES + core.grace.kept_bytes) as u64
     }
 
     /// What threads that evict call now and then; only the first counts.
@@ -334,11 +341,11 @@ impl Drop for Life {
     fn drop(&mut self) {
         if signal::check_not_forked(&self.core).is_err() {
             // Threads and addresses stayed with the parent: nothing of it is given back here.
-            std::mem::forget(self.handlers.take());
+            std::mem::forget((self.handlers.take(), self.watch.take()));
             std::mem::forget(self.core.clone());
             return;
         }
-        drop(self.handlers.take());
+        drop((self.handlers.take(), self.watch.take()));
         registry::remove(&self.core);
     }
 }

@@ -24,6 +24,19 @@ pub(crate) fn pages_of_bytes(bytes: usize, table_bytes: usize) -> usize {
     (bytes.saturating_sub(table_bytes) / crate::PAGE_BYTES).max(crate::memory::PAGES_MIN)
 }
 
+/// DRAM kept beside a buffer of `pages_max` for page tables that the kernel has not freed yet: what 60,000 faults a second leave behind in a
+/// grace period, less for small buffers. What is more than that is taken from the buffer.
+pub(crate) fn tables_waiting_bytes(pages_max: usize) -> usize {
+    (2 * scattered_bytes(pages_max))
+        .saturating_sub(1 << 20)
+        .min(8 << 20)
+}
+
+/// Whether so many bytes of tables wait that a buffer of `bytes` does not evict more.
+pub(crate) fn tables_wait(waiting: usize, kept: usize, bytes: usize) -> bool {
+    waiting > kept + bytes / 2
+}
+
 /// Pages remembered after they left a buffer of `pages_max`: with independent accesses by Zipf's law the last page worth keeping comes
 /// back after ten times as many others as the buffer holds.
 pub(crate) fn remembered(pages_max: usize) -> usize {

@@ -32,7 +32,7 @@ pub struct Stats {
     pub resident_pages: u64,
     /// Of these, pages that may be newer than their backing.
     pub dirty_pages: u64,
-    /// Bytes of page tables (of the lowest level) and of page records now.
+    /// Bytes of page tables (of the lowest level, in use or not freed by the kernel yet) and of page records now.
     pub table_bytes: u64,
     /// What pages and tables together may come to, bytes.
     pub buffer_max_bytes: u64,
@@ -78,7 +78,7 @@ impl Core {
         Stats {
             resident_pages: self.resident.load(Ordering::Relaxed) as u64,
             dirty_pages: self.dirty.load(Ordering::Relaxed) as u64,
-            table_bytes: self.space.live() as u64 * PAGE_BYTES as u64 + records,
+            table_bytes: (self.space.live() * PAGE_BYTES + self.grace.bytes()) as u64 + records,
             buffer_max_bytes: self.bytes_max.load(Ordering::Relaxed) as u64,
             fetched: get(&c.fetched),
             absent: get(&c.absent),

@@ -217,6 +217,46 @@ fn page_tables(advised_tables: bool) {
     );
 }
 
+/// The kernel frees a page table some time after it was given back, and until then it counts.
+#[test]
+fn page_tables_that_are_not_freed_yet_count() {
+    const PAGES_MAX: u64 = 256;
+    /// Tables that all evictors have in hand at a time: an eighth of the buffer each.
+    const IN_HAND: u64 = 4 * 32 + 64;
+    const RECORD_BYTES: u64 = 1024;
+    let memory = memory(Way::InThread, PAGES_MAX as usize);
+    let region = memory.region(30_000 * 512, Arc::new(Plain::new())).unwrap();
+    let running = AtomicU64::new(8);
+    std::thread::scope(|scope| {
+        for thread in 0..8 {
+            let (region, running) = (&region, &running);
+            scope.spawn(move || {
+                let mut random = Random::new(thread);
+                for _ in 0..15_000 {
+                    let page = random.below(30_000) * 512;
+                    assert_eq!(read(region, page), 0);
+                }
+                running.fetch_sub(1, Ordering::Relaxed);
+            });
+        }
+        while running.load(Ordering::Relaxed) > 0 {
+            let stats = memory.stats();
+            let held = stats.resident_pages * PAGE_BYTES as u64 + stats.table_bytes;
+            // Twice its size is kept for them beside the buffer.
+            let most = stats.buffer_max_bytes * 3 + IN_HAND * PAGE_BYTES as u64;
+            assert!(held <= most, "{held} of {most} bytes: {stats:?}");
+            std::thread::sleep(std::time::Duration::from_millis(1));
+        }
+    });
+    memory.evict_all().unwrap();
+    let began = std::time::Instant::now();
+    // Records are kept, tables are not.
+    while memory.stats().table_bytes > 2 * PAGES_MAX * RECORD_BYTES {
+        assert!(began.elapsed().as_secs() < 10, "{:?}", memory.stats());
+        std::thread::sleep(std::time::Duration::from_millis(1));
+    }
+}
+
 /// Blocks are mapped anew under threads that touch them at the same time: each waits, none reads zeros, none is killed.
 #[test]
 fn a_touch_while_addresses_are_mapped_anew_waits() {

@@ -115,24 +115,45 @@ pub fn yardstick() -> &'static str {
     }
 }
 
-/// Random 4 KiB reads of a file of `mib`, with `depth` of them in flight, for one round's length.
+/// Random 4 KiB reads of a file of `mib`, with `depth` of them in flight, for one round's length, from the server's CPU.
 pub fn random_reads(setting: &Setting, mib: u64, depth: u32) -> Result<Figures> {
-    let depth = depth.clamp(1, QUEUE_DEPTH_MAX);
+    random_reads_from(setting, mib, depth, 1)
+}
+
+/// The same from the first `cpus` CPUs, as far as fio is there: where one alone would be the limit.
+pub fn random_reads_from(setting: &Setting, mib: u64, depth: u32, cpus: u32) -> Result<Figures> {
+    let cpus = cpus.clamp(1, depth.max(1));
+    let depth = (depth / cpus).clamp(1, QUEUE_DEPTH_MAX);
     if !has_fio() {
         let bytes = mib << 20;
         return own::random_reads(&file(setting), bytes, depth, setting.options.seconds);
     }
     write_file(setting, mib)?;
     let depth = format!("--iodepth={depth}");
+    let jobs = format!("--numjobs={cpus}");
+    let all = format!("--cpus_allowed=0-{}", cpus - 1);
+    let on: &[&str] = match cpus {
+        1 => &[],
+        _ => &[
+            &jobs,
+            &all,
+            "--cpus_allowed_policy=split",
+            "--group_reporting",
+        ],
+    };
     fio(
         setting,
         mib,
         &[
-            "--rw=randread",
-            "--ioengine=io_uring",
-            &depth,
-            "--time_based",
-        ],
+            &[
+                "--rw=randread",
+                "--ioengine=io_uring",
+                &depth,
+                "--time_based",
+            ],
+            on,
+        ]
+        .concat(),
         "read",
     )
 }

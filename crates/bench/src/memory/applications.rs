@@ -1,7 +1,7 @@
 //! Part `g`: the applications of `examples/`, each from one source with malloc on swap, MP and OPP, in the same cgroup over ten times its memory.
 //!
-//! A program loads its data, works until its memory is warm, says so, and works for a round; the disk's counters are taken from there on. Programs take turns. Promises: what an
-//! application keeps in malloc's memory beside (an index) is in its cgroup too. Never: compiles; `make examples` does.
+//! A program loads its data once and says so; then all builds of an application take turns, one at a time, with a round for each load that it is asked for, after it was warmed with that
+//! load. Promises: what an application keeps in malloc's memory beside (an index) is in its cgroup too. Never: compiles; `make examples` does.
 
 use crate::cgroup::Cgroup;
 use crate::machine::Disk;
@@ -12,18 +12,20 @@ use crate::{Setting, process, stop};
 use anyhow::{Context, Result, bail};
 use serde_json::Value;
 use std::fs;
-use std::io::{BufRead, BufReader, Read};
+use std::io::{BufRead, BufReader, Write};
 use std::path::{Path, PathBuf};
-use std::process::Stdio;
+use std::process::{Child, ChildStdin, ChildStdout, Stdio};
 
 const LIMIT_BYTES: u64 = 64 << 20;
 /// Data over the limit.
 const RATIO: u64 = 10;
+/// The same when scaled down, at least: the limit stays, since a store and its threads need some.
+const RATIO_MIN: u64 = 2;
 /// Text, stacks and the kernel's own: what the limit has above the cap.
 const SLACK_BYTES: u64 = 12 << 20;
-/// The pool on the disk, and the swap file: twice the data, since each object of 128 bytes has a header too, and a tenth is kept free.
-const DISK_BYTES: u64 = LIMIT_BYTES * RATIO * 2;
-/// Before a round the same is done for so many times its length: what is to be in DRAM must come there first.
+/// The pool on the disk, and the swap file, over the data: each object of 128 bytes has a header too, and a tenth is kept free.
+const DISK_OVER_DATA: u64 = 2;
+/// Before a load's first round the same is done for so many times its length: what is to be in DRAM must come there first.
 const WARM: f64 = 4.0;
 const ZIPF: &str = "0.99";
 /// As many threads as find the device busy.
@@ -63,57 +65,124 @@ const APPLICATIONS: &[Application] = &[
 
 /// Name of the program's build, and of what it is beside the others.
 const KINDS: &[(&str, &str)] = &[("OPP", "OPP"), ("MP", "MP"), ("malloc", "malloc on swap")];
-/// Percent of reads; what OPP must reach over swap, and over MP.
-const LOADS: &[(&str, u32, f64, f64)] = &[("reads", 100, 1.4, 1.3), ("writes", 0, 2.0, 1.3)];
+/// A name; percent of reads; what OPP must reach over swap, and over MP.
+type Load = (&'static str, u32, f64, f64);
+const LOADS: &[Load] = &[("reads", 100, 1.4, 1.3), ("writes", 0, 2.0, 1.3)];
+
+/// Sizes of a run.
+#[derive(Clone, Copy)]
+struct Sizes {
+    limit: u64,
+    data: u64,
+    disk: u64,
+}
+
+impl Sizes {
+    fn of(setting: &Setting) -> Sizes {
+        let limit = LIMIT_BYTES;
+        let scaled = limit * RATIO / setting.options.scale_divisor;
+        let data = scaled.max(limit * RATIO_MIN);
+        Sizes {
+            limit,
+            data,
+            disk: data * DISK_OVER_DATA,
+        }
+    }
+}
 
 /// Runs the part.
 pub fn run(setting: &Setting, report: &mut Report) -> Result<()> {
-    let data_mib = (LIMIT_BYTES * RATIO / setting.options.scale_divisor.max(1)) >> 20;
+    let sizes = Sizes::of(setting);
     let title = format!(
-        "applications in C with {data_mib} MiB of data in a cgroup of {} MiB, Zipf {ZIPF}, {THREADS} threads, each with a shard",
-        LIMIT_BYTES >> 20
+        "applications in C with {} MiB of data in a cgroup of {} MiB, Zipf {ZIPF}, {THREADS} threads, each with a shard",
+        sizes.data >> 20,
+        sizes.limit >> 20
     );
     let mut part = Part::new("g", &title, COLUMNS);
-    let swap = SwapFile::new(&setting.work_dir.join("swap"), DISK_BYTES);
-    let progress = Progress::new((APPLICATIONS.len() * LOADS.len()) as u64);
+    let swap = SwapFile::new(&setting.work_dir.join("swap"), sizes.disk);
+    let steps = KINDS.len() * (1 + LOADS.len() * (1 + setting.options.repeats as usize));
+    let progress = Progress::new((APPLICATIONS.len() * steps) as u64);
     for application in APPLICATIONS {
-        for (load, reads, over_swap, over_mp) in LOADS {
-            let case = format!("{}, {load}", application.name);
-            progress.step(&case);
-            let mut samples = vec![Samples::default(); KINDS.len()];
-            let mut trouble: Vec<Option<String>> = vec![None; KINDS.len()];
-            for _ in 0..setting.options.repeats {
-                for (at, (kind, _)) in KINDS.iter().enumerate() {
-                    stop::check()?;
-                    let on_swap = *kind == "malloc";
-                    let done = match (&swap, on_swap) {
-                        (Err(e), true) => Err(anyhow::anyhow!("{e:#}")),
-                        _ => round(setting, application, kind, *reads, &mut samples[at]),
-                    };
-                    if let Err(e) = done {
-                        trouble[at] = Some(format!("{e:#}"));
-                    }
-                }
+        let started = KINDS.iter().map(|(kind, _)| {
+            progress.step(format!("loading {}, {kind}", application.name));
+            match (&swap, *kind == "malloc") {
+                (Err(e), true) => Err(anyhow::anyhow!("{e:#}")),
+                _ => Running::start(setting, application, kind, sizes),
             }
-            for (at, (_, peer)) in KINDS.iter().enumerate() {
-                part.rows.push(match &trouble[at] {
-                    None => Row::measured(&case, peer, &samples[at]),
-                    Some(e) => Row::missing(&case, peer, e),
-                });
-            }
-            for (peer, limit) in [(2, over_swap), (1, over_mp)] {
-                let both = trouble[0].is_none() && trouble[peer].is_none();
-                let ratio = paired_ratio(&samples[0], &samples[peer], "ops_per_s").filter(|_| both);
-                let name = format!("g, {case}: OPP over {}", KINDS[peer].1);
-                let bar = Bar::new(name, Side::AtLeast, *limit, ratio.map(|r| r.median));
-                report.bars.push(bar);
-            }
+        });
+        let mut running: Vec<Result<Running>> = started.collect();
+        for load in LOADS {
+            run_load(
+                setting,
+                application,
+                load,
+                &mut running,
+                report,
+                &mut part,
+                &progress,
+            )?;
+        }
+        for (at, (kind, _)) in KINDS.iter().enumerate().filter(|(_, k)| k.0 != "malloc") {
+            let peak = running[at]
+                .as_ref()
+                .ok()
+                .and_then(|r| r.group.usage().peak_bytes);
+            let name = format!(
+                "h, g, {}: peak of the cgroup of {kind} over its limit",
+                application.name
+            );
+            let share = peak.map(|peak| peak as f64 / sizes.limit as f64);
+            report.bars.push(Bar::new(name, Side::AtMost, 1.0, share));
         }
     }
     part.notes.push(
         "The paper (2011): OPP 4.3 to 17.1 times swap and 1.3 to 3.3 times MP, against the pager and SSDs of its day.".into(),
     );
     report.parts.push(part);
+    Ok(())
+}
+
+/// Warms all builds with a load, drives them in turns, and judges.
+fn run_load(
+    setting: &Setting,
+    application: &Application,
+    load: &Load,
+    running: &mut [Result<Running>],
+    report: &mut Report,
+    part: &mut Part,
+    progress: &Progress,
+) -> Result<()> {
+    let (name, reads, over_swap, over_mp) = *load;
+    let case = format!("{}, {name}", application.name);
+    let mut samples = vec![Samples::default(); KINDS.len()];
+    let seconds = setting.options.seconds;
+    for round in 0..=setting.options.repeats {
+        for (one, samples) in running.iter_mut().zip(&mut samples) {
+            progress.step(&case);
+            stop::check()?;
+            let Ok(program) = one else { continue };
+            let done = match round {
+                0 => program.play(setting, reads, WARM * seconds).map(drop),
+                _ => program.round(setting, reads, seconds, samples),
+            };
+            if let Err(e) = done {
+                *one = Err(e);
+            }
+        }
+    }
+    for ((one, samples), (_, peer)) in running.iter().zip(&samples).zip(KINDS) {
+        part.rows.push(match one {
+            Ok(_) => Row::measured(&case, peer, samples),
+            Err(e) => Row::missing(&case, peer, &format!("{e:#}")),
+        });
+    }
+    for (peer, limit) in [(2, over_swap), (1, over_mp)] {
+        let both = running[0].is_ok() && running[peer].is_ok();
+        let ratio = paired_ratio(&samples[0], &samples[peer], "ops_per_s").filter(|_| both);
+        let name = format!("g, {case}: OPP over {}", KINDS[peer].1);
+        let bar = Bar::new(name, Side::AtLeast, limit, ratio.map(|r| r.median));
+        report.bars.push(bar);
+    }
     Ok(())
 }
 
@@ -128,82 +197,121 @@ fn program(setting: &Setting, name: &str, kind: &str) -> Result<PathBuf> {
 }
 
 /// What a program is told.
-fn arguments(setting: &Setting, application: &Application, reads: u32, pool: &Path) -> Vec<String> {
-    let keys = LIMIT_BYTES * RATIO / application.bytes_per_key;
-    let keys = keys / setting.options.scale_divisor.max(1);
-    let cap = LIMIT_BYTES - SLACK_BYTES - keys * application.beside_bytes_per_key;
+fn arguments(application: &Application, sizes: Sizes, pool: &Path) -> Vec<String> {
+    let keys = sizes.data / application.bytes_per_key;
+    let cap = sizes.limit - SLACK_BYTES - keys * application.beside_bytes_per_key;
     let words = [
         ("--keys", keys.to_string()),
         ("--cap", cap.to_string()),
-        ("--ssd", DISK_BYTES.to_string()),
-        ("--reads", reads.to_string()),
-        ("--seconds", setting.options.seconds.to_string()),
-        ("--warm", (WARM * setting.options.seconds).to_string()),
+        ("--ssd", sizes.disk.to_string()),
         ("--zipf", ZIPF.to_owned()),
         ("--threads", THREADS.to_owned()),
         ("--pool", pool.display().to_string()),
     ];
-    words
+    let words = words
         .into_iter()
-        .flat_map(|(name, value)| [name.to_owned(), value])
-        .collect()
+        .flat_map(|(name, value)| [name.to_owned(), value]);
+    words.chain(["--commands".to_owned()]).collect()
 }
 
-/// Loads a program and drives it for a round.
-fn round(
-    setting: &Setting,
-    application: &Application,
-    kind: &str,
-    reads: u32,
-    samples: &mut Samples,
-) -> Result<()> {
-    let program = program(setting, application.name, kind)?
-        .display()
-        .to_string();
-    let pool = setting.work_dir.join("g-pool");
-    let arguments = arguments(setting, application, reads, &pool);
-    let mut argv = vec![program.as_str()];
-    argv.extend(arguments.iter().map(String::as_str));
-    let group = Cgroup::new("application", LIMIT_BYTES, kind == "malloc")?;
-    let done = drive(setting, &argv, &group);
-    // It is made anew in the next round.
-    let _ = fs::remove_dir_all(&pool);
-    let (figures, disk) = done?;
-    let (ops, rate) = (figures["ops"].as_f64(), figures["ops_per_s"].as_f64());
-    let each = |total: Option<u64>| Some(total? as f64 / ops?.max(1.0));
-    samples.round();
-    samples.add("ops_per_s", rate);
-    samples.add("reads_per_op", each(disk.map(|d| d.reads)));
-    samples.add("written_bytes_per_op", each(disk.map(|d| d.write_bytes)));
-    samples.add("peak_bytes", group.usage().peak_bytes.map(|b| b as f64));
-    Ok(())
+/// A program that has loaded its data.
+struct Running {
+    child: Child,
+    input: ChildStdin,
+    output: BufReader<ChildStdout>,
+    pool: PathBuf,
+    // Dropped after the child is gone.
+    group: Cgroup,
 }
 
-/// Runs a program to its end: what it says, and what the disk did after it had loaded.
-fn drive(setting: &Setting, argv: &[&str], group: &Cgroup) -> Result<(Value, Option<Disk>)> {
-    let mut child = process::command(argv, Some(group), None)
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn()
-        .with_context(|| format!("starting {}", argv[0]))?;
-    let mut said = String::new();
-    let mut out = BufReader::new(child.stdout.take().context("its output")?);
-    out.read_line(&mut said)?;
-    let before = Disk::under(&setting.work_dir);
-    out.read_to_string(&mut said)?;
-    let after = Disk::under(&setting.work_dir);
-    let mut errors = String::new();
-    let mut stderr = child.stderr.take().context("its errors")?;
-    stderr.read_to_string(&mut errors)?;
-    let status = child.wait()?;
-    if !status.success() {
-        bail!("{status}: {}", errors.trim());
+impl Drop for Running {
+    fn drop(&mut self) {
+        // Each fails only when it is gone already.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+        let _ = fs::remove_dir_all(&self.pool);
     }
-    let line = said.lines().last().unwrap_or_default();
-    let figures =
-        serde_json::from_str(line).with_context(|| format!("{} said {said:?}", argv[0]))?;
-    Ok((
-        figures,
-        after.zip(before).map(|(after, before)| after.since(before)),
-    ))
+}
+
+/// What a round did.
+struct Did {
+    ops: f64,
+    ops_per_s: f64,
+    disk: Option<Disk>,
+}
+
+impl Running {
+    fn start(
+        setting: &Setting,
+        application: &Application,
+        kind: &str,
+        sizes: Sizes,
+    ) -> Result<Running> {
+        let program = program(setting, application.name, kind)?
+            .display()
+            .to_string();
+        let pool = setting.work_dir.join(format!("g-pool-{kind}"));
+        let arguments = arguments(application, sizes, &pool);
+        let mut argv = vec![program.as_str()];
+        argv.extend(arguments.iter().map(String::as_str));
+        let group = Cgroup::new(kind, sizes.limit, kind == "malloc")?;
+        // What it complains of is shown as it comes.
+        let mut child = process::command(&argv, Some(&group), None)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .with_context(|| format!("starting {}", argv[0]))?;
+        let (input, output) = (child.stdin.take(), child.stdout.take());
+        let mut running = Running {
+            child,
+            input: input.context("no pipe to the program")?,
+            output: BufReader::new(output.context("no pipe from the program")?),
+            pool,
+            group,
+        };
+        running.line().map(|_| running)
+    }
+
+    fn line(&mut self) -> Result<String> {
+        let mut line = String::new();
+        if self.output.read_line(&mut line)? == 0 {
+            bail!("it ended early: {}", self.child.wait()?);
+        }
+        stop::check()?;
+        Ok(line)
+    }
+
+    fn play(&mut self, setting: &Setting, reads: u32, seconds: f64) -> Result<Did> {
+        let before = Disk::under(&setting.work_dir);
+        writeln!(self.input, "{reads} {seconds}")?;
+        let said: Value = serde_json::from_str(&self.line()?)?;
+        let after = Disk::under(&setting.work_dir);
+        let figure = |name: &str| said[name].as_f64().with_context(|| format!("no {name}"));
+        Ok(Did {
+            ops: figure("ops")?.max(1.0),
+            ops_per_s: figure("ops_per_s")?,
+            disk: after.zip(before).map(|(after, before)| after.since(before)),
+        })
+    }
+
+    fn round(
+        &mut self,
+        setting: &Setting,
+        reads: u32,
+        seconds: f64,
+        samples: &mut Samples,
+    ) -> Result<()> {
+        let did = self.play(setting, reads, seconds)?;
+        let each =
+            |total: fn(&Disk) -> u64| did.disk.as_ref().map(|disk| total(disk) as f64 / did.ops);
+        samples.round();
+        samples.add("ops_per_s", did.ops_per_s);
+        samples.add("reads_per_op", each(|disk| disk.reads));
+        samples.add("written_bytes_per_op", each(|disk| disk.write_bytes));
+        samples.add(
+            "peak_bytes",
+            self.group.usage().peak_bytes.map(|b| b as f64),
+        );
+        Ok(())
+    }
 }

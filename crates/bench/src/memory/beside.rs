@@ -1,22 +1,22 @@
-//! Parts `b`, `b256`, `e`, `f` with the bars of `c`, `d` and `h`: objects in several times the memory there is, beside swap and a
-//! mapped file.
+//! Parts `b`, `b256`, `c`, `e`, `f` with the bars of `d` and `h`: objects in several times the memory there is, beside swap and a
+//! mapped file (`loads` has the tables).
 //!
 //! Each kind of memory has a process of its own in a cgroup of the same limit, loaded once; then each case is run in turns, one process
-//! at a time, all others asleep. A case begins when it is steady: after runs that no longer change how often the device is read. Device
+//! at a time, all others asleep. A case that no bar looks at is run once, the others are repeated. A case begins when it is steady: after runs that no longer change how often the device is read. Device
 //! reads and bytes written are the disk's own counts (/proc/diskstats) over the run, whoever caused them. Bars: see the tables.
 //! Never: lets two loads run at once.
 
 use super::child::{Data, Ran};
 use super::kind::Kind;
+use super::loads::{Case, Over, Ratio, Table};
 use crate::cgroup::Cgroup;
+use crate::machine::Disk;
 use crate::progress::Progress;
 use crate::report::{Bar, Part, Report, Row, Samples, Side, Summary};
 use crate::swap::SwapFile;
 use crate::{Setting, device, process, stop};
 use anyhow::{Context, Result, bail};
 use std::io::{BufRead, BufReader, Write};
-use std::os::unix::fs::MetadataExt;
-use std::path::Path;
 use std::process::{Child, ChildStdin, ChildStdout, Stdio};
 
 /// The limit may not fall below this when scaled down: a store needs some.
@@ -30,205 +30,19 @@ const COLUMNS: &[&str] = &[
     "warm_s",
     "peak_mib",
 ];
-const SECTOR_BYTES: u64 = 512;
+/// What is measured in cases that the device alone is beside.
+const DEVICE_COLUMNS: &[&str] = &[
+    "device_reads_per_s",
+    "disk_queue_depth",
+    "disk_alone_reads_per_s",
+    "part_of_device_alone",
+];
 /// Runs before a measurement, at least and at most; they end when device reads an operation fall by less than this part.
 const WARM_RUNS_MIN: u32 = 5;
+/// The same where the distribution of the case before was the same.
+const WARM_RUNS_MORE: u32 = 1;
 const WARM_RUNS_MAX: u32 = 24;
 const STEADY_PART: f64 = 0.02;
-
-/// One load.
-struct Case {
-    name: &'static str,
-    distribution: &'static str,
-    writes_percent: u32,
-    threads: u32,
-}
-
-const fn case(
-    name: &'static str,
-    distribution: &'static str,
-    writes_percent: u32,
-    threads: u32,
-) -> Case {
-    Case {
-        name,
-        distribution,
-        writes_percent,
-        threads,
-    }
-}
-
-const ZIPF_READS: &str = "Zipf, reads, 16 threads";
-const ZIPF_HALF: &str = "Zipf, 50/50, 16 threads";
-const ZIPF_WRITES: &str = "Zipf, writes, 16 threads";
-const UNIFORM_READS: &str = "uniform, reads, 16 threads";
-const UNIFORM_WRITES: &str = "uniform, writes, 16 threads";
-
-const ALL_CASES: &[Case] = &[
-    case(ZIPF_READS, "zipf", 0, 16),
-    case("Zipf, 75/25, 16 threads", "zipf", 25, 16),
-    case(ZIPF_HALF, "zipf", 50, 16),
-    case("Zipf, 25/75, 16 threads", "zipf", 75, 16),
-    case(ZIPF_WRITES, "zipf", 100, 16),
-    case("Zipf, reads, 2 threads", "zipf", 0, 2),
-    case("Zipf, reads, 1 thread", "zipf", 0, 1),
-    case(UNIFORM_READS, "uniform", 0, 16),
-    case(UNIFORM_WRITES, "uniform", 100, 16),
-];
-const MAIN_CASES: &[Case] = &[
-    case(ZIPF_READS, "zipf", 0, 16),
-    case(ZIPF_HALF, "zipf", 50, 16),
-    case(ZIPF_WRITES, "zipf", 100, 16),
-    case(UNIFORM_READS, "uniform", 0, 16),
-    case(UNIFORM_WRITES, "uniform", 100, 16),
-];
-const READ_CASES: &[Case] = &[case(ZIPF_READS, "zipf", 0, 16)];
-
-/// A figure of a kind over the better peer's, or over swap's alone.
-struct Ratio {
-    row: &'static str,
-    kind: Kind,
-    case: &'static str,
-    figure: &'static str,
-    over: Over,
-    side: Side,
-    limit: f64,
-}
-
-#[derive(Clone, Copy, PartialEq)]
-enum Over {
-    Better,
-    Swap,
-    /// The device's random reads alone.
-    Device,
-}
-
-const fn rate(kind: Kind, case: &'static str, limit: f64) -> Ratio {
-    Ratio {
-        row: "b",
-        kind,
-        case,
-        figure: "ops_per_s",
-        over: Over::Better,
-        side: Side::AtLeast,
-        limit,
-    }
-}
-
-const fn reads(kind: Kind) -> Ratio {
-    Ratio {
-        figure: "device_reads_an_op",
-        side: Side::AtMost,
-        ..rate(kind, ZIPF_READS, 0.65)
-    }
-}
-
-const fn device_share(kind: Kind, limit: f64) -> Ratio {
-    Ratio {
-        row: "c",
-        figure: "device_reads_per_s",
-        over: Over::Device,
-        ..rate(kind, UNIFORM_READS, limit)
-    }
-}
-
-const fn written(kind: Kind) -> Ratio {
-    Ratio {
-        row: "d",
-        figure: "written_bytes_an_op",
-        over: Over::Swap,
-        side: Side::AtMost,
-        ..rate(kind, UNIFORM_WRITES, 1.0 / 12.0)
-    }
-}
-
-const fn packed_pages(case: &'static str, limit: f64) -> Ratio {
-    Ratio {
-        row: "e",
-        over: Over::Swap,
-        ..rate(Kind::Mp, case, limit)
-    }
-}
-
-/// Objects, memory, and what is asked of them.
-pub struct Table {
-    name: &'static str,
-    array_bytes: u64,
-    limit_bytes: u64,
-    object_bytes: u64,
-    packs: bool,
-    kinds: &'static [Kind],
-    cases: &'static [Case],
-    bars: &'static [Ratio],
-}
-
-/// Small objects in eight times the memory.
-pub const SMALL: Table = Table {
-    name: "b",
-    array_bytes: 4 << 30,
-    limit_bytes: 512 << 20,
-    object_bytes: 128,
-    packs: false,
-    kinds: Kind::ALL,
-    cases: ALL_CASES,
-    bars: &[
-        rate(Kind::Handles, ZIPF_READS, 1.6),
-        rate(Kind::Opp, ZIPF_READS, 1.5),
-        rate(Kind::Opp, ZIPF_HALF, 1.5),
-        rate(Kind::Opp, ZIPF_WRITES, 2.0),
-        rate(Kind::Opp, UNIFORM_WRITES, 1.4),
-        reads(Kind::Handles),
-        reads(Kind::Opp),
-        device_share(Kind::Handles, 0.92),
-        device_share(Kind::Opp, 0.85),
-        written(Kind::Handles),
-        written(Kind::Opp),
-        packed_pages(ZIPF_READS, 0.9),
-        packed_pages(ZIPF_HALF, 0.9),
-        packed_pages(ZIPF_WRITES, 0.9),
-        packed_pages(UNIFORM_READS, 0.9),
-        packed_pages(UNIFORM_WRITES, 0.9),
-    ],
-};
-
-/// The same in sixteen times the memory.
-pub const SMALLER_LIMIT: Table = Table {
-    name: "b256",
-    limit_bytes: 256 << 20,
-    cases: MAIN_CASES,
-    bars: &[rate(Kind::Opp, ZIPF_READS, 1.25)],
-    ..SMALL
-};
-
-/// The same, of which half is zeros.
-pub const PACKED: Table = Table {
-    name: "e",
-    packs: true,
-    kinds: &[Kind::Mp, Kind::Swapped],
-    cases: READ_CASES,
-    bars: &[packed_pages(ZIPF_READS, 1.5)],
-    ..SMALL
-};
-
-/// Larger objects.
-pub const LARGER: Table = Table {
-    name: "f",
-    object_bytes: 1024,
-    cases: MAIN_CASES,
-    bars: &[
-        Ratio {
-            row: "f",
-            ..rate(Kind::Opp, ZIPF_READS, 1.2)
-        },
-        Ratio {
-            row: "f",
-            ..rate(Kind::Opp, ZIPF_WRITES, 1.5)
-        },
-    ],
-    ..SMALL
-};
-
-const DEVICE_DEPTH: u32 = 64;
 
 /// One kind's process.
 struct Loaded {
@@ -236,6 +50,8 @@ struct Loaded {
     child: Child,
     input: ChildStdin,
     output: BufReader<ChildStdout>,
+    /// The case before.
+    last: Option<Case>,
     // Dropped after the child is gone.
     cgroup: Cgroup,
 }
@@ -277,6 +93,7 @@ impl Loaded {
             child,
             input: input.context("no pipe to the child")?,
             output: BufReader::new(output.context("no pipe from the child")?),
+            last: None,
             cgroup,
         };
         loaded.line().map(|_| loaded)
@@ -297,35 +114,18 @@ impl Loaded {
 
     fn play(&mut self, case: &Case, seconds: f64) -> Result<Ran> {
         let Case {
-            distribution,
+            zipf,
             writes_percent,
             threads,
-            ..
         } = case;
+        let distribution = if *zipf { "zipf" } else { "uniform" };
+        self.last = Some(*case);
         writeln!(
             self.input,
             "{distribution} {writes_percent} {threads} {seconds}"
         )?;
         Ok(serde_json::from_str(&self.line()?)?)
     }
-}
-
-/// Reads completed and bytes written of the disk that `dir` is on.
-fn disk_counts(dir: &Path) -> Result<(u64, u64)> {
-    let dev = std::fs::metadata(dir)?.dev();
-    let (major, minor) = (
-        rustix::fs::major(dev).to_string(),
-        rustix::fs::minor(dev).to_string(),
-    );
-    let text = std::fs::read_to_string("/proc/diskstats").context("reading /proc/diskstats")?;
-    let line = text
-        .lines()
-        .map(|l| l.split_whitespace().collect::<Vec<_>>());
-    let mut mine = line.filter(|w| w.len() > 9 && w[0] == major && w[1] == minor);
-    let words = mine
-        .next()
-        .context("the work directory is on no disk that /proc/diskstats has")?;
-    Ok((words[3].parse()?, words[9].parse::<u64>()? * SECTOR_BYTES))
 }
 
 /// Runs a table.
@@ -347,11 +147,16 @@ pub fn run(setting: &Setting, report: &mut Report, table: &Table) -> Result<()> 
         limit_bytes >> 20
     );
     let mut part = Part::new(table.name, &title, COLUMNS);
+    if table.cases.iter().any(|case| table.beside_device(case)) {
+        part.columns.extend(DEVICE_COLUMNS);
+    }
     let swap_bytes = array_bytes + SWAP_SPARE_BYTES;
     let swap = SwapFile::new(&setting.work_dir.join("swapped-to"), swap_bytes)?;
     let repeats = u64::from(setting.options.repeats);
     let kinds = table.kinds.len() as u64;
-    let progress = Progress::new(kinds + repeats * table.cases.len() as u64 * kinds);
+    let judged = table.cases.iter().filter(|case| table.judges(case)).count() as u64;
+    let once = table.cases.len() as u64 - judged;
+    let progress = Progress::new(kinds * (1 + once + repeats * judged));
     let mut loaded = Vec::new();
     for kind in table.kinds {
         progress.step(format!("loading {}", kind.name()));
@@ -359,29 +164,34 @@ pub fn run(setting: &Setting, report: &mut Report, table: &Table) -> Result<()> 
     }
     let none = || loaded.iter().map(|_| Samples::default()).collect();
     let mut samples: Vec<Vec<Samples>> = table.cases.iter().map(|_| none()).collect();
-    for _ in 0..repeats {
+    for round in 0..repeats {
         for (case, row) in table.cases.iter().zip(&mut samples) {
+            if round > 0 && !table.judges(case) {
+                continue;
+            }
             for (one, samples) in loaded.iter_mut().zip(row) {
-                progress.step(format!("{}, {}", case.name, one.kind.name()));
+                progress.step(format!("{}, {}", case.name(), one.kind.name()));
                 measure(setting, one, case, samples)?;
+                if table.beside_device(case) {
+                    beside_device(setting, array_bytes, samples)?;
+                }
             }
         }
     }
-    let device = device::random_reads(setting, array_bytes >> 20, DEVICE_DEPTH)?.ops_per_s;
-    part.notes.push(format!(
-        "Device alone in the same run: {device:.0} random 4 KiB reads a second at depth {DEVICE_DEPTH}."
-    ));
+    if once > 0 {
+        part.notes
+            .push("Cases that no bar looks at were run once.".into());
+    }
     drop(progress);
     for (case, row) in table.cases.iter().zip(&samples) {
         for (kind, samples) in table.kinds.iter().zip(row) {
             part.rows
-                .push(Row::measured(case.name, kind.name(), samples));
+                .push(Row::measured(&case.name(), kind.name(), samples));
         }
     }
     let figures = Figures {
         table,
         samples: &samples,
-        device,
     };
     report
         .bars
@@ -405,24 +215,25 @@ pub fn run(setting: &Setting, report: &mut Report, table: &Table) -> Result<()> 
 /// What one run did.
 struct Did {
     ran: Ran,
-    reads: f64,
-    written: f64,
+    disk: Disk,
 }
 
 impl Did {
     fn reads_an_op(&self) -> f64 {
-        self.reads / self.ran.ops.max(1) as f64
+        self.disk.reads as f64 / self.ran.ops.max(1) as f64
     }
 }
 
 fn play(setting: &Setting, one: &mut Loaded, case: &Case) -> Result<Did> {
-    let (reads, written) = disk_counts(&setting.work_dir)?;
+    let disk = || {
+        Disk::under(&setting.work_dir)
+            .context("the work directory is on no disk that /proc/diskstats has")
+    };
+    let before = disk()?;
     let ran = one.play(case, setting.options.seconds)?;
-    let (reads_after, written_after) = disk_counts(&setting.work_dir)?;
     Ok(Did {
         ran,
-        reads: (reads_after - reads) as f64,
-        written: (written_after - written) as f64,
+        disk: disk()?.since(before),
     })
 }
 
@@ -430,12 +241,14 @@ fn play(setting: &Setting, one: &mut Loaded, case: &Case) -> Result<Did> {
 fn warm_up(setting: &Setting, one: &mut Loaded, case: &Case) -> Result<f64> {
     let mut seconds = 0.0;
     let mut before: Option<f64> = None;
+    let same = one.last.is_some_and(|last| last.zipf == case.zipf);
+    let runs_min = if same { WARM_RUNS_MORE } else { WARM_RUNS_MIN };
     for run in 1..=WARM_RUNS_MAX {
         let did = play(setting, one, case)?;
         seconds += did.ran.seconds;
         let now = did.reads_an_op();
         let falls = before.is_none_or(|before| now < before * (1.0 - STEADY_PART));
-        if run >= WARM_RUNS_MIN && !falls {
+        if run >= runs_min && !falls {
             break;
         }
         before = Some(now);
@@ -449,12 +262,28 @@ fn measure(setting: &Setting, one: &mut Loaded, case: &Case, samples: &mut Sampl
     let (ops, seconds) = (did.ran.ops.max(1) as f64, did.ran.seconds);
     samples.round();
     samples.add("ops_per_s", did.ran.ops as f64 / seconds);
-    samples.add("device_reads_per_s", did.reads / seconds);
+    samples.add("device_reads_per_s", did.disk.reads as f64 / seconds);
+    let depth = did.disk.weighted_ms as f64 / 1000.0 / seconds;
+    samples.add("disk_queue_depth", depth);
     samples.add("device_reads_an_op", did.reads_an_op());
-    samples.add("written_bytes_an_op", did.written / ops);
+    samples.add("written_bytes_an_op", did.disk.write_bytes as f64 / ops);
     samples.add("warm_s", warm_s);
     let peak = one.cgroup.usage().peak_bytes;
     samples.add("peak_mib", peak.map(|b| (b >> 20) as f64));
+    Ok(())
+}
+
+/// Measures the disk alone at the depth that the last round reached, from as many CPUs as it had.
+fn beside_device(setting: &Setting, file_bytes: u64, samples: &mut Samples) -> Result<()> {
+    let last = |name: &str| samples.of(name).last().copied();
+    let (Some(depth), Some(reads)) = (last("disk_queue_depth"), last("device_reads_per_s")) else {
+        return Ok(());
+    };
+    let cpus = std::thread::available_parallelism().map_or(1, |cpus| cpus.get() as u32);
+    let mib = file_bytes >> 20;
+    let alone = device::random_reads_from(setting, mib, depth.round() as u32, cpus)?.ops_per_s;
+    samples.add("disk_alone_reads_per_s", alone);
+    samples.add("part_of_device_alone", reads / alone);
     Ok(())
 }
 
@@ -462,18 +291,17 @@ fn measure(setting: &Setting, one: &mut Loaded, case: &Case, samples: &mut Sampl
 struct Figures<'a> {
     table: &'a Table,
     samples: &'a [Vec<Samples>],
-    device: f64,
 }
 
 impl Figures<'_> {
-    fn of(&self, case: &str, kind: Kind, figure: &str) -> Option<f64> {
-        let case = self.table.cases.iter().position(|c| c.name == case)?;
+    fn of(&self, case: Case, kind: Kind, figure: &str) -> Option<f64> {
+        let case = self.table.cases.iter().position(|c| *c == case)?;
         let kind = self.table.kinds.iter().position(|k| *k == kind)?;
         Summary::of(self.samples[case][kind].of(figure)).map(|s| s.median)
     }
 
     /// The better of the peers: the one with the higher rate.
-    fn peer(&self, case: &str) -> Option<Kind> {
+    fn peer(&self, case: Case) -> Option<Kind> {
         let peers = self.table.kinds.iter().copied().filter(|k| k.is_peer());
         let rates = peers.filter_map(|kind| Some((kind, self.of(case, kind, "ops_per_s")?)));
         rates
@@ -497,11 +325,12 @@ impl Figures<'_> {
                 self.peer(case).and_then(|peer| self.of(case, peer, figure)),
             ),
             Over::Swap => ("swap", self.of(case, Kind::Swapped, figure)),
-            Over::Device => ("the device alone", Some(self.device)),
+            Over::Device => ("its random reads alone at that depth", Some(1.0)),
         };
         let name = format!(
-            "{row}, {}, {case}: {} of {} over {than}",
+            "{row}, {}, {}: {} of {} over {than}",
             self.table.name,
+            case.name(),
             figure.replace('_', " "),
             kind.name()
         );

@@ -18,7 +18,7 @@ use std::time::{Duration, Instant};
 use terrace_vm::mapped::Mapped;
 use terrace_vm::opp::{Array, Heap};
 use terrace_vm::store::{Pages, Shape, Store, StoreOptions, Value};
-use terrace_vm::{PAGE_BYTES, Region, Way};
+use terrace_vm::{Backing, Changed, PAGE_BYTES, Page, Region, Way};
 
 /// Of the limit, what the program itself and its stacks may take beside what a store counts.
 const OWN_BYTES: u64 = 20 << 20;
@@ -28,6 +28,8 @@ const TOGETHER: usize = 256;
 const BREATH: u64 = 64;
 /// Objects stored by one call while loading.
 const LOAD_TOGETHER: u64 = 256;
+/// Pages stored by one call while loading.
+const PAGES_TOGETHER: usize = 64;
 
 /// What a load says when it is over.
 #[derive(Debug, Clone, Copy, serde::Serialize, serde::Deserialize)]
@@ -158,14 +160,9 @@ fn load(kind: Kind, dir: &Path, limit_bytes: u64, data: Data) -> Result<Objects>
         Kind::Mp => {
             let heap = Heap::open(store()?, Way::InThread)?;
             let pages = Arc::new(Pages::new(heap.store().clone(), 0)?);
-            let region = heap.memory().region(bytes / PAGE_BYTES as u64, pages)?;
-            for n in 0..objects {
-                for at in 0..words {
-                    region
-                        .word(n as usize * words + at)
-                        .store(data.word(n, at), Relaxed);
-                }
-            }
+            let region = (heap.memory()).region(bytes / PAGE_BYTES as u64, pages.clone())?;
+            // By faults it would take minutes.
+            load_pages(&*pages, data)?;
             Objects::Mp(region, heap)
         }
         Kind::Swapped => {
@@ -199,6 +196,37 @@ fn load_table(store: &Store, data: Data) -> Result<()> {
         let each = values.chunks_exact(data.object_bytes as usize);
         let lent: Vec<(u64, &[u8])> = some.zip(each).collect();
         store.put_many(0, &lent)?;
+    }
+    Ok(())
+}
+
+/// Stores pages full of objects.
+fn load_pages(pages: &dyn Backing, data: Data) -> Result<()> {
+    let objects_a_page = PAGE_BYTES as u64 / data.object_bytes;
+    let mut room = vec![Page::ZERO; PAGES_TOGETHER];
+    let all = data.objects / objects_a_page;
+    for first in (0..all).step_by(PAGES_TOGETHER) {
+        let some = (PAGES_TOGETHER as u64).min(all - first);
+        for (page, n) in room.iter_mut().zip(first..first + some) {
+            let objects = n * objects_a_page..(n + 1) * objects_a_page;
+            let bytes = objects.flat_map(|n| data.bytes(n));
+            page.0
+                .iter_mut()
+                .zip(bytes)
+                .for_each(|(to, from)| *to = from);
+        }
+        let changed = room.iter().zip(first..first + some);
+        let changed: Vec<Changed<'_>> = changed
+            .map(|(bytes, page)| Changed {
+                page,
+                bytes,
+                surely: true,
+            })
+            .collect();
+        let mut done = 0;
+        while done < changed.len() {
+            done += pages.store(&changed[done..])?;
+        }
     }
     Ok(())
 }

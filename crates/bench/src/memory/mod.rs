@@ -1,8 +1,9 @@
 //! `bench memory`: memory larger than DRAM, beside what users have today.
 //!
 //! Parts have the letters of the table they were asked for with: `a`, what a fault costs; `b`, small objects in several times
-//! the memory beside swap and a mapped file, with the bars of `c`, `d`, `e` and `h`; `b256`, the same with half the memory; `e`, pages that
-//! pack; `f`, larger objects; `g`, applications in C; `i`, what the tables take. Promises: each part measures its yardstick in the same
+//! the memory beside swap and a mapped file, with the bars of `d`, `e` and `h`; `b256`, the same with half the memory; `c`, reads that miss
+//! beside the device alone; `e`, pages that pack; `f`, larger objects; `g`, applications in C; `i`, what the tables take; `sync`, named regions
+//! beside msync. Promises: each part measures its yardstick in the same
 //! run. Never: a figure from elsewhere.
 
 mod applications;
@@ -10,6 +11,8 @@ mod beside;
 pub mod child;
 mod fault_cost;
 mod kind;
+mod loads;
+mod regions;
 mod tables;
 
 use crate::report::Report;
@@ -22,23 +25,27 @@ type Row = (&'static str, fn(&Setting, &mut Report) -> Result<()>);
 const ROWS: &[Row] = &[
     ("a", fault_cost::run),
     ("b", |setting, report| {
-        beside::run(setting, report, &beside::SMALL)
+        beside::run(setting, report, &loads::SMALL)
     }),
     ("b256", |setting, report| {
-        beside::run(setting, report, &beside::SMALLER_LIMIT)
+        beside::run(setting, report, &loads::SMALLER_LIMIT)
+    }),
+    ("c", |setting, report| {
+        beside::run(setting, report, &loads::DEVICE)
     }),
     ("e", |setting, report| {
-        beside::run(setting, report, &beside::PACKED)
+        beside::run(setting, report, &loads::PACKED)
     }),
     ("f", |setting, report| {
-        beside::run(setting, report, &beside::LARGER)
+        beside::run(setting, report, &loads::LARGER)
     }),
     ("g", applications::run),
     ("i", tables::run),
+    ("sync", regions::run),
 ];
 
 /// What may be asked for with `--only`.
-pub const PARTS: &[&str] = &["a", "b", "b256", "e", "f", "g", "i"];
+pub const PARTS: &[&str] = &["a", "b", "b256", "c", "e", "f", "g", "i", "sync"];
 
 /// Runs the parts that are wanted.
 pub fn run(setting: &Setting, report: &mut Report) -> Result<()> {

@@ -107,12 +107,6 @@ impl Uffd {
         let flags = libc::O_CLOEXEC | libc::O_NONBLOCK;
         let refused = match create(flags) {
             Ok(uffd) => return Ok(uffd),
-            Err(Errno::NOSYS) => {
-                return Err(SystemError::TooOld {
-                    what: "userfaultfd",
-                    since: "6.6",
-                });
-            }
             Err(errno) => errno,
         };
         if let Ok(device) = std::fs::File::open("/dev/userfaultfd") {
@@ -131,6 +125,13 @@ impl Uffd {
         }
         if in_thread && let Ok(uffd) = create(flags | USER_MODE_ONLY) {
             return Ok(uffd);
+        }
+        // The device is asked all the same, since a tool that runs the program may not know the system call.
+        if refused == Errno::NOSYS {
+            return Err(SystemError::TooOld {
+                what: "userfaultfd",
+                since: "6.6",
+            });
         }
         Err(SystemError::Refused {
             errno: refused,

@@ -10,6 +10,8 @@ use std::time::Duration;
 
 /// The longest wait before looking again: a lost wake-up would cost this and no more.
 const WAIT_MS: u64 = 20;
+/// Where the kernel does not let us wait for a grace period: longer than one takes on a busy machine.
+const GRACE_MS: u64 = 100;
 /// Rooms: those who wait for different pages rarely share one.
 const ROOMS: usize = 64;
 /// How often a lock is tried before its holder is waited for.
@@ -19,6 +21,16 @@ const SPINS_MAX: u32 = 100;
 pub(crate) fn now_ms() -> u64 {
     let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
     now.tv_sec as u64 * 1000 + now.tv_nsec as u64 / 1_000_000
+}
+
+/// Waits for a grace period of the kernel's RCU: after it, page tables that this process gave back before are free, or are about to be.
+pub(crate) fn await_grace() {
+    const GLOBAL: i32 = 1;
+    // SAFETY: takes numbers only.
+    let said = unsafe { libc::syscall(libc::SYS_membarrier, GLOBAL, 0, 0) };
+    if said != 0 {
+        std::thread::sleep(Duration::from_millis(GRACE_MS));
+    }
 }
 
 fn sleep_on(word: &AtomicU32, value: u32) {
