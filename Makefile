@@ -52,9 +52,9 @@ examples: ## the applications of examples/, each with malloc, MP and OPP, into t
 	@examples/build.sh "$(CARGO_TARGET_DIR)/examples" "$(CARGO_TARGET_DIR)/release"
 	@examples/changed-lines.sh
 
-install: ## build, then put the server, its manual and unit, the C library and terrace.pc below PREFIX
+install: ## build, then put the server, its manual and unit, the library for run, the C library and terrace.pc below PREFIX
 	@scripts/setup.sh build
-	@cargo build --release --locked -p terrace-cli -p terrace-capi
+	@cargo build --release --locked -p terrace-cli -p terrace-preload -p terrace-capi
 	@scripts/install.sh install
 
 uninstall: ## remove what install put below PREFIX

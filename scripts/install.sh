@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Installs what was built before, or removes it: scripts/install.sh install|install-server|uninstall. The server is the command, its manual,
-# completions, a systemd unit and its settings; `install` adds the C library, its header and its pkg-config file.
+# completions, a systemd unit and its settings; `install` adds the library of `terrace run`, the C library, its header and its pkg-config file.
 #
 # Below PREFIX (/usr/local), or below $DESTDIR$PREFIX for a package; settings below $DESTDIR$ETC (/etc, or PREFIX/etc elsewhere than in /usr), where what exists is kept. Promises:
 # writes these files and nothing else; removes the same, but for the settings. Starts no service.
@@ -14,7 +14,7 @@ case "$PREFIX" in /usr | /usr/local) ETC="${ETC:-/etc}" ;; *) ETC="${ETC:-$PREFI
 # Where systemd looks for units of a package at PREFIX.
 readonly UNITS="${DESTDIR:-}${UNIT_DIR:-$PREFIX/lib/systemd/system}"
 version=$(sed -n 's/^version = "\(.*\)"/\1/p' Cargo.toml | head -n1)
-readonly FILES=(include/terrace.h lib/libterrace.a "lib/libterrace.so.$version" "lib/libterrace.so.0" lib/libterrace.so lib/pkgconfig/terrace.pc)
+readonly FILES=(lib/libterrace_preload.so include/terrace.h lib/libterrace.a "lib/libterrace.so.$version" "lib/libterrace.so.0" lib/libterrace.so lib/pkgconfig/terrace.pc)
 # Debian's zsh looks elsewhere for what packages bring.
 case "$PREFIX" in /usr) zsh=share/zsh/vendor-completions ;; *) zsh=share/zsh/site-functions ;; esac
 readonly BASH_FILE=share/bash-completion/completions/terrace FISH_FILE=share/fish/vendor_completions.d/terrace.fish ZSH_FILE="$zsh/_terrace"
@@ -22,6 +22,7 @@ readonly BASH_FILE=share/bash-completion/completions/terrace FISH_FILE=share/fis
 install_library() {
     mkdir -p "$TO/include" "$TO/lib/pkgconfig"
     install -m 644 crates/capi/include/terrace.h "$TO/include/terrace.h"
+    install -m 755 "$CARGO_TARGET_DIR/release/libterrace_preload.so" "$TO/lib/libterrace_preload.so"
     install -m 644 "$CARGO_TARGET_DIR/release/libterrace.a" "$TO/lib/libterrace.a"
     install -m 755 "$CARGO_TARGET_DIR/release/libterrace.so" "$TO/lib/libterrace.so.$version"
     ln -sf "libterrace.so.$version" "$TO/lib/libterrace.so.0"

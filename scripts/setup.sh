@@ -44,6 +44,8 @@ missing_packages() {
         have memcached || echo memcached
         { have memccapable || have memcapable; } || echo libmemcached-tools
         python3 -c 'import ensurepip' 2>/dev/null || echo python3-venv
+        have sqlite3 || echo sqlite3
+        /usr/bin/python3 -c 'import numpy' 2>/dev/null || echo python3-numpy
         have openssl || echo openssl
         [ -e /usr/include/hiredis/hiredis.h ] || echo libhiredis-dev
         have javac || echo default-jdk-headless

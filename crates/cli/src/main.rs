@@ -8,6 +8,7 @@ mod generate;
 mod notify;
 mod pool;
 mod progress;
+mod run;
 mod serve;
 mod size;
 
@@ -53,6 +54,11 @@ enum Command {
         after_help = "Example:\n  terrace serve --pool ./pool --dram 256M --ssd 2G --resp 127.0.0.1:6380"
     )]
     Serve(Box<ServeArgs>),
+    /// Run a program, unchanged, on memory larger than DRAM
+    #[command(
+        after_help = "Example:\n  terrace run --dram 512M -- memcached -m 8192\nWhat works and what does not: docs/run.md"
+    )]
+    Run(run::RunArgs),
     /// Make, look at, verify or remove a pool
     #[command(subcommand)]
     Pool(pool::PoolCommand),
@@ -130,6 +136,7 @@ fn main() -> ExitCode {
     }
     let ended = match cli.command {
         Command::Serve(args) => serve::run(args.flags, args.config.as_deref()).map(|()| 0),
+        Command::Run(args) => run::run(&args),
         Command::Pool(command) => pool::run(command),
         Command::Doctor(args) => run_doctor(&args),
         Command::Bench(args) => run_bench(args),

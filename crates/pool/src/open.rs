@@ -93,11 +93,10 @@ impl Pool {
         let device = match &options.device {
             None => {
                 Superblock::plan(options, ssd_bytes, secret)?;
-                let mut told = |done: u64| progress("making the pool", done, ssd_bytes);
                 // Under another name until it is whole: a pool half made is none.
                 let part = dir.join("data.part");
                 let _ = std::fs::remove_file(&part);
-                let device = FileDevice::create(&part, ssd_bytes, &mut told)?;
+                let device = make_file(options, &part, ssd_bytes, progress)?;
                 let superblock = Superblock::plan(options, device.len_bytes(), secret)?;
                 let mut disk = device.queue(8)?;
                 superblock.write(&mut *disk)?;
@@ -493,8 +492,7 @@ fn format(
         asked if is_file && asked != 0 && asked != device.len_bytes() => {
             drop(device);
             std::fs::remove_file(path).map_err(|e| PoolError::io(path, e))?;
-            let mut told = |done: u64| progress("making the pool", done, asked);
-            FileDevice::create(path, asked, &mut told)?
+            make_file(options, path, asked, progress)?
         }
         _ => device,
     };
@@ -502,6 +500,20 @@ fn format(
     let superblock = Superblock::plan(options, device.len_bytes(), secret)?;
     superblock.write(&mut *device.queue(8)?)?;
     Ok(device)
+}
+
+/// A file for a pool.
+fn make_file(
+    options: &Options,
+    path: &Path,
+    len_bytes: u64,
+    progress: &mut dyn FnMut(&str, u64, u64),
+) -> Result<FileDevice, PoolError> {
+    let mut told = |done: u64| progress("making the pool", done, len_bytes);
+    Ok(match options.prewrite {
+        true => FileDevice::create(path, len_bytes, &mut told)?,
+        false => FileDevice::create_unwritten(path, len_bytes)?,
+    })
 }
 
 /// Three numbers that nobody can guess.

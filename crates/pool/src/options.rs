@@ -65,6 +65,8 @@ pub struct Options {
     pub device: Option<PathBuf>,
     /// What the pool holds; used when the pool is made, and an opening must say the same.
     pub contents: Contents,
+    /// Whether the file of a pool that is made is written once, so that later writes are durable sooner.
+    pub prewrite: bool,
     /// A rule that a test takes out, to see that its tests notice. None in every pool.
     pub without_rule: Option<Rule>,
 }
@@ -83,6 +85,7 @@ impl Default for Options {
             middle_bytes: 0,
             device: None,
             contents: Contents::Keys,
+            prewrite: true,
             without_rule: None,
         }
     }

@@ -4,6 +4,7 @@
 
 use crate::fault::{Outcome, Touch};
 use crate::memory::{Core, VmError};
+use crate::stats::Counters;
 use crate::sys::SystemError;
 use crate::{inside, signal};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
@@ -11,6 +12,7 @@ use rustix::fd::OwnedFd;
 use rustix::io::Errno;
 use std::sync::Arc;
 use std::thread::JoinHandle;
+use std::time::Instant;
 
 /// The stack of a handler thread: reading a page back needs little.
 const STACK_BYTES: usize = 256 << 10;
@@ -89,7 +91,11 @@ fn serve_ready(core: &Core) {
         } else {
             Touch::Read
         };
-        match core.resolve(event.address, touch) {
+        let began = Instant::now();
+        let resolved = core.resolve(event.address, touch);
+        let ns = began.elapsed().as_nanos() as u64;
+        Counters::add(&core.counters.fault_ns, ns);
+        match resolved {
             Outcome::Ready { woken: true } => {}
             Outcome::Ready { woken: false } => wake(core, event.address),
             Outcome::Failed(failure) => {

@@ -33,6 +33,7 @@ mod stats;
 pub mod store;
 mod sync;
 mod sys;
+mod take_away;
 #[cfg(test)]
 mod words;
 mod write_back;
@@ -40,5 +41,6 @@ mod write_back;
 pub use backing::{Backing, Changed, FetchError, Fetched, PAGE_BYTES, Page, StoreError};
 pub use memory::{ADDRESSES_ALIGN_BYTES, HANDLERS_MAX, Memory, Options, PAGES_MIN, VmError, Way};
 pub use region::{REGION_PAGES_MAX, Region};
+pub use signal::watch_forks;
 pub use stats::Stats;
 pub use sys::SystemError;

@@ -308,6 +308,11 @@ impl Memory {
         Ok(evicted?)
     }
 
+    /// Where the addresses of its regions begin, and how many there are.
+    pub fn addresses(&self) -> (usize, usize) {
+        self.core.space.addresses()
+    }
+
     /// What it did so far, and what it holds.
     pub fn stats(&self) -> Stats {
         self.core.stats()

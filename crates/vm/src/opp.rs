@@ -106,14 +106,21 @@ impl Heap {
 
     /// The same with a memory of its own, whose page buffer begins with a sixteenth of the store's cap; then it adapts.
     pub fn open(store: Arc<Store>, way: Way) -> Result<Heap, HeapError> {
-        let (cap_bytes, _) = store.cap_and_used_bytes();
         let memory = Memory::new(Options {
             way,
+            ..Heap::options(&store)
+        })?;
+        Heap::new(memory, store)
+    }
+
+    /// How the memory for a store is made.
+    pub fn options(store: &Store) -> Options {
+        let (cap_bytes, _) = store.cap_and_used_bytes();
+        Options {
             pages_max: policy::pages_of_cap(cap_bytes),
             remembered: Some(policy::remembered_of_cap(cap_bytes)),
             ..Options::default()
-        })?;
-        Heap::new(memory, store)
+        }
     }
 
     /// Says how many pages may be materialised, instead of letting that adapt; the DRAM terrace has the rest of the cap.

@@ -27,6 +27,7 @@ const IN_VAIN_MAX: u32 = 1_000_000;
 /// How many forks lie between this process and the one that installed the handler.
 static FORKS: AtomicU32 = AtomicU32::new(0);
 static INSTALL: Once = Once::new();
+static WATCH: Once = Once::new();
 static INSTALL_FOR_REMAPPING: Once = Once::new();
 /// What was there before, for SIGBUS and for SIGSEGV.
 static mut PREVIOUS: MaybeUninit<libc::sigaction> = MaybeUninit::uninit();
@@ -74,12 +75,21 @@ extern "C" fn after_fork_in_child() {
     FORKS.fetch_add(1, Ordering::Relaxed);
 }
 
-/// Installs the handler, once in a process; it stays.
-pub(crate) fn install() -> Result<(), VmError> {
+/// From now on a fork is noticed; memories see to that themselves. For who makes memories in the child of a fork, in a handler of pthread_atfork: this goes
+/// before that handler is registered. Answers an error number, or 0.
+pub fn watch_forks() -> i32 {
     let mut said = 0;
-    INSTALL.call_once(|| {
+    WATCH.call_once(|| {
         // SAFETY: a plain function of the right type that only stores to an atomic.
         said = unsafe { libc::pthread_atfork(None, None, Some(after_fork_in_child)) };
+    });
+    said
+}
+
+/// Installs the handler, once in a process; it stays.
+pub(crate) fn install() -> Result<(), VmError> {
+    let mut said = watch_forks();
+    INSTALL.call_once(|| {
         let handler: extern "C" fn(i32, *mut libc::siginfo_t, *mut libc::c_void) = on_sigbus;
         // SAFETY: the structure is made of integers; all zeros is a value of it.
         let mut action: libc::sigaction = unsafe { std::mem::zeroed() };

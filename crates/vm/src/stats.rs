@@ -23,6 +23,7 @@ pub(crate) struct Counters {
     pub waits: AtomicU64,
     pub failed_faults: AtomicU64,
     pub failed_stores: AtomicU64,
+    pub fault_ns: AtomicU64,
 }
 
 /// What a memory did so far, and what it holds.
@@ -62,6 +63,8 @@ pub struct Stats {
     pub failed_faults: u64,
     /// Batches that the backing did not take.
     pub failed_stores: u64,
+    /// Time that handler threads spent with faults, nanoseconds; 0 where faults are taken in the faulting thread.
+    pub fault_ns: u64,
 }
 
 impl Counters {
@@ -93,6 +96,7 @@ impl Core {
             waits: get(&c.waits),
             failed_faults: get(&c.failed_faults),
             failed_stores: get(&c.failed_stores),
+            fault_ns: get(&c.fault_ns),
         }
     }
 }

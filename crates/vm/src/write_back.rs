@@ -40,7 +40,11 @@ impl Region {
 }
 
 impl Core {
-    fn write_back(&self, region: &RegionCore, pages: ops::Range<u64>) -> Result<(), StoreError> {
+    pub fn write_back(
+        &self,
+        region: &RegionCore,
+        pages: ops::Range<u64>,
+    ) -> Result<(), StoreError> {
         let (mut at, end) = (
             region.first_page + pages.start,
             region.first_page + pages.end,

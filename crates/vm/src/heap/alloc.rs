@@ -7,7 +7,7 @@ use super::class::{ALIGN_MIN, class_bytes, class_of, span_pages};
 use super::span::Wrong;
 use super::{ALIGN_MAX_BYTES, AllocError, Class, PageHeap, RUN, Run, SPAN_BITS, Span};
 use crate::PAGE_BYTES;
-use parking_lot::MutexGuard;
+use crate::sys::Held;
 use std::sync::atomic::Ordering;
 
 /// DRAM that a run takes.
@@ -216,7 +216,7 @@ impl PageHeap {
     }
 
     /// A span without allocations goes.
-    fn drop_span(&self, mut spans: MutexGuard<'_, Class>, class: usize, number: usize, first: u32) {
+    fn drop_span(&self, mut spans: Held<'_, Class>, class: usize, number: usize, first: u32) {
         let pages = span_pages(class) as u32;
         spans.partial.remove(&(first, number as u32));
         spans.spans.remove(number);

@@ -10,16 +10,24 @@
 
 mod alloc;
 mod class;
+mod fork;
+mod ground;
+mod map;
 mod runs;
 mod span;
 
 use crate::PAGE_BYTES;
+use crate::Stats;
+use crate::backing::Backing;
 use crate::opp::{Heap, HeapError};
 use crate::policy;
 use crate::region::Region;
-use crate::store::Pages;
+use crate::store::View;
+use crate::store::{ObjectError, Pages, Store, Versions};
+use crate::sys::Lock;
 use class::CLASSES;
-use parking_lot::Mutex;
+pub use fork::HeldHeap;
+pub use ground::Ground;
 use runs::Runs;
 use slab::Slab;
 use span::Span;
@@ -112,14 +120,15 @@ struct Space {
 
 /// See the head of the file.
 pub struct PageHeap {
-    heap: Heap,
-    table: u16,
+    ground: Box<dyn Ground>,
+    /// Whose table its pages are in, which goes with it; none in a fork.
+    home: Option<(Heap, u16)>,
     /// None only while it is dropped.
     region: Option<Region>,
     /// What each page belongs to: 0, nothing; or a class, plus one, above the number of its span or run. Of a run only its first page.
     owner: Box<[AtomicU32]>,
-    classes: [Mutex<Class>; CLASSES],
-    space: Mutex<Space>,
+    classes: [Lock<Class>; CLASSES],
+    space: Lock<Space>,
     allocated_bytes: AtomicU64,
     page_bytes: AtomicU64,
     table_bytes: AtomicU64,
@@ -134,14 +143,33 @@ fn promise_bytes(pages: u32) -> u64 {
 impl PageHeap {
     /// A heap with `bytes_max` bytes of addresses, rounded up to pages; they cost nothing until they are used.
     pub fn new(heap: &Heap, bytes_max: u64) -> Result<PageHeap, AllocError> {
+        let made = PageHeap::make(heap, bytes_max, |store, table, _| {
+            Ok((Arc::new(Pages::new(store, table)?), ()))
+        });
+        Ok(made?.0)
+    }
+
+    /// The same, with the view of its pages: what a fork's child sees is made of another.
+    pub fn with_views(heap: &Heap, bytes_max: u64) -> Result<(PageHeap, Arc<View>), AllocError> {
+        PageHeap::make(heap, bytes_max, |store, table, pages| {
+            let view = Arc::new(Versions::of(store, table, pages)?);
+            Ok((view.clone(), view))
+        })
+    }
+
+    fn make<V>(
+        heap: &Heap,
+        bytes_max: u64,
+        backing: impl FnOnce(Arc<Store>, u16, u64) -> Result<(Arc<dyn Backing>, V), ObjectError>,
+    ) -> Result<(PageHeap, V), AllocError> {
         let bytes_max = bytes_max.clamp(1, HEAP_MAX_BYTES);
         let pages = bytes_max.div_ceil(PAGE_BYTES as u64) as usize;
         let table = heap.take_table()?;
-        let region = Pages::new(heap.store().clone(), table)
+        let made = backing(heap.store().clone(), table, pages as u64)
             .map_err(HeapError::from)
-            .and_then(|backing| Ok(heap.memory().region(pages as u64, Arc::new(backing))?));
-        let region = match region {
-            Ok(region) => region,
+            .and_then(|(backing, v)| Ok((heap.memory().region(pages as u64, backing)?, v)));
+        let (region, v) = match made {
+            Ok(made) => made,
             Err(e) => {
                 heap.store().give_table(table);
                 return Err(e.into());
@@ -151,20 +179,21 @@ impl PageHeap {
             .count_pages(0, policy::addresses_bytes(pages as u64));
         // SAFETY: all zeros is a value of an AtomicU32. From the system's zeroed pages, so that what is not used takes no DRAM.
         let owner = unsafe { Box::<[AtomicU32]>::new_zeroed_slice(pages).assume_init() };
-        Ok(PageHeap {
-            heap: heap.clone(),
-            table,
+        let heap = PageHeap {
+            ground: Box::new(heap.clone()),
+            home: Some((heap.clone(), table)),
             region: Some(region),
             owner,
-            classes: std::array::from_fn(|_| Mutex::default()),
-            space: Mutex::new(Space {
+            classes: std::array::from_fn(|_| Lock::default()),
+            space: Lock::new(Space {
                 free: Runs::new(pages as u32),
                 runs: Slab::new(),
             }),
             allocated_bytes: AtomicU64::new(0),
             page_bytes: AtomicU64::new(0),
             table_bytes: AtomicU64::new(0),
-        })
+        };
+        Ok((heap, v))
     }
 
     /// Where it begins; its end is [`PageHeap::bytes`] further.
@@ -186,15 +215,20 @@ impl PageHeap {
         }
     }
 
+    /// What the memory that shows it did so far.
+    pub fn memory_stats(&self) -> Stats {
+        self.region().memory_core().stats()
+    }
+
     fn region(&self) -> &Region {
         self.region.as_ref().expect("there until it is dropped")
     }
 
     /// Takes pages that are zeros, and their room on the SSD.
     fn take_pages(&self, pages: u32, align: u32, asked_bytes: usize) -> Result<u32, AllocError> {
-        self.heap.promise_bytes(promise_bytes(pages))?;
+        self.ground.promise(promise_bytes(pages))?;
         let Some(first) = self.space.lock().free.take(pages, align) else {
-            self.heap.unpromise_bytes(promise_bytes(pages));
+            self.ground.unpromise(promise_bytes(pages));
             return Err(AllocError::NoAddresses {
                 asked_bytes,
                 heap_bytes: self.bytes() as u64,
@@ -206,13 +240,13 @@ impl PageHeap {
 
     /// Takes the pages from `first` on, if they are free.
     fn take_pages_at(&self, first: u32, pages: u32) -> bool {
-        if self.heap.promise_bytes(promise_bytes(pages)).is_err() {
+        if self.ground.promise(promise_bytes(pages)).is_err() {
             return false;
         }
         let taken = self.space.lock().free.take_at(first, pages);
         match taken {
             true => self.count_pages(pages),
-            false => self.heap.unpromise_bytes(promise_bytes(pages)),
+            false => self.ground.unpromise(promise_bytes(pages)),
         }
         taken
     }
@@ -231,7 +265,7 @@ impl PageHeap {
             return;
         }
         self.space.lock().free.give(first, pages);
-        self.heap.unpromise_bytes(promise_bytes(pages));
+        self.ground.unpromise(promise_bytes(pages));
         let bytes = u64::from(pages) * PAGE_BYTES as u64;
         self.page_bytes.fetch_sub(bytes, Ordering::Relaxed);
     }
@@ -240,23 +274,26 @@ impl PageHeap {
     fn count_table(&self, before: usize, after: usize) {
         let change = (after as u64).wrapping_sub(before as u64);
         self.table_bytes.fetch_add(change, Ordering::Relaxed);
-        self.heap.store().count_pages(before as u64, after as u64);
+        self.ground.count(before as u64, after as u64);
     }
 }
 
 impl Drop for PageHeap {
     fn drop(&mut self) {
+        let Some((heap, table)) = self.home.take() else {
+            return;
+        };
         let addresses = policy::addresses_bytes(self.region().pages());
-        self.heap.store().count_pages(addresses, 0);
+        heap.store().count_pages(addresses, 0);
         // First what shows it, so that nothing is written to the table after it is gone.
         self.region = None;
         let pages = self.page_bytes.load(Ordering::Relaxed) / PAGE_BYTES as u64;
-        self.heap.unpromise_bytes(promise_bytes(pages as u32));
+        heap.unpromise_bytes(promise_bytes(pages as u32));
         self.count_table(self.table_bytes.load(Ordering::Relaxed) as usize, 0);
-        match self.heap.store().drop_table(self.table) {
+        match heap.store().drop_table(table) {
             Ok(()) => {}
             Err(error) => {
-                tracing::warn!(table = self.table, %error, "a table could not be dropped and is not used again");
+                tracing::warn!(table, %error, "a table could not be dropped and is not used again");
             }
         }
     }

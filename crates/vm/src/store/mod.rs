@@ -23,6 +23,7 @@ mod table;
 mod tables;
 #[cfg(test)]
 pub(crate) mod tests;
+mod versions;
 mod write;
 
 pub use check::{check, info};
@@ -33,3 +34,4 @@ pub use pages::{Objects, Pages};
 pub use read::Value;
 pub use table::Shape;
 pub use tables::{OBJECTS_MAX, TABLES_MAX};
+pub use versions::{VIEWS_MAX, Versions, View};

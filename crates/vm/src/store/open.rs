@@ -36,6 +36,8 @@ pub struct StoreOptions {
     pub ssd_bytes: u64,
     /// Whether objects outlive the program.
     pub durable: bool,
+    /// Whether the pool's file is written once when it is made: takes a while, and makes the first write of each part cheaper.
+    pub prewrite: bool,
     /// Longest time a change of a durable object stays in DRAM only.
     pub flush_interval: Duration,
 }
@@ -48,6 +50,7 @@ impl StoreOptions {
             cap_bytes,
             ssd_bytes,
             durable: false,
+            prewrite: true,
             flush_interval: Duration::from_secs(1),
         }
     }
@@ -71,6 +74,7 @@ impl StoreOptions {
             threads: 1 << lanes.ilog2(),
             durability: Durability::Async,
             flush_interval: self.flush_interval,
+            prewrite: self.prewrite,
             contents: match self.durable {
                 true => Contents::Objects,
                 false => Contents::Scratch,

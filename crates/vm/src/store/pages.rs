@@ -45,6 +45,11 @@ impl Pages {
         })
     }
 
+    /// The table they are in.
+    pub(super) fn table(&self) -> u16 {
+        self.table
+    }
+
     fn put(&self, changed: &Changed<'_>, room: &mut [u8]) -> Result<(), ObjectError> {
         let Changed {
             page,

@@ -13,7 +13,7 @@ pub(crate) use advise::{Range, Unmapper};
 pub(crate) use page_tables::{Going, PageTables};
 pub(crate) use table::{Table, ZeroIsValid};
 pub(crate) use uffd::Uffd;
-pub(crate) use wait::{Lock, Rooms, await_grace, now_ms};
+pub(crate) use wait::{Held, Lock, Rooms, await_grace, now_ms};
 
 /// What a machine must have, and what to do if it has not.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]

@@ -103,6 +103,11 @@ impl<T> Lock<T> {
         }
     }
 
+    /// Where the value is, whoever holds the lock.
+    pub fn peek(&self) -> *const T {
+        self.value.get()
+    }
+
     pub fn try_lock(&self) -> Option<Held<'_, T>> {
         self.word
             .compare_exchange(FREE, HELD, Ordering::Acquire, Ordering::Relaxed)

@@ -1,0 +1,192 @@
+//! `terrace run`: starts a program whose memory is larger than DRAM, unchanged.
+//!
+//! The program takes this process's place, with the preload library in front of its memory; so signals, status and terminal are its own. Promises: what
+//! cannot be served is refused here, with the reason, before anything starts. Never: stays behind.
+
+mod program;
+
+use crate::Failure;
+use crate::size::Size;
+use anyhow::{Context, anyhow};
+use clap::{Args, ValueEnum};
+use std::ffi::OsString;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use terrace_vm::store::{Store, StoreOptions};
+use terrace_vm::{Memory, Options, Way};
+
+/// The library, beside the command or in a directory for libraries near it.
+const LIBRARY: &str = "libterrace_preload.so";
+const LIBRARY_DIRS: [&str; 3] = [".", "../lib", "../lib/terrace"];
+/// SSD for each byte of the cap, if not said.
+const SSD_PER_DRAM: u64 = 8;
+/// Handler threads, unless there are more processors.
+const THREADS_MIN: usize = 4;
+const THREADS_MAX: usize = 16;
+/// The magic number of a file system that is DRAM itself.
+const TMPFS: u64 = 0x0102_1994;
+
+/// How faults are taken.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum Faults {
+    /// What is best for the program: threads
+    Auto,
+    /// By threads of the runtime, which covers the kernel's own accesses
+    Thread,
+    /// In the faulting thread, with system calls looked at before they run: not built
+    Dispatch,
+}
+
+/// What is asked for.
+#[derive(Args)]
+pub struct RunArgs {
+    /// DRAM for the program's memory, everything counted
+    #[arg(long, value_name = "SIZE")]
+    dram: Size,
+    /// Directory for the pool, kept for the next run [default: one that goes with the program, in TMPDIR or /var/tmp]
+    #[arg(long, value_name = "DIR")]
+    pool: Option<PathBuf>,
+    /// Room on the SSD [default: 8 times --dram]
+    #[arg(long, value_name = "SIZE")]
+    ssd: Option<Size>,
+    /// Smaller allocations and mappings stay outside
+    #[arg(long, value_name = "SIZE", default_value = "1K")]
+    min_size: Size,
+    /// How page faults are taken
+    #[arg(long, value_name = "WAY", value_enum, default_value = "auto")]
+    faults: Faults,
+    /// Where the report goes at the end and on SIGUSR2: a file, `-` for stderr, `none`
+    #[arg(long, value_name = "FILE", default_value = "-")]
+    report: PathBuf,
+    /// The program and its arguments
+    #[arg(last = true, required = true, value_name = "PROGRAM")]
+    program: Vec<OsString>,
+}
+
+/// Runs the program in this process's place; comes back only if that cannot be.
+pub fn run(args: &RunArgs) -> Result<u8, Failure> {
+    if args.faults == Faults::Dispatch {
+        return Err(Failure::Misuse(anyhow!(
+            "--faults dispatch is not built: handler threads are complete, and docs/run.md says why"
+        )));
+    }
+    let (name, rest) = args.program.split_first().expect("clap asks for one");
+    let program = program::find(name).map_err(Failure::Misuse)?;
+    program::check(&program)
+        .map_err(|why| Failure::Misuse(anyhow!("{} cannot be served: {why}", program.display())))?;
+    let library = library()?;
+    check_faults()?;
+    let (pool, is_scratch) = pool(args.pool.as_deref())?;
+    let ssd_bytes = args.ssd.map_or(args.dram.0 * SSD_PER_DRAM, |ssd| ssd.0);
+    if let Err(e) = make_pool(&pool, args.dram.0, ssd_bytes) {
+        if is_scratch {
+            // What is left of it is of no use to anybody.
+            let _ = std::fs::remove_dir_all(&pool);
+        }
+        return Err(e.into());
+    }
+    let threads = std::thread::available_parallelism().map_or(1, |n| n.get());
+    let report = match args.report.as_os_str() {
+        none if none == "none" => OsString::new(),
+        dash if dash == "-" => dash.into(),
+        _ => std::path::absolute(&args.report)
+            .context("--report")?
+            .into_os_string(),
+    };
+    let failed = Command::new(&program)
+        .args(rest)
+        .arg0(name)
+        .env("LD_PRELOAD", preloads(&library))
+        .env("TERRACE_RUN_PROCESS", std::process::id().to_string())
+        .env("TERRACE_RUN_DRAM", args.dram.0.to_string())
+        .env("TERRACE_RUN_SSD", ssd_bytes.to_string())
+        .env("TERRACE_RUN_POOL", &pool)
+        .env("TERRACE_RUN_SCRATCH", u8::from(is_scratch).to_string())
+        .env("TERRACE_RUN_MIN_SIZE", args.min_size.0.to_string())
+        .env(
+            "TERRACE_RUN_THREADS",
+            threads.clamp(THREADS_MIN, THREADS_MAX).to_string(),
+        )
+        .env("TERRACE_RUN_REPORT", report)
+        .exec();
+    if is_scratch {
+        let _ = std::fs::remove_dir_all(&pool);
+    }
+    Err(anyhow!("{} cannot be started: {failed}", program.display()).into())
+}
+
+fn library() -> Result<PathBuf, anyhow::Error> {
+    let own = std::env::current_exe().context("where this command is")?;
+    let own = own.canonicalize().unwrap_or(own);
+    let dir = own.parent().unwrap_or(Path::new("/"));
+    let there = LIBRARY_DIRS.map(|near| dir.join(near).join(LIBRARY));
+    let found = there.iter().find(|path| path.is_file());
+    found
+        .and_then(|path| path.canonicalize().ok())
+        .ok_or_else(|| {
+            anyhow!(
+                "{LIBRARY} is neither beside {} nor in ../lib of it: build it with `cargo build --release`, or install it with `make install`",
+                own.display()
+            )
+        })
+}
+
+/// Ours first, so that it stands in front of others.
+fn preloads(library: &Path) -> OsString {
+    let mut all = library.as_os_str().to_owned();
+    if let Some(others) = std::env::var_os("LD_PRELOAD").filter(|others| !others.is_empty()) {
+        all.push(":");
+        all.push(others);
+    }
+    all
+}
+
+/// Whether this machine lets a program take its faults, the kernel's own among them.
+fn check_faults() -> Result<(), anyhow::Error> {
+    let tried = Memory::new(Options {
+        way: Way::Handlers(1),
+        pages_max: terrace_vm::PAGES_MIN,
+        reserve_bytes: 1 << 30,
+        ..Options::default()
+    });
+    tried.map(drop).context(
+        "this machine does not let the program's faults be taken (`terrace doctor` says more)",
+    )
+}
+
+/// The pool's directory, and whether it goes with the program.
+fn pool(asked: Option<&Path>) -> Result<(PathBuf, bool), anyhow::Error> {
+    if let Some(dir) = asked {
+        std::fs::create_dir_all(dir).with_context(|| format!("--pool {}", dir.display()))?;
+        check_disk(dir)?;
+        return Ok((dir.canonicalize().context("--pool")?, false));
+    }
+    let parent = std::env::var_os("TMPDIR").map_or(PathBuf::from("/var/tmp"), PathBuf::from);
+    check_disk(&parent)?;
+    let dir = parent.join(format!("terrace-run-{}", std::process::id()));
+    // What a process of this number left behind.
+    let _ = std::fs::remove_dir_all(&dir);
+    std::fs::create_dir(&dir)
+        .with_context(|| format!("making {} (--pool DIR chooses another)", dir.display()))?;
+    Ok((dir.canonicalize().context("the pool's directory")?, true))
+}
+
+fn check_disk(dir: &Path) -> Result<(), anyhow::Error> {
+    let there = rustix::fs::statfs(dir).with_context(|| dir.display().to_string())?;
+    anyhow::ensure!(
+        there.f_type as u64 != TMPFS,
+        "{} is a tmpfs, which is DRAM: choose a directory on a disk with --pool DIR",
+        dir.display()
+    );
+    Ok(())
+}
+
+/// Makes the pool, so that what is wrong with it is said before the program starts.
+fn make_pool(dir: &Path, dram_bytes: u64, ssd_bytes: u64) -> Result<(), anyhow::Error> {
+    let options = StoreOptions {
+        prewrite: false,
+        ..StoreOptions::scratch(dir, dram_bytes, ssd_bytes)
+    };
+    Store::open(&options).map(drop).map_err(anyhow::Error::from)
+}

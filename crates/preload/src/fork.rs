@@ -1,0 +1,251 @@
+//! fork, in front of the C library's: the child sees its parent's memory as it was.
+//!
+//! In the parent, before: nobody allocates or frees; changed pages go to the store; the process that has the pool makes a view of all pages as they are
+//! (`vm`'s versions), and a thread that serves it. In the child, after: the same addresses are mapped anew, and their pages come from that view. So a
+//! child costs its parent the writing back of what it has changed in DRAM, and itself a fault for each page that it touches.
+//!
+//! Ours are the first handlers that are registered with pthread_atfork: so they run last before the fork, when other allocators have taken their locks in
+//! served memory, and first after it. Promises: child and parent see nothing of each other's changes; what a child holds comes back when it ends.
+//! Never: lets a fork wait for a child.
+
+use crate::arena::ARENA;
+use crate::mappings::Mappings;
+use crate::remote::{Remote, RemoteGround, RemotePages};
+use crate::runtime::{self, Area, Pool, Runtime};
+use crate::{next, raw, report, serve, settings, tls};
+use libc::{c_int, c_void};
+use std::cell::UnsafeCell;
+use std::os::fd::OwnedFd;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, MutexGuard};
+use terrace_vm::heap::HeldHeap;
+use terrace_vm::{Memory, Options, PAGES_MIN, VmError, Way};
+
+/// Handler threads of a child.
+const THREADS: usize = 2;
+/// DRAM of a page that lies apart from others, with its table.
+const PAGE_AND_TABLE_BYTES: u64 = 9 << 10;
+
+/// Between the handlers before and after a fork, in the thread that forks.
+struct Forking {
+    /// The child's end of its socket, or why there is none.
+    end: Result<OwnedFd, i32>,
+    _heaps: [HeldHeap<'static>; 2],
+    mappings: [MutexGuard<'static, Mappings>; 2],
+    signals: libc::sigset_t,
+    runtime: &'static Runtime,
+    _inside: tls::Inside,
+}
+
+struct Turn(UnsafeCell<Option<Forking>>);
+
+// SAFETY: only the thread that has FORKING reaches it.
+unsafe impl Sync for Turn {}
+
+static TURN: Turn = Turn(UnsafeCell::new(None));
+/// One fork at a time.
+static FORKING: AtomicBool = AtomicBool::new(false);
+static REGISTERED: AtomicBool = AtomicBool::new(false);
+
+/// Registers the handlers, before any others.
+pub fn register() {
+    if !settings::are_there() || REGISTERED.swap(true, Ordering::AcqRel) {
+        return;
+    }
+    let _inside = tls::enter();
+    terrace_vm::watch_forks();
+    // SAFETY: plain functions of the right type.
+    let said = unsafe {
+        next::__register_atfork(
+            Some(before),
+            Some(after_in_parent),
+            Some(after_in_child),
+            std::ptr::null_mut(),
+        )
+    };
+    if said != 0 {
+        raw::die(format_args!("handlers of fork are refused: error {said}"));
+    }
+}
+
+/// What pthread_atfork calls.
+///
+/// # Safety
+/// As there.
+#[cfg_attr(not(test), unsafe(no_mangle))]
+pub unsafe extern "C" fn __register_atfork(
+    prepare: Option<unsafe extern "C" fn()>,
+    parent: Option<unsafe extern "C" fn()>,
+    child: Option<unsafe extern "C" fn()>,
+    whose: *mut c_void,
+) -> c_int {
+    register();
+    // SAFETY: the program's promise.
+    unsafe { next::__register_atfork(prepare, parent, child, whose) }
+}
+
+/// As fork(2). Fails with ENOMEM where a second version of what is served has no room on the SSD, or children have their part of the cap already.
+///
+/// # Safety
+/// As there.
+#[cfg_attr(not(test), unsafe(no_mangle))]
+pub unsafe extern "C" fn fork() -> libc::pid_t {
+    if let Some(runtime) = runtime::get()
+        && !tls::is_inside()
+    {
+        let _inside = tls::enter();
+        if !runtime.may_fork() {
+            raw::set_errno(libc::ENOMEM);
+            return -1;
+        }
+    }
+    // SAFETY: as asked.
+    unsafe { next::fork() }
+}
+
+impl Runtime {
+    /// What a second version of all pages would take of the SSD.
+    fn second_bytes(&self) -> u64 {
+        self.malloc.heap.promised_bytes() + self.maps.heap.promised_bytes()
+    }
+
+    fn may_fork(&self) -> bool {
+        let Pool::Home(home) = &self.pool else {
+            return true;
+        };
+        let bytes = self.second_bytes();
+        let (cap_bytes, _) = home.heap.store().cap_and_used_bytes();
+        let room = serve::has_room(cap_bytes);
+        use terrace_vm::heap::Ground;
+        let promised = room && home.heap.promise(bytes).is_ok();
+        if promised {
+            home.heap.unpromise(bytes);
+        }
+        promised
+    }
+
+    /// A view of all pages as they are, for a child.
+    fn view(&self) -> Result<OwnedFd, i32> {
+        for area in [&self.malloc, &self.maps] {
+            area.heap.write_back().map_err(|_| libc::ENOMEM)?;
+        }
+        let bytes = self.second_bytes();
+        match &self.pool {
+            Pool::Home(home) => serve::start(&home.heap, [&home.views[0], &home.views[1]], bytes),
+            Pool::Away(remote) => remote.fork(bytes),
+        }
+    }
+}
+
+unsafe extern "C" fn before() {
+    if tls::is_inside() {
+        return;
+    }
+    let Some(runtime) = runtime::get() else {
+        return;
+    };
+    let inside = tls::enter();
+    let signals = raw::block_signals();
+    while FORKING.swap(true, Ordering::AcqRel) {
+        // SAFETY: sleeps a tenth of a millisecond.
+        unsafe { libc::usleep(100) };
+    }
+    let areas = [&runtime.malloc, &runtime.maps];
+    let forking = Forking {
+        mappings: areas.map(Area::mappings),
+        _heaps: areas.map(|area| area.heap.hold()),
+        end: runtime.view(),
+        signals,
+        runtime,
+        _inside: inside,
+    };
+    // SAFETY: FORKING is this thread's.
+    unsafe { *TURN.0.get() = Some(forking) };
+    ARENA.lock_all();
+}
+
+/// What `before` left, if it was there.
+fn turn() -> Option<Forking> {
+    if !tls::is_inside() || !FORKING.load(Ordering::Acquire) {
+        return None;
+    }
+    ARENA.unlock_all();
+    // SAFETY: this thread forked, so FORKING is its own.
+    unsafe { (*TURN.0.get()).take() }
+}
+
+unsafe extern "C" fn after_in_parent() {
+    let Some(forking) = turn() else { return };
+    let signals = forking.signals;
+    drop(forking);
+    FORKING.store(false, Ordering::Release);
+    raw::restore_signals(&signals);
+}
+
+unsafe extern "C" fn after_in_child() {
+    report::not_here();
+    let Some(mut forking) = turn() else { return };
+    let signals = forking.signals;
+    serve::close_in_child();
+    let mappings = [0, 1].map(|n| std::mem::take(&mut *forking.mappings[n]));
+    let (old, inside) = (forking.runtime, tls::enter());
+    let end = std::mem::replace(&mut forking.end, Err(0));
+    // Locks, heaps and views in it are the parent's.
+    std::mem::forget(forking);
+    if let Pool::Away(remote) = &old.pool {
+        remote.clone().close();
+    }
+    let made = end
+        .map_err(|errno| format!("its parent's memory cannot be kept: error {errno}"))
+        .and_then(|end| in_child(old, end, mappings).map_err(|e| e.to_string()));
+    match made {
+        Ok(runtime) => runtime::publish(runtime),
+        Err(why) => raw::say(format_args!(
+            "a fork's child has no memory of its parent's: {why}"
+        )),
+    }
+    drop(inside);
+    // What `before` entered in this thread.
+    tls::leave();
+    FORKING.store(false, Ordering::Release);
+    raw::restore_signals(&signals);
+}
+
+/// The runtime of a child: the parent's addresses, with pages that come over `end`.
+fn in_child(old: &Runtime, end: OwnedFd, mappings: [Mappings; 2]) -> Result<Runtime, VmError> {
+    let remote = Arc::new(Remote::new(end));
+    let (base, bytes) = old.addresses;
+    let share = serve::share_bytes(old.cap_bytes);
+    let memory = Memory::new(Options {
+        way: Way::Handlers(THREADS),
+        pages_max: ((share / PAGE_AND_TABLE_BYTES) as usize).max(PAGES_MIN),
+        reserve_bytes: bytes,
+        base: Some(base),
+        remembered: Some(0),
+        ..Options::default()
+    })?;
+    let mut mappings = mappings.into_iter();
+    let mut area = |number: u32, old: &Area| {
+        let own = old.addresses();
+        let slot = (own.start - base) / terrace_vm::ADDRESSES_ALIGN_BYTES;
+        let pages = RemotePages {
+            remote: remote.clone(),
+            area: number,
+        };
+        let count = (own.len() / terrace_vm::PAGE_BYTES) as u64;
+        let region = memory.region_at(slot, count, Arc::new(pages))?;
+        let ground = Box::new(RemoteGround(remote.clone()));
+        // SAFETY: this is the only thread of a child that was forked by the one that held the heap; the old one is not used again.
+        let heap = unsafe { old.heap.in_child(region, ground) };
+        let area = Area::new(heap, mappings.next().unwrap_or_default());
+        area.protect_again();
+        Ok::<Area, VmError>(area)
+    };
+    Ok(Runtime {
+        malloc: area(0, &old.malloc)?,
+        maps: area(1, &old.maps)?,
+        addresses: old.addresses,
+        cap_bytes: old.cap_bytes,
+        pool: Pool::Away(remote),
+    })
+}

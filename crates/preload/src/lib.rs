@@ -1,0 +1,50 @@
+//! libterrace_preload: what `terrace run` puts in front of an unmodified program's memory.
+//!
+//! Here: the functions of malloc's and mmap's families, which serve what is large enough from a heap over the pool (`vm`), and pass the rest on. Faults
+//! are taken by handler threads, so that the kernel's own accesses work. Promises: the program sees memory as the C library and the kernel promise
+//! it; what cannot be served is refused with the errno that means so. Never: asks the program's malloc for memory of its own, or touches served memory
+//! with a lock held that a fault needs.
+
+// What tests do not call, since they must not stand in front of their own functions, is used all the same.
+#![cfg_attr(test, allow(dead_code))]
+
+mod arena;
+mod direct;
+mod fork;
+mod malloc;
+mod mappings;
+mod maps;
+mod next;
+mod raw;
+mod remote;
+mod report;
+mod runtime;
+mod serve;
+mod settings;
+mod streams;
+mod threads;
+mod tls;
+mod token;
+mod wire;
+
+/// Run by the loader before the program, and before the constructors of its libraries.
+#[cfg(not(test))]
+#[used]
+#[unsafe(link_section = ".init_array")]
+static START: extern "C" fn() = start;
+
+extern "C" fn start() {
+    if !settings::are_there() {
+        return;
+    }
+    let _inside = tls::enter();
+    match settings::Settings::read() {
+        Ok(Some(settings)) => {
+            fork::register();
+            report::prepare(settings.report.clone());
+            runtime::prepare(settings);
+        }
+        Ok(None) => {}
+        Err(name) => raw::die(format_args!("{name} is not what it should be")),
+    }
+}

@@ -1,0 +1,286 @@
+//! malloc and its family, in front of the program's own.
+//!
+//! An allocation belongs to whoever made it, and its address says who that is: the heap over the pool (large ones), the runtime's arena (what the C
+//! library allocates on behalf of the runtime), or the allocator further down (all else). Promises: what the C standard and glibc say of each
+//! function, errno included; a wrong free ends the program with a message, as glibc does. Never: holds anything of ours while it calls down.
+
+use crate::arena::ARENA;
+use crate::{next, raw, runtime, tls};
+use libc::{c_int, c_void, size_t};
+use terrace_vm::heap::{ALIGN_MAX_BYTES, AllocError};
+
+/// As glibc's.
+const ALIGN_BYTES: usize = 16;
+const PAGE_BYTES: usize = 4096;
+
+fn refused() -> *mut c_void {
+    raw::set_errno(libc::ENOMEM);
+    std::ptr::null_mut()
+}
+
+fn given(taken: Result<*mut u8, AllocError>) -> *mut c_void {
+    match taken {
+        Ok(address) => address.cast(),
+        Err(_) => refused(),
+    }
+}
+
+/// The arena's, with NULL as malloc means it.
+fn own(bytes: usize, align: usize) -> *mut c_void {
+    let address = ARENA.malloc(bytes, align);
+    match address.is_null() {
+        true => refused(),
+        false => address.cast(),
+    }
+}
+
+fn allocate(bytes: usize, zeros: bool) -> *mut c_void {
+    if tls::is_inside() {
+        // What is fresh of the arena may have been used before.
+        let address = own(bytes, ALIGN_BYTES);
+        if zeros && !address.is_null() {
+            // SAFETY: just allocated, with so many bytes.
+            unsafe { address.cast::<u8>().write_bytes(0, bytes) };
+        }
+        return address;
+    }
+    match runtime::for_bytes(bytes) {
+        Some(runtime) => {
+            let _inside = tls::enter();
+            given(match zeros {
+                true => runtime.malloc.heap.alloc_zeroed(bytes, ALIGN_BYTES),
+                false => runtime.malloc.heap.alloc(bytes, ALIGN_BYTES),
+            })
+        }
+        // SAFETY: as the caller asked.
+        None => unsafe {
+            match zeros {
+                true => next::calloc(1, bytes),
+                false => next::malloc(bytes),
+            }
+        },
+    }
+}
+
+fn aligned(align: usize, bytes: usize) -> *mut c_void {
+    if tls::is_inside() {
+        return own(bytes, align);
+    }
+    match runtime::for_bytes(bytes) {
+        Some(runtime) if align <= ALIGN_MAX_BYTES => {
+            let _inside = tls::enter();
+            given(runtime.malloc.heap.alloc(bytes, align.max(ALIGN_BYTES)))
+        }
+        // SAFETY: as the caller asked.
+        _ => unsafe { next::memalign(align, bytes) },
+    }
+}
+
+/// Ends the program as glibc would.
+fn wrong(function: &str, error: AllocError) -> ! {
+    raw::die(format_args!("{function}(): {error}"))
+}
+
+fn release(memory: *mut c_void) {
+    let address = memory as usize;
+    if memory.is_null() {
+        return;
+    }
+    if runtime::is_malloc(address) {
+        let errno = raw::errno();
+        let _inside = tls::enter();
+        let runtime = runtime::get().expect("open, since it has addresses");
+        runtime.malloc.open_again(address);
+        if let Err(error) = runtime.malloc.heap.free(memory.cast()) {
+            wrong("free", error);
+        }
+        raw::set_errno(errno);
+    } else if ARENA.owns(address) {
+        // SAFETY: C's face handed it out.
+        unsafe { ARENA.free(memory.cast()) };
+    } else {
+        // SAFETY: neither ours nor NULL, so it is theirs.
+        unsafe { next::free(memory) };
+    }
+}
+
+fn usable(memory: *mut c_void) -> usize {
+    let address = memory as usize;
+    if memory.is_null() {
+        return 0;
+    }
+    if runtime::is_malloc(address) {
+        let _inside = tls::enter();
+        let runtime = runtime::get().expect("open, since it has addresses");
+        match runtime.malloc.heap.usable_bytes(memory.cast()) {
+            Ok(bytes) => bytes,
+            Err(error) => wrong("malloc_usable_size", error),
+        }
+    } else if ARENA.owns(address) {
+        // SAFETY: C's face handed it out.
+        unsafe { ARENA.size_of(memory.cast()) }
+    } else {
+        // SAFETY: neither ours nor NULL, so it is theirs.
+        unsafe { next::malloc_usable_size(memory) }
+    }
+}
+
+/// # Safety
+/// As realloc's.
+unsafe fn change(memory: *mut c_void, bytes: usize) -> *mut c_void {
+    let address = memory as usize;
+    if memory.is_null() {
+        return allocate(bytes, false);
+    }
+    if runtime::is_malloc(address) {
+        if bytes == 0 {
+            release(memory);
+            return std::ptr::null_mut();
+        }
+        let _inside = tls::enter();
+        let runtime = runtime::get().expect("open, since it has addresses");
+        runtime.malloc.open_again(address);
+        // SAFETY: the program's promise; what is not an allocation is refused.
+        return match unsafe { runtime.malloc.heap.realloc(memory.cast(), bytes) } {
+            Err(error @ (AllocError::NotAllocated { .. } | AllocError::Freed { .. })) => {
+                wrong("realloc", error)
+            }
+            changed => given(changed),
+        };
+    }
+    let moves = ARENA.owns(address) || (!tls::is_inside() && runtime::for_bytes(bytes).is_some());
+    if !moves {
+        // SAFETY: theirs, and the caller's promise.
+        return unsafe { next::realloc(memory, bytes) };
+    }
+    let new = allocate(bytes, false);
+    if !new.is_null() {
+        let len = usable(memory).min(bytes);
+        // SAFETY: both have so many bytes, and two allocations do not overlap.
+        unsafe {
+            new.cast::<u8>()
+                .copy_from_nonoverlapping(memory.cast(), len)
+        };
+        release(memory);
+    }
+    new
+}
+
+/// As malloc(3).
+#[cfg_attr(not(test), unsafe(no_mangle))]
+pub extern "C" fn malloc(bytes: size_t) -> *mut c_void {
+    allocate(bytes, false)
+}
+
+/// As calloc(3).
+#[cfg_attr(not(test), unsafe(no_mangle))]
+pub extern "C" fn calloc(count: size_t, bytes: size_t) -> *mut c_void {
+    match count.checked_mul(bytes) {
+        Some(all) => allocate(all, true),
+        None => refused(),
+    }
+}
+
+/// As realloc(3).
+///
+/// # Safety
+/// As there.
+#[cfg_attr(not(test), unsafe(no_mangle))]
+pub unsafe extern "C" fn realloc(memory: *mut c_void, bytes: size_t) -> *mut c_void {
+    // SAFETY: the program's promise.
+    unsafe { change(memory, bytes) }
+}
+
+/// As reallocarray(3).
+///
+/// # Safety
+/// As there.
+#[cfg_attr(not(test), unsafe(no_mangle))]
+pub unsafe extern "C" fn reallocarray(
+    memory: *mut c_void,
+    count: size_t,
+    bytes: size_t,
+) -> *mut c_void {
+    match count.checked_mul(bytes) {
+        // SAFETY: the program's promise.
+        Some(all) => unsafe { change(memory, all) },
+        None => refused(),
+    }
+}
+
+/// As free(3).
+#[cfg_attr(not(test), unsafe(no_mangle))]
+pub extern "C" fn free(memory: *mut c_void) {
+    release(memory);
+}
+
+/// As free(3), under the name that older programs have.
+#[cfg_attr(not(test), unsafe(no_mangle))]
+pub extern "C" fn cfree(memory: *mut c_void) {
+    release(memory);
+}
+
+/// As malloc_usable_size(3).
+#[cfg_attr(not(test), unsafe(no_mangle))]
+pub extern "C" fn malloc_usable_size(memory: *mut c_void) -> size_t {
+    usable(memory)
+}
+
+fn checked(align: usize, bytes: usize) -> *mut c_void {
+    if !align.is_power_of_two() {
+        raw::set_errno(libc::EINVAL);
+        return std::ptr::null_mut();
+    }
+    aligned(align, bytes)
+}
+
+/// As aligned_alloc(3).
+#[cfg_attr(not(test), unsafe(no_mangle))]
+pub extern "C" fn aligned_alloc(align: size_t, bytes: size_t) -> *mut c_void {
+    checked(align, bytes)
+}
+
+/// As memalign(3).
+#[cfg_attr(not(test), unsafe(no_mangle))]
+pub extern "C" fn memalign(align: size_t, bytes: size_t) -> *mut c_void {
+    checked(align.next_power_of_two(), bytes)
+}
+
+/// As posix_memalign(3).
+///
+/// # Safety
+/// As there.
+#[cfg_attr(not(test), unsafe(no_mangle))]
+pub unsafe extern "C" fn posix_memalign(
+    memory: *mut *mut c_void,
+    align: size_t,
+    bytes: size_t,
+) -> c_int {
+    if !align.is_power_of_two() || !align.is_multiple_of(size_of::<*mut c_void>()) {
+        return libc::EINVAL;
+    }
+    let errno = raw::errno();
+    let address = aligned(align, bytes);
+    raw::set_errno(errno);
+    if address.is_null() {
+        return libc::ENOMEM;
+    }
+    // SAFETY: the program's promise.
+    unsafe { memory.write(address) };
+    0
+}
+
+/// As valloc(3).
+#[cfg_attr(not(test), unsafe(no_mangle))]
+pub extern "C" fn valloc(bytes: size_t) -> *mut c_void {
+    aligned(PAGE_BYTES, bytes)
+}
+
+/// As pvalloc(3).
+#[cfg_attr(not(test), unsafe(no_mangle))]
+pub extern "C" fn pvalloc(bytes: size_t) -> *mut c_void {
+    match bytes.checked_next_multiple_of(PAGE_BYTES) {
+        Some(bytes) => aligned(PAGE_BYTES, bytes.max(PAGE_BYTES)),
+        None => refused(),
+    }
+}

@@ -1,0 +1,128 @@
+//! The functions that this library stands in front of: those of the program's own allocator, or of the C library.
+//!
+//! Promises: found once each, without asking any malloc but our own; where the program has no other malloc than ours, the C library's own names for
+//! its are used. Never: calls one itself.
+
+use crate::{raw, tls};
+use libc::{c_char, c_int, c_void, iovec, off_t, size_t, ssize_t};
+use std::ffi::CStr;
+use std::sync::atomic::{AtomicPtr, Ordering};
+
+/// A function further down, looked up when it is first needed.
+pub struct Next {
+    name: &'static CStr,
+    /// Of the C library, which nobody interposes.
+    other: Option<&'static CStr>,
+    found: AtomicPtr<c_void>,
+}
+
+impl Next {
+    const fn new(name: &'static CStr, other: Option<&'static CStr>) -> Next {
+        Next {
+            name,
+            other,
+            found: AtomicPtr::new(std::ptr::null_mut()),
+        }
+    }
+
+    #[inline]
+    fn get(&self) -> *mut c_void {
+        let found = self.found.load(Ordering::Acquire);
+        match found.is_null() {
+            true => self.look_up(),
+            false => found,
+        }
+    }
+
+    #[cold]
+    fn look_up(&self) -> *mut c_void {
+        // What dlsym allocates is ours, so it does not come back here.
+        let _inside = tls::enter();
+        let find = |name: &CStr| {
+            let name: *const c_char = name.as_ptr();
+            // SAFETY: a name that ends in a zero.
+            unsafe { libc::dlsym(libc::RTLD_NEXT, name) }
+        };
+        let mut found = find(self.name);
+        if found.is_null() {
+            found = self.other.map_or(found, find);
+        }
+        if found.is_null() {
+            raw::die(format_args!(
+                "the C library has no function {:?}: is this program statically linked in part?",
+                self.name
+            ));
+        }
+        self.found.store(found, Ordering::Release);
+        found
+    }
+}
+
+macro_rules! functions {
+    ($($(#[$doc:meta])* $name:ident($($arg:ident: $kind:ty),*) -> $result:ty = $other:expr;)*) => {
+        $(
+            $(#[$doc])*
+            #[inline]
+            pub unsafe fn $name($($arg: $kind),*) -> $result {
+                const NAME: &CStr = match CStr::from_bytes_with_nul(concat!(stringify!($name), "\0").as_bytes()) {
+                    Ok(name) => name,
+                    Err(_) => panic!("a name without zeros"),
+                };
+                static NEXT: Next = Next::new(NAME, $other);
+                // SAFETY: the function of this name has this type.
+                let function: unsafe extern "C" fn($($kind),*) -> $result = unsafe { std::mem::transmute(NEXT.get()) };
+                // SAFETY: the caller's promise.
+                unsafe { function($($arg),*) }
+            }
+        )*
+    };
+}
+
+functions! {
+    /// As malloc(3).
+    malloc(bytes: size_t) -> *mut c_void = Some(c"__libc_malloc");
+    /// As calloc(3).
+    calloc(count: size_t, bytes: size_t) -> *mut c_void = Some(c"__libc_calloc");
+    /// As realloc(3).
+    realloc(memory: *mut c_void, bytes: size_t) -> *mut c_void = Some(c"__libc_realloc");
+    /// As free(3).
+    free(memory: *mut c_void) -> () = Some(c"__libc_free");
+    /// As aligned_alloc(3), without its rules.
+    memalign(align: size_t, bytes: size_t) -> *mut c_void = Some(c"__libc_memalign");
+    /// As malloc_usable_size(3).
+    malloc_usable_size(memory: *mut c_void) -> size_t = None;
+    /// As fork(2).
+    fork() -> libc::pid_t = Some(c"__libc_fork");
+    /// As pthread_atfork(3), with whose handlers they are.
+    __register_atfork(prepare: Option<unsafe extern "C" fn()>, parent: Option<unsafe extern "C" fn()>, child: Option<unsafe extern "C" fn()>, whose: *mut c_void) -> c_int = None;
+    /// As fopen(3).
+    fopen(path: *const c_char, mode: *const c_char) -> *mut libc::FILE = None;
+    /// As fopen64(3).
+    fopen64(path: *const c_char, mode: *const c_char) -> *mut libc::FILE = None;
+    /// As fdopen(3).
+    fdopen(fd: c_int, mode: *const c_char) -> *mut libc::FILE = None;
+    /// As fmemopen(3).
+    fmemopen(memory: *mut c_void, bytes: size_t, mode: *const c_char) -> *mut libc::FILE = None;
+    /// As open_memstream(3).
+    open_memstream(memory: *mut *mut c_char, bytes: *mut size_t) -> *mut libc::FILE = None;
+    /// As tmpfile(3).
+    tmpfile() -> *mut libc::FILE = None;
+    /// As popen(3).
+    popen(command: *const c_char, mode: *const c_char) -> *mut libc::FILE = None;
+    /// As read(2).
+    read(fd: c_int, at: *mut c_void, len: size_t) -> ssize_t = None;
+    /// As pread(2).
+    pread(fd: c_int, at: *mut c_void, len: size_t, offset: off_t) -> ssize_t = None;
+    /// As pread64(2).
+    pread64(fd: c_int, at: *mut c_void, len: size_t, offset: off_t) -> ssize_t = None;
+    /// As readv(2).
+    readv(fd: c_int, parts: *const iovec, count: c_int) -> ssize_t = None;
+    /// As preadv(2).
+    preadv(fd: c_int, parts: *const iovec, count: c_int, offset: off_t) -> ssize_t = None;
+    /// As preadv64(2).
+    preadv64(fd: c_int, parts: *const iovec, count: c_int, offset: off_t) -> ssize_t = None;
+    /// As preadv2(2).
+    preadv2(fd: c_int, parts: *const iovec, count: c_int, offset: off_t, flags: c_int) -> ssize_t = None;
+    /// As pthread_create(3).
+    pthread_create(thread: *mut libc::pthread_t, attr: *const libc::pthread_attr_t, start: extern "C" fn(*mut c_void) -> *mut c_void, arg: *mut c_void) -> c_int = None;
+}

@@ -1,0 +1,131 @@
+//! System calls without the C library's functions around them, since those of this name lead back into this library.
+//!
+//! Promises: the kernel's answer, and errno as the C library would set it. Never: looks at what is asked.
+
+use libc::{c_int, c_long, c_void, off_t, size_t};
+
+/// As mmap(2).
+pub unsafe fn mmap(
+    at: *mut c_void,
+    len: size_t,
+    prot: c_int,
+    flags: c_int,
+    fd: c_int,
+    offset: off_t,
+) -> *mut c_void {
+    // SAFETY: the caller's promise.
+    let said = unsafe { libc::syscall(libc::SYS_mmap, at, len, prot, flags, fd, offset) };
+    said as *mut c_void
+}
+
+/// As munmap(2).
+pub unsafe fn munmap(at: *mut c_void, len: size_t) -> c_int {
+    // SAFETY: the caller's promise.
+    unsafe { libc::syscall(libc::SYS_munmap, at, len) as c_int }
+}
+
+/// As mremap(2).
+pub unsafe fn mremap(
+    at: *mut c_void,
+    old: size_t,
+    new: size_t,
+    flags: c_int,
+    to: *mut c_void,
+) -> *mut c_void {
+    // SAFETY: the caller's promise.
+    let said = unsafe { libc::syscall(libc::SYS_mremap, at, old, new, flags, to) };
+    said as *mut c_void
+}
+
+/// As madvise(2).
+pub unsafe fn madvise(at: *mut c_void, len: size_t, advice: c_int) -> c_int {
+    // SAFETY: the caller's promise.
+    unsafe { libc::syscall(libc::SYS_madvise, at, len, advice) as c_int }
+}
+
+/// As mprotect(2).
+pub unsafe fn mprotect(at: *mut c_void, len: size_t, prot: c_int) -> c_int {
+    // SAFETY: the caller's promise.
+    unsafe { libc::syscall(libc::SYS_mprotect, at, len, prot) as c_int }
+}
+
+/// Fresh zeros at an address the kernel chooses; NULL if there is none.
+pub fn map_zeros(len: usize) -> *mut u8 {
+    let (prot, flags) = (
+        libc::PROT_READ | libc::PROT_WRITE,
+        libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE,
+    );
+    // SAFETY: a new mapping overlaps nothing.
+    let mapped = unsafe { mmap(std::ptr::null_mut(), len, prot, flags, -1, 0) };
+    match mapped == libc::MAP_FAILED {
+        true => std::ptr::null_mut(),
+        false => mapped.cast(),
+    }
+}
+
+/// Sets errno.
+pub fn set_errno(errno: c_int) {
+    // SAFETY: errno is this thread's own.
+    unsafe { *libc::__errno_location() = errno };
+}
+
+/// Reads errno.
+pub fn errno() -> c_int {
+    // SAFETY: errno is this thread's own.
+    unsafe { *libc::__errno_location() }
+}
+
+/// Holds back signals of this thread, but for those that its own instructions raise; answers what was held back before.
+pub fn block_signals() -> libc::sigset_t {
+    // SAFETY: sets are integers, filled before they are used; only this thread's mask changes.
+    unsafe {
+        let mut set: libc::sigset_t = std::mem::zeroed();
+        let mut before: libc::sigset_t = std::mem::zeroed();
+        libc::sigfillset(&mut set);
+        for signal in [
+            libc::SIGBUS,
+            libc::SIGSEGV,
+            libc::SIGILL,
+            libc::SIGFPE,
+            libc::SIGABRT,
+        ] {
+            libc::sigdelset(&mut set, signal);
+        }
+        libc::pthread_sigmask(libc::SIG_BLOCK, &set, &mut before);
+        before
+    }
+}
+
+/// Ends that.
+pub fn restore_signals(before: &libc::sigset_t) {
+    // SAFETY: a set that `block_signals` answered.
+    unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, before, std::ptr::null_mut()) };
+}
+
+/// Ends the process with a line on stderr: something that must not be went wrong, and going on would lose the program's data.
+pub fn die(what: std::fmt::Arguments<'_>) -> ! {
+    say(what);
+    // SAFETY: ends the process.
+    unsafe { libc::abort() }
+}
+
+/// A line on stderr, without the heap.
+pub fn say(what: std::fmt::Arguments<'_>) {
+    struct Line([u8; 512], usize);
+    impl std::fmt::Write for Line {
+        fn write_str(&mut self, text: &str) -> std::fmt::Result {
+            let room = self.0.len() - 1 - self.1;
+            let text = &text.as_bytes()[..text.len().min(room)];
+            self.0[self.1..][..text.len()].copy_from_slice(text);
+            self.1 += text.len();
+            Ok(())
+        }
+    }
+    let mut line = Line([0; 512], 0);
+    // What does not fit is cut.
+    let _ = std::fmt::Write::write_fmt(&mut line, format_args!("terrace run: {what}"));
+    line.0[line.1] = b'\n';
+    let _: c_long =
+        // SAFETY: the bytes of the line; a stderr that is closed refuses them.
+        unsafe { libc::syscall(libc::SYS_write, 2, line.0.as_ptr(), line.1 + 1) };
+}

@@ -1,0 +1,237 @@
+//! In the child of a fork: pages, room and cap that the process that has the pool gives.
+//!
+//! Promises: one question at a time, with the program's signals held back, so that no handler of its own faults meanwhile; when the other process is
+//! gone, pages cannot be had (SIGBUS), and nothing waits. Never: keeps a page.
+
+use crate::raw;
+use crate::wire::{self, Ask, Gone, Say};
+use std::os::fd::OwnedFd;
+use std::sync::{Arc, Mutex, PoisonError};
+use terrace_vm::heap::{AllocError, Ground};
+use terrace_vm::opp::HeapError;
+use terrace_vm::store::ObjectError;
+use terrace_vm::{Backing, Changed, FetchError, Fetched, PAGE_BYTES, Page, StoreError};
+
+/// The connection.
+pub struct Remote(Mutex<State>);
+
+struct State {
+    end: OwnedFd,
+    /// Pages that were discarded and not yet told: area, first and how many.
+    discarded: Option<(u32, u64, u64)>,
+}
+
+impl Remote {
+    /// Over the child's end of a socket.
+    pub fn new(end: OwnedFd) -> Remote {
+        Remote(Mutex::new(State {
+            end,
+            discarded: None,
+        }))
+    }
+
+    /// Does something with the connection, alone.
+    fn with<R>(&self, work: impl FnOnce(&mut State) -> Result<R, Gone>) -> Result<R, Gone> {
+        let before = raw::block_signals();
+        let result = work(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner));
+        raw::restore_signals(&before);
+        result
+    }
+
+    fn tell(&self, ask: Ask) {
+        // If the other process is gone there is nothing to tell.
+        let _ = self.with(|state| {
+            state.settle()?;
+            wire::send(&state.end, &[ask])
+        });
+    }
+
+    /// A socket for a child of this child; `bytes` is what a second version of everything would take.
+    pub fn fork(&self, bytes: u64) -> Result<OwnedFd, i32> {
+        let ask = Ask {
+            what: wire::FORK,
+            count: bytes,
+            ..Ask::default()
+        };
+        let asked = self.with(|state| {
+            state.settle()?;
+            let say = state.ask(ask)?;
+            match say.errno {
+                0 => Ok(Ok(wire::receive_descriptor(&state.end)?)),
+                errno => Ok(Err(errno)),
+            }
+        });
+        asked.unwrap_or(Err(libc::ENOMEM))
+    }
+
+    /// In a child of this child: the connection is not its own.
+    pub fn close(self: Arc<Remote>) {
+        if let Ok(state) = self.0.try_lock() {
+            use std::os::fd::AsRawFd;
+            // SAFETY: a copy of the parent's, which nobody here uses any more.
+            unsafe { libc::close(state.end.as_raw_fd()) };
+        }
+        std::mem::forget(self);
+    }
+}
+
+impl State {
+    fn ask(&mut self, ask: Ask) -> Result<Say, Gone> {
+        wire::send(&self.end, &[ask])?;
+        self.answer()
+    }
+
+    fn answer(&mut self) -> Result<Say, Gone> {
+        let mut say = [Say::default()];
+        wire::receive(&self.end, &mut say)?;
+        Ok(say[0])
+    }
+
+    /// Tells what was discarded, before anything else is said.
+    fn settle(&mut self) -> Result<(), Gone> {
+        match self.discarded.take() {
+            Some((area, first, count)) => wire::send(
+                &self.end,
+                &[Ask {
+                    what: wire::DISCARD,
+                    area,
+                    first,
+                    count,
+                }],
+            ),
+            None => Ok(()),
+        }
+    }
+}
+
+/// One heap's pages.
+pub struct RemotePages {
+    pub remote: Arc<Remote>,
+    pub area: u32,
+}
+
+impl Backing for RemotePages {
+    fn fetch(&self, page: u64, into: &mut Page) -> Result<Fetched, FetchError> {
+        let ask = Ask {
+            what: wire::FETCH,
+            area: self.area,
+            first: page,
+            count: 1,
+        };
+        let said = self.remote.with(|state| {
+            state.settle()?;
+            let say = state.ask(ask)?;
+            if say.errno == 0 && say.found != wire::ABSENT {
+                wire::receive_bytes(&state.end, &mut into.0)?;
+            }
+            Ok(say)
+        });
+        match said {
+            Err(Gone) => Err(FetchError::Closed),
+            Ok(Say {
+                errno: 0, found, ..
+            }) => Ok(match found {
+                wire::ABSENT => Fetched::Absent,
+                wire::FILLED => Fetched::Filled,
+                _ => Fetched::Read,
+            }),
+            Ok(Say { errno, .. }) => Err(FetchError::Io {
+                offset: page * PAGE_BYTES as u64,
+                len: PAGE_BYTES as u32,
+                errno,
+            }),
+        }
+    }
+
+    fn store(&self, pages: &[Changed<'_>]) -> Result<usize, StoreError> {
+        let pages = &pages[..pages.len().min(wire::PAGES_MAX)];
+        let mut numbers = [0; wire::PAGES_MAX];
+        for (number, changed) in numbers.iter_mut().zip(pages) {
+            *number = changed.page | if changed.surely { wire::SURELY } else { 0 };
+        }
+        let ask = Ask {
+            what: wire::STORE,
+            area: self.area,
+            first: 0,
+            count: pages.len() as u64,
+        };
+        let said = self.remote.with(|state| {
+            state.settle()?;
+            wire::send(&state.end, &[ask])?;
+            wire::send(&state.end, &numbers[..pages.len()])?;
+            for changed in pages {
+                wire::send_bytes(&state.end, &changed.bytes.0)?;
+            }
+            state.answer()
+        });
+        match said {
+            Err(Gone) => Err(StoreError::Closed),
+            Ok(Say {
+                errno: 0, count, ..
+            }) => Ok(count as usize),
+            Ok(Say {
+                errno: libc::ENOSPC,
+                ..
+            }) => Err(StoreError::Full {
+                asked_bytes: (pages.len() * PAGE_BYTES) as u64,
+            }),
+            Ok(Say { errno, .. }) => Err(StoreError::Io { errno }),
+        }
+    }
+
+    fn discard(&self, page: u64) {
+        // If the other process is gone there is nothing to tell.
+        let _ = self.remote.with(|state| {
+            match &mut state.discarded {
+                Some((area, first, count)) if *area == self.area && *first + *count == page => {
+                    *count += 1;
+                }
+                _ => {
+                    state.settle()?;
+                    state.discarded = Some((self.area, page, 1));
+                }
+            }
+            Ok(())
+        });
+    }
+}
+
+/// Room and cap.
+pub struct RemoteGround(pub Arc<Remote>);
+
+impl Ground for RemoteGround {
+    fn promise(&self, bytes: u64) -> Result<(), AllocError> {
+        let ask = Ask {
+            what: wire::PROMISE,
+            count: bytes,
+            ..Ask::default()
+        };
+        let said = self.0.with(|state| {
+            state.settle()?;
+            state.ask(ask)
+        });
+        match said {
+            Ok(Say { errno: 0, .. }) => Ok(()),
+            _ => Err(AllocError::Heap(HeapError::Store(ObjectError::Full {
+                asked_bytes: bytes,
+            }))),
+        }
+    }
+
+    fn unpromise(&self, bytes: u64) {
+        self.0.tell(Ask {
+            what: wire::UNPROMISE,
+            count: bytes,
+            ..Ask::default()
+        });
+    }
+
+    fn count(&self, before: u64, after: u64) {
+        self.0.tell(Ask {
+            what: wire::COUNT,
+            area: 0,
+            first: before,
+            count: after,
+        });
+    }
+}

@@ -1,0 +1,170 @@
+//! The report of a run: at the end of the program, and when SIGUSR2 comes, if the program has no handler of its own for it.
+//!
+//! Promises: counts as they were kept, one line each; written with one call. Never: allocates from the program's malloc, or waits.
+
+use crate::arena::ARENA;
+use crate::runtime::{self, Pool};
+use crate::tls;
+use std::ffi::OsString;
+use std::fmt::Write;
+use std::os::unix::ffi::OsStrExt;
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
+
+static TO: OnceLock<OsString> = OnceLock::new();
+/// A copy of stderr: programs close their own before they end.
+static STDERR: AtomicI32 = AtomicI32::new(-1);
+/// Copies get numbers from here on, where programs do not look.
+const NUMBER_MIN: i32 = 900;
+static DONE: AtomicBool = AtomicBool::new(false);
+
+/// Takes note of where the report goes: a file, `-` for stderr, nothing for nowhere.
+pub fn prepare(to: OsString) {
+    if to.as_bytes() == b"-" {
+        // SAFETY: makes a descriptor of another.
+        let copy = unsafe { libc::fcntl(2, libc::F_DUPFD_CLOEXEC, NUMBER_MIN) };
+        STDERR.store(copy, Ordering::Relaxed);
+    }
+    // Said once.
+    let _ = TO.set(to);
+    // SAFETY: plain functions; the handler is installed only where the program's start left the default, and only writes.
+    unsafe {
+        libc::atexit(at_exit);
+        let mut before: libc::sigaction = std::mem::zeroed();
+        libc::sigaction(libc::SIGUSR2, std::ptr::null(), &mut before);
+        if before.sa_sigaction == libc::SIG_DFL {
+            let mut action: libc::sigaction = std::mem::zeroed();
+            let handler: extern "C" fn(i32) = on_signal;
+            action.sa_sigaction = handler as usize;
+            action.sa_flags = libc::SA_RESTART;
+            libc::sigaction(libc::SIGUSR2, &action, std::ptr::null_mut());
+        }
+    }
+}
+
+extern "C" fn at_exit() {
+    end();
+}
+
+extern "C" fn on_signal(_: i32) {
+    let errno = crate::raw::errno();
+    write("now");
+    crate::raw::set_errno(errno);
+}
+
+/// The process ends: the last report, once.
+pub fn end() {
+    if !DONE.swap(true, Ordering::AcqRel) {
+        // Children of forks have their memory from this process: it stays until they are gone.
+        while crate::serve::children() > 0 {
+            // SAFETY: sleeps a few milliseconds.
+            unsafe { libc::usleep(5000) };
+        }
+        write("at its end");
+    }
+}
+
+/// In the child of a fork: the report is the parent's.
+pub fn not_here() {
+    DONE.store(true, Ordering::Release);
+}
+
+fn write(when: &str) {
+    let Some(to) = TO.get().filter(|to| !to.is_empty()) else {
+        return;
+    };
+    let _inside = tls::enter();
+    let mut text = String::new();
+    compose(&mut text, when);
+    let written = match to.as_bytes() {
+        b"-" => to_stderr(text.as_bytes()),
+        _ => std::fs::write(to, &text),
+    };
+    if let Err(e) = written {
+        crate::raw::say(format_args!("the report cannot be written: {e}"));
+    }
+}
+
+fn to_stderr(text: &[u8]) -> std::io::Result<()> {
+    let stderr = STDERR.load(Ordering::Relaxed);
+    // SAFETY: the bytes of the text.
+    let said = unsafe { libc::write(stderr, text.as_ptr().cast(), text.len()) };
+    match said {
+        -1 => Err(std::io::Error::last_os_error()),
+        _ => Ok(()),
+    }
+}
+
+fn compose(text: &mut String, when: &str) {
+    let mut line = |name: &str, value: u64| {
+        // Writing to a string does not fail.
+        let _ = writeln!(text, "{name:<28} {value}");
+    };
+    let process = std::process::id();
+    let Some(runtime) = runtime::get() else {
+        let _ = writeln!(
+            text,
+            "terrace run: process {process} {when}: nothing was large enough to be served"
+        );
+        return;
+    };
+    let (malloc, maps) = (runtime.malloc.heap.stats(), runtime.maps.heap.stats());
+    let memory = runtime.malloc.heap.memory_stats();
+    line("served_malloc_bytes", malloc.page_bytes);
+    line("served_mmap_bytes", maps.page_bytes);
+    line("dram_peak_bytes", status_bytes("VmHWM:"));
+    line("dram_bytes", status_bytes("VmRSS:"));
+    line("page_table_bytes", status_bytes("VmPTE:"));
+    line("runtime_bytes", ARENA.used_bytes() as u64);
+    line("resident_pages", memory.resident_pages);
+    line("faults", memory.fetched + memory.absent + memory.opened);
+    line("faults_first_touch", memory.absent);
+    line("faults_by_writing", memory.opened);
+    line("pages_fetched", memory.fetched);
+    line("pages_evicted", memory.evicted);
+    line("pages_stored", memory.stored);
+    line("faults_failed", memory.failed_faults);
+    line("fault_microseconds", memory.fault_ns / 1000);
+    if let Pool::Home(home) = &runtime.pool {
+        let stats = home.heap.store().stats();
+        line("dram_cap_bytes", stats.cap_bytes);
+        line("dram_counted_bytes", stats.used_bytes);
+        line("dram_hits", stats.lanes.hits_dram);
+        line("dram_misses", stats.lanes.misses);
+        line("device_reads", stats.disk_reads);
+        line("device_bytes_read", stats.disk_read_bytes);
+        line("device_bytes_written", stats.device_write_bytes);
+    }
+    text.insert_str(0, &format!("terrace run: process {process} {when}\n"));
+}
+
+/// A line of /proc/self/status that is in KiB.
+fn status_bytes(name: &str) -> u64 {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let line = status.lines().find_map(|line| line.strip_prefix(name));
+    let kib = line.and_then(|rest| rest.split_whitespace().next()?.parse::<u64>().ok());
+    kib.unwrap_or(0) * 1024
+}
+
+/// As _exit(2): what ends without running what it left for its end reports too.
+#[cfg_attr(not(test), unsafe(no_mangle))]
+pub extern "C" fn _exit(status: libc::c_int) -> ! {
+    leave(status)
+}
+
+/// As _Exit(3).
+#[allow(non_snake_case)]
+#[cfg_attr(not(test), unsafe(no_mangle))]
+pub extern "C" fn _Exit(status: libc::c_int) -> ! {
+    leave(status)
+}
+
+fn leave(status: libc::c_int) -> ! {
+    if !tls::is_inside() {
+        end();
+    }
+    loop {
+        // SAFETY: ends the process.
+        unsafe { libc::syscall(libc::SYS_exit_group, status) };
+    }
+}

@@ -1,0 +1,259 @@
+//! The process that has the pool serves the pages of its forks' children: a thread for each, as long as it lives.
+//!
+//! Promises: a child sees its own view of the pages, whatever others change; what it was promised and its part of the cap come back when it ends, runs
+//! another program or is killed. Never: trusts a child with more than its own view.
+
+use crate::wire::{self, Ask, Gone, Say};
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicI32, AtomicUsize, Ordering};
+use terrace_vm::heap::Ground;
+use terrace_vm::opp::Heap;
+use terrace_vm::store::{VIEWS_MAX, View};
+use terrace_vm::{Backing, Changed, FetchError, Fetched, PAGE_BYTES, Page, StoreError};
+
+/// Part of the cap that a child's buffer has: one in so many, within these bounds.
+const SHARE: u64 = 32;
+const SHARE_MIN_BYTES: u64 = 1 << 20;
+const SHARE_MAX_BYTES: u64 = 16 << 20;
+/// Of the cap, what all children together may have.
+const SHARES_MAX: u64 = 2;
+/// Stack of a thread that serves.
+const STACK_BYTES: usize = 256 << 10;
+
+/// The ends of sockets at which children are served: they are not their siblings' business.
+static ENDS: [AtomicI32; VIEWS_MAX] = [const { AtomicI32::new(-1) }; VIEWS_MAX];
+/// Children that are served.
+static LIVE: AtomicUsize = AtomicUsize::new(0);
+
+/// How many children are served.
+pub fn children() -> usize {
+    LIVE.load(Ordering::Acquire)
+}
+
+/// In a child: what belongs to the parent is closed.
+pub fn close_in_child() {
+    for end in &ENDS {
+        let fd = end.swap(-1, Ordering::AcqRel);
+        if fd >= 0 {
+            // SAFETY: a copy of the parent's, which nobody here uses.
+            unsafe { libc::close(fd) };
+        }
+    }
+    LIVE.store(0, Ordering::Release);
+}
+
+/// DRAM that a child's pages may take, under a cap.
+pub fn share_bytes(cap_bytes: u64) -> u64 {
+    (cap_bytes / SHARE).clamp(SHARE_MIN_BYTES, SHARE_MAX_BYTES)
+}
+
+/// Whether one more child may have its share.
+pub fn has_room(cap_bytes: u64) -> bool {
+    let after = children() as u64 + 1;
+    after * share_bytes(cap_bytes) <= cap_bytes / SHARES_MAX && after < VIEWS_MAX as u64
+}
+
+/// One that serves, and what it gives back at its end.
+struct Service {
+    heap: Heap,
+    views: [View; 2],
+    end: OwnedFd,
+    /// Of the room on the SSD.
+    promised_bytes: u64,
+    /// Of the cap: its share, and tables.
+    counted_bytes: u64,
+}
+
+/// Why a child cannot be served: an error number.
+type Refused = i32;
+
+/// A view for a child, and a thread that serves it: the child's end of the socket. `bytes` is what a second version of everything would take.
+pub fn start(heap: &Heap, views: [&View; 2], bytes: u64) -> Result<OwnedFd, Refused> {
+    let (cap_bytes, _) = heap.store().cap_and_used_bytes();
+    let share_bytes = share_bytes(cap_bytes);
+    if !has_room(cap_bytes) {
+        return Err(libc::ENOMEM);
+    }
+    LIVE.fetch_add(1, Ordering::AcqRel);
+    let begun = begin(heap, views, bytes, share_bytes);
+    if begun.is_err() {
+        LIVE.fetch_sub(1, Ordering::AcqRel);
+    }
+    begun
+}
+
+fn begin(heap: &Heap, views: [&View; 2], bytes: u64, share_bytes: u64) -> Result<OwnedFd, Refused> {
+    let [end, childs] = wire::pair()?;
+    heap.promise(bytes).map_err(|_| libc::ENOMEM)?;
+    let (Some(first), Some(second)) = (views[0].fork(), views[1].fork()) else {
+        heap.unpromise(bytes);
+        return Err(libc::ENOMEM);
+    };
+    heap.count(0, share_bytes);
+    let service = Service {
+        heap: heap.clone(),
+        views: [first, second],
+        end,
+        promised_bytes: bytes,
+        counted_bytes: share_bytes,
+    };
+    let slot = ENDS.iter().find(|end| {
+        let fd = service.end.as_raw_fd();
+        let (before, now) = (Ordering::AcqRel, Ordering::Acquire);
+        end.compare_exchange(-1, fd, before, now).is_ok()
+    });
+    let thread = std::thread::Builder::new()
+        .name("terrace-child".into())
+        .stack_size(STACK_BYTES)
+        .spawn(move || {
+            let mut service = service;
+            // It ends when the child does.
+            while service.turn().is_ok() {}
+            if let Some(slot) = slot {
+                slot.store(-1, Ordering::Release);
+            }
+            drop(service);
+            LIVE.fetch_sub(1, Ordering::AcqRel);
+        });
+    // A thread that did not start has dropped the service; its slot names an end that is closed.
+    if let (Err(_), Some(slot)) = (&thread, slot) {
+        slot.store(-1, Ordering::Release);
+    }
+    thread.map(|_| childs).map_err(|_| libc::EAGAIN)
+}
+
+impl Drop for Service {
+    fn drop(&mut self) {
+        self.heap.unpromise(self.promised_bytes);
+        self.heap.count(self.counted_bytes, 0);
+    }
+}
+
+impl Service {
+    fn turn(&mut self) -> Result<(), Gone> {
+        let mut ask = [Ask::default()];
+        wire::receive(&self.end, &mut ask)?;
+        let [ask] = ask;
+        let view = &self.views[(ask.area & 1) as usize];
+        match ask.what {
+            wire::FETCH => self.fetch(view, ask.first),
+            wire::STORE => self.store(view, ask.count),
+            wire::DISCARD => {
+                for page in ask.first..ask.first.saturating_add(ask.count).min(view.pages()) {
+                    view.discard(page);
+                }
+                Ok(())
+            }
+            wire::PROMISE => {
+                let errno = match self.heap.promise(ask.count) {
+                    Ok(()) => {
+                        self.promised_bytes += ask.count;
+                        0
+                    }
+                    Err(_) => libc::ENOMEM,
+                };
+                self.say(errno)
+            }
+            wire::UNPROMISE => {
+                let bytes = ask.count.min(self.promised_bytes);
+                self.promised_bytes -= bytes;
+                self.heap.unpromise(bytes);
+                Ok(())
+            }
+            wire::COUNT => {
+                let now = (self.counted_bytes + ask.count).saturating_sub(ask.first);
+                self.heap.count(self.counted_bytes, now);
+                self.counted_bytes = now;
+                Ok(())
+            }
+            wire::FORK => match start(&self.heap, [&self.views[0], &self.views[1]], ask.count) {
+                Ok(childs) => {
+                    self.say(0)?;
+                    wire::send_descriptor(&self.end, &childs)
+                }
+                Err(errno) => self.say(errno),
+            },
+            _ => Err(Gone),
+        }
+    }
+
+    fn say(&self, errno: i32) -> Result<(), Gone> {
+        let say = Say {
+            errno,
+            ..Say::default()
+        };
+        wire::send(&self.end, &[say])
+    }
+
+    fn fetch(&self, view: &View, page: u64) -> Result<(), Gone> {
+        if page >= view.pages() {
+            return Err(Gone);
+        }
+        let mut contents = Page::ZERO;
+        let found = match view.fetch(page, &mut contents) {
+            Ok(Fetched::Absent) => wire::ABSENT,
+            Ok(Fetched::Filled) => wire::FILLED,
+            Ok(Fetched::Read) => wire::READ,
+            Err(FetchError::Io { errno, .. }) => return self.say(errno),
+            Err(_) => return self.say(libc::EIO),
+        };
+        let say = Say {
+            found,
+            ..Say::default()
+        };
+        wire::send(&self.end, &[say])?;
+        match found {
+            wire::ABSENT => Ok(()),
+            _ => wire::send_bytes(&self.end, &contents.0),
+        }
+    }
+
+    fn store(&self, view: &View, count: u64) -> Result<(), Gone> {
+        let count = usize::try_from(count).unwrap_or(usize::MAX);
+        if count == 0 || count > wire::PAGES_MAX {
+            return Err(Gone);
+        }
+        let mut numbers = [0u64; wire::PAGES_MAX];
+        wire::receive(&self.end, &mut numbers[..count])?;
+        let mut pages = vec![Page::ZERO; count];
+        for page in &mut pages {
+            wire::receive_bytes(&self.end, &mut page.0[..PAGE_BYTES])?;
+        }
+        let numbers = &numbers[..count];
+        if numbers.iter().any(|n| n & !wire::SURELY >= view.pages()) {
+            return Err(Gone);
+        }
+        let changed: Vec<Changed<'_>> = numbers
+            .iter()
+            .zip(&pages)
+            .map(|(number, bytes)| Changed {
+                page: number & !wire::SURELY,
+                bytes,
+                surely: number & wire::SURELY != 0,
+            })
+            .collect();
+        let say = match view.store(&changed) {
+            Ok(taken) => Say {
+                count: taken as u64,
+                ..Say::default()
+            },
+            Err(StoreError::Full { .. }) => Say {
+                errno: libc::ENOSPC,
+                ..Say::default()
+            },
+            Err(StoreError::Io { errno }) => Say {
+                errno,
+                ..Say::default()
+            },
+            Err(StoreError::Closed) => return Err(Gone),
+        };
+        wire::send(&self.end, &[say])
+    }
+}
+
+/// The heap and the views of the process that has the pool.
+pub struct Home {
+    pub heap: Heap,
+    pub views: [Arc<View>; 2],
+}

@@ -1,0 +1,80 @@
+//! What `terrace run` asks of this library, as variables of the environment.
+//!
+//! Promises: a process that was not asked for, a child that ran exec, sees none and is not served. Never: changes the environment.
+
+use std::ffi::{CStr, OsString};
+use std::path::PathBuf;
+
+/// The cap, bytes.
+pub const DRAM: &str = "TERRACE_RUN_DRAM";
+/// The pool's size on the SSD, bytes.
+pub const SSD: &str = "TERRACE_RUN_SSD";
+/// The pool's directory.
+pub const POOL: &str = "TERRACE_RUN_POOL";
+/// 1: the pool's directory is removed as soon as it is open.
+pub const SCRATCH: &str = "TERRACE_RUN_SCRATCH";
+/// Smaller allocations stay where they are, bytes.
+pub const MIN_SIZE: &str = "TERRACE_RUN_MIN_SIZE";
+/// Handler threads.
+pub const THREADS: &str = "TERRACE_RUN_THREADS";
+/// Where the report goes; empty: nowhere, `-`: stderr.
+pub const REPORT: &str = "TERRACE_RUN_REPORT";
+/// The process that is served.
+pub const PROCESS: &str = "TERRACE_RUN_PROCESS";
+
+/// See the head of the file.
+pub struct Settings {
+    /// See [`DRAM`].
+    pub dram_bytes: u64,
+    /// See [`SSD`].
+    pub ssd_bytes: u64,
+    /// See [`POOL`].
+    pub pool: PathBuf,
+    /// See [`SCRATCH`].
+    pub scratch: bool,
+    /// See [`MIN_SIZE`].
+    pub min_bytes: usize,
+    /// See [`THREADS`].
+    pub threads: usize,
+    /// See [`REPORT`].
+    pub report: OsString,
+}
+
+impl Settings {
+    /// None: this process is not to be served. Error: which variable cannot be understood.
+    pub fn read() -> Result<Option<Settings>, &'static str> {
+        let number = |name: &'static str| {
+            let text = std::env::var(name).map_err(|_| name)?;
+            text.parse::<u64>().map_err(|_| name)
+        };
+        match number(PROCESS) {
+            Ok(process) if process == u64::from(std::process::id()) => {}
+            _ => return Ok(None),
+        }
+        Ok(Some(Settings {
+            dram_bytes: number(DRAM)?,
+            ssd_bytes: number(SSD)?,
+            pool: std::env::var_os(POOL).ok_or(POOL)?.into(),
+            scratch: number(SCRATCH)? != 0,
+            min_bytes: number(MIN_SIZE)? as usize,
+            threads: number(THREADS)? as usize,
+            report: std::env::var_os(REPORT).unwrap_or_default(),
+        }))
+    }
+}
+
+/// Whether this process is named as the one to be served, without allocating: what the constructor asks before all else.
+pub fn are_there() -> bool {
+    let name: &CStr = c"TERRACE_RUN_PROCESS";
+    // SAFETY: a name that ends in a zero; the answer, if any, is a string that does.
+    let value = unsafe {
+        let value = libc::getenv(name.as_ptr());
+        if value.is_null() {
+            return false;
+        }
+        CStr::from_ptr(value)
+    };
+    let asked: Option<i32> = value.to_str().ok().and_then(|text| text.parse().ok());
+    // SAFETY: always answers.
+    asked == Some(unsafe { libc::getpid() })
+}

@@ -1,0 +1,41 @@
+//! The functions that open streams, in front of the C library's.
+//!
+//! Promises: what the C library keeps of a stream lies in the arena: it resets the locks of all streams in the child of a fork, before the child has
+//! its served memory. Never: touches a stream's buffer or contents.
+
+use crate::{next, tls};
+use libc::{FILE, c_char, c_int, c_void, size_t};
+
+macro_rules! opens {
+    ($($(#[$doc:meta])* $name:ident($($arg:ident: $kind:ty),*);)*) => {
+        $(
+            $(#[$doc])*
+            ///
+            /// # Safety
+            /// As there.
+            #[cfg_attr(not(test), unsafe(no_mangle))]
+            pub unsafe extern "C" fn $name($($arg: $kind),*) -> *mut FILE {
+                let _inside = tls::enter();
+                // SAFETY: the program's promise.
+                unsafe { next::$name($($arg),*) }
+            }
+        )*
+    };
+}
+
+opens! {
+    /// As fopen(3).
+    fopen(path: *const c_char, mode: *const c_char);
+    /// As fopen64(3).
+    fopen64(path: *const c_char, mode: *const c_char);
+    /// As fdopen(3).
+    fdopen(fd: c_int, mode: *const c_char);
+    /// As fmemopen(3).
+    fmemopen(memory: *mut c_void, bytes: size_t, mode: *const c_char);
+    /// As open_memstream(3).
+    open_memstream(memory: *mut *mut c_char, bytes: *mut size_t);
+    /// As tmpfile(3).
+    tmpfile();
+    /// As popen(3).
+    popen(command: *const c_char, mode: *const c_char);
+}

@@ -1,0 +1,234 @@
+//! What a fork's child and the process that has the pool say to each other, over a socket pair.
+//!
+//! Promises: a message is read and written whole, through interruptions. Never: allocates, or waits for one who is gone: that is an end of file.
+
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+
+/// Pages of one message.
+pub const PAGES_MAX: usize = 64;
+
+/// One page's contents are asked for.
+pub const FETCH: u32 = 1;
+/// Changed pages follow: their numbers, then their bytes.
+pub const STORE: u32 = 2;
+/// Pages are not needed any more. No answer.
+pub const DISCARD: u32 = 3;
+/// Room on the SSD for so many bytes.
+pub const PROMISE: u32 = 4;
+/// It is not needed any more. No answer.
+pub const UNPROMISE: u32 = 5;
+/// Tables take so many bytes, where they took so many. No answer.
+pub const COUNT: u32 = 6;
+/// The child forks, and needs a socket for its child: comes with the answer.
+pub const FORK: u32 = 7;
+
+/// In a page's number: it was surely written to.
+pub const SURELY: u64 = 1 << 63;
+
+/// A question.
+#[repr(C)]
+#[derive(Clone, Copy, Default)]
+pub struct Ask {
+    /// What is asked.
+    pub what: u32,
+    /// Which of the two heaps.
+    pub area: u32,
+    /// A page, or bytes before.
+    pub first: u64,
+    /// How many, or bytes after.
+    pub count: u64,
+}
+
+/// An answer.
+#[repr(C)]
+#[derive(Clone, Copy, Default)]
+pub struct Say {
+    /// 0, or the number of an error.
+    pub errno: i32,
+    /// Of a page: [`ABSENT`], or what follows.
+    pub found: u32,
+    /// How many were taken.
+    pub count: u64,
+}
+
+/// No contents follow: all zeros.
+pub const ABSENT: u32 = 0;
+/// Contents follow, from DRAM.
+pub const FILLED: u32 = 1;
+/// The same, and the device was read.
+pub const READ: u32 = 2;
+
+/// The other end is gone.
+#[derive(Debug, Clone, Copy)]
+pub struct Gone;
+
+/// Values whose bytes can be sent: integers without gaps between them.
+///
+/// # Safety
+/// Every pattern of bits is a value, and no byte is padding.
+pub unsafe trait Plain: Copy {}
+// SAFETY: integers in order of their size without gaps.
+unsafe impl Plain for Ask {}
+// SAFETY: as above.
+unsafe impl Plain for Say {}
+// SAFETY: an integer.
+unsafe impl Plain for u64 {}
+
+/// Two ends of a connection that are closed when another program is run.
+pub fn pair() -> Result<[OwnedFd; 2], i32> {
+    let mut ends = [0; 2];
+    let kind = libc::SOCK_STREAM | libc::SOCK_CLOEXEC;
+    // SAFETY: room for two descriptors.
+    match unsafe { libc::socketpair(libc::AF_UNIX, kind, 0, ends.as_mut_ptr()) } {
+        // SAFETY: made just now, for us.
+        0 => Ok(ends.map(|fd| unsafe { OwnedFd::from_raw_fd(fd) })),
+        _ => Err(crate::raw::errno()),
+    }
+}
+
+/// Sends bytes from anywhere.
+pub fn send_bytes(to: &OwnedFd, bytes: &[u8]) -> Result<(), Gone> {
+    let mut sent = 0;
+    while sent < bytes.len() {
+        let rest = &bytes[sent..];
+        let (at, len, flags) = (rest.as_ptr().cast(), rest.len(), libc::MSG_NOSIGNAL);
+        // SAFETY: bytes that are there.
+        match unsafe { libc::send(to.as_raw_fd(), at, len, flags) } {
+            -1 if crate::raw::errno() == libc::EINTR => {}
+            -1 => return Err(Gone),
+            more => sent += more as usize,
+        }
+    }
+    Ok(())
+}
+
+/// Receives bytes until all are there.
+pub fn receive_bytes(from: &OwnedFd, bytes: &mut [u8]) -> Result<(), Gone> {
+    let mut there = 0;
+    while there < bytes.len() {
+        let rest = &mut bytes[there..];
+        // SAFETY: room for so many bytes.
+        match unsafe {
+            libc::recv(
+                from.as_raw_fd(),
+                rest.as_mut_ptr().cast(),
+                rest.len(),
+                libc::MSG_WAITALL,
+            )
+        } {
+            -1 if crate::raw::errno() == libc::EINTR => {}
+            -1 | 0 => return Err(Gone),
+            more => there += more as usize,
+        }
+    }
+    Ok(())
+}
+
+/// Sends values.
+pub fn send<T: Plain>(to: &OwnedFd, values: &[T]) -> Result<(), Gone> {
+    // SAFETY: plain values are their bytes.
+    let bytes = unsafe { std::slice::from_raw_parts(values.as_ptr().cast(), size_of_val(values)) };
+    send_bytes(to, bytes)
+}
+
+/// Receives values.
+pub fn receive<T: Plain>(from: &OwnedFd, values: &mut [T]) -> Result<(), Gone> {
+    // SAFETY: any bytes are plain values.
+    let bytes = unsafe {
+        std::slice::from_raw_parts_mut(values.as_mut_ptr().cast::<u8>(), size_of_val(values))
+    };
+    receive_bytes(from, bytes)
+}
+
+/// Room for one descriptor in a message.
+#[repr(C, align(8))]
+struct Control([u8; 32]);
+
+/// A message with nothing but a byte, and room for a descriptor beside it.
+fn with_message<R>(
+    byte: &mut u8,
+    control: &mut Control,
+    work: impl FnOnce(&mut libc::msghdr) -> R,
+) -> R {
+    let mut part = libc::iovec {
+        iov_base: std::ptr::from_mut(byte).cast(),
+        iov_len: 1,
+    };
+    // SAFETY: integers and pointers; all zeros is a value.
+    let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
+    message.msg_iov = &mut part;
+    message.msg_iovlen = 1;
+    message.msg_control = control.0.as_mut_ptr().cast();
+    // SAFETY: a pure function of a number.
+    message.msg_controllen = unsafe { libc::CMSG_SPACE(4) } as _;
+    work(&mut message)
+}
+
+/// Sends a descriptor; the other end gets one of its own for the same.
+pub fn send_descriptor(to: &OwnedFd, fd: &OwnedFd) -> Result<(), Gone> {
+    let (mut byte, mut control) = (0, Control([0; 32]));
+    let sent = with_message(&mut byte, &mut control, |message| {
+        // SAFETY: the control buffer has room for one header and one descriptor.
+        unsafe {
+            let head = libc::CMSG_FIRSTHDR(message);
+            (*head).cmsg_level = libc::SOL_SOCKET;
+            (*head).cmsg_type = libc::SCM_RIGHTS;
+            (*head).cmsg_len = libc::CMSG_LEN(4) as _;
+            libc::CMSG_DATA(head)
+                .cast::<i32>()
+                .write_unaligned(fd.as_raw_fd());
+            libc::sendmsg(to.as_raw_fd(), message, libc::MSG_NOSIGNAL)
+        }
+    });
+    (sent == 1).then_some(()).ok_or(Gone)
+}
+
+/// Receives one.
+pub fn receive_descriptor(from: &OwnedFd) -> Result<OwnedFd, Gone> {
+    let (mut byte, mut control) = (0, Control([0; 32]));
+    with_message(&mut byte, &mut control, |message| {
+        // SAFETY: the message has room for a byte and a descriptor; what comes is looked at before it is taken.
+        unsafe {
+            let got = libc::recvmsg(from.as_raw_fd(), message, libc::MSG_CMSG_CLOEXEC);
+            let head = libc::CMSG_FIRSTHDR(message);
+            if got != 1 || head.is_null() || (*head).cmsg_type != libc::SCM_RIGHTS {
+                return Err(Gone);
+            }
+            let fd = libc::CMSG_DATA(head).cast::<i32>().read_unaligned();
+            Ok(OwnedFd::from_raw_fd(fd))
+        }
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn values_and_descriptors_arrive_and_an_end_is_noticed() {
+        let [here, there] = pair().unwrap();
+        let [a, b] = pair().unwrap();
+        let ask = Ask {
+            what: STORE,
+            area: 1,
+            first: 7,
+            count: 9,
+        };
+        send(&here, &[ask]).unwrap();
+        send_descriptor(&here, &a).unwrap();
+        drop(a);
+        let mut got = [Ask::default()];
+        receive(&there, &mut got).unwrap();
+        assert_eq!((got[0].what, got[0].first, got[0].count), (STORE, 7, 9));
+        let a = receive_descriptor(&there).unwrap();
+        send(&a, &[5u64]).unwrap();
+        let mut number = [0u64];
+        receive(&b, &mut number).unwrap();
+        assert_eq!(number, [5]);
+        drop(a);
+        assert!(receive(&b, &mut number).is_err());
+        drop(here);
+        assert!(receive(&there, &mut number).is_err());
+        assert!(send(&there, &number).is_err());
+    }
+}

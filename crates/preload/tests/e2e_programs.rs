@@ -1,0 +1,152 @@
+//! Unmodified programs under `terrace run` with more memory than the cap: what they print is right, and the cgroup of the cap and 32 MiB is enough.
+
+mod support;
+
+use support::{command, compiled, group, judge, output, reported};
+
+const CAP_MIB: u64 = 32;
+
+/// A program of `tests/c` says OK.
+fn is_ok(source: &str, flags: &[&str], args: &[&str]) {
+    let dir = tempfile::tempdir().expect("a directory");
+    let program = compiled(dir.path(), source, flags);
+    let group = group(CAP_MIB);
+    let mut command = command(CAP_MIB, &["--ssd", "1G"], group.as_ref());
+    command.arg(program).args(args).current_dir(dir.path());
+    let (well, said) = output(&mut command);
+    assert!(well && said.contains("OK\n"), "{said}");
+    assert!(reported(&said, "pages_evicted") > 10_000, "{said}");
+    judge(source, group.as_ref());
+}
+
+#[test]
+fn e2e_mmap_and_malloc_keep_what_they_promise() {
+    is_ok("maps.c", &["-Wno-alloc-size-larger-than"], &[]);
+}
+
+#[test]
+fn e2e_system_calls_meet_absent_pages() {
+    is_ok("calls.c", &[], &["."]);
+}
+
+#[test]
+fn e2e_exceptions_signals_and_locks_on_cold_pages() {
+    is_ok(
+        "throws.cpp",
+        &["-std=c++17", "-Wno-alloc-size-larger-than"],
+        &[],
+    );
+}
+
+/// Runs a script of a language on three times the cap.
+fn script(program: &str, args: &[&str], expected: &str) {
+    let group = group(CAP_MIB);
+    let mut command = command(CAP_MIB, &["--ssd", "1G"], group.as_ref());
+    let (well, said) = output(command.arg(program).args(args));
+    assert!(well && said.contains(expected), "{program}: {said}");
+    judge(program, group.as_ref());
+}
+
+#[test]
+fn e2e_sqlite_in_memory() {
+    let sql = "PRAGMA page_size=4096; CREATE TABLE t(n INTEGER PRIMARY KEY, text TEXT); \
+        WITH RECURSIVE c(n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM c WHERE n < 90000) \
+        INSERT INTO t SELECT n, printf('%01000d', n) FROM c; CREATE INDEX i ON t(substr(text, 990)); \
+        UPDATE t SET text = text || 'x' WHERE n % 7 = 0; \
+        SELECT count(*), sum(length(text)), sum(CAST(substr(text, 1, 1000) AS INTEGER)) FROM t; PRAGMA integrity_check;";
+    script(
+        "sqlite3",
+        &[":memory:", sql],
+        "90000|90012857|4050045000\nok",
+    );
+}
+
+#[test]
+fn e2e_python_with_numpy() {
+    let text = "import numpy as np\n\
+        a = np.arange(5_000_000, dtype=np.int64)[::-1].copy()\n\
+        print(int(a.sum()), end=' ')\n\
+        a.sort()\n\
+        i = np.random.default_rng(1).integers(0, a.size, 200_000)\n\
+        print(bool((a[i] == i).all()), int(a[-1]))\n";
+    script(
+        "/usr/bin/python3",
+        &["-c", text],
+        "12499997500000 True 4999999",
+    );
+}
+
+#[test]
+fn e2e_python_with_processes() {
+    let text = "import multiprocessing as m\n\
+        data = [bytes([n % 251]) * 50_000 for n in range(1500)]\n\
+        def look(part):\n    \
+            return sum(d[0] for d in data[part::4]), all(d == bytes([d[0]]) * 50_000 for d in data[part::4])\n\
+        with m.get_context('fork').Pool(4) as pool:\n    \
+            seen = pool.map(look, range(4))\n\
+        print(sum(s for s, _ in seen), all(well for _, well in seen))\n";
+    let expected = (0..1500u64).map(|n| n % 251).sum::<u64>();
+    script(
+        "/usr/bin/python3",
+        &["-c", text],
+        &format!("{expected} True"),
+    );
+}
+
+#[test]
+fn e2e_sort_of_more_than_the_cap() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let path = dir.path().join("lines");
+    let mut text = String::new();
+    for n in 0..700_000u64 {
+        let mixed = n.wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        text.push_str(&format!("{mixed:016x} and some more of the line\n"));
+    }
+    std::fs::write(&path, &text).expect("a file");
+    let mut lines: Vec<&str> = text.lines().collect();
+    lines.sort_unstable();
+    let sorted = dir.path().join("sorted");
+    let group = group(CAP_MIB);
+    let mut command = command(CAP_MIB, &["--ssd", "1G"], group.as_ref());
+    command
+        .env("LC_ALL", "C")
+        .args(["sort", "-S", "100M", "-o"]);
+    let (well, said) = output(command.arg(&sorted).arg(&path));
+    assert!(well, "{said}");
+    let got = std::fs::read_to_string(&sorted).expect("what it wrote");
+    assert!(got.lines().eq(lines.into_iter()), "not sorted");
+    judge("sort", group.as_ref());
+}
+
+#[test]
+fn e2e_what_cannot_be_served_is_refused_with_the_reason() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let program = compiled(dir.path(), "fork.c", &["-static"]);
+    let refused = |args: &[&str], why: &str| {
+        let mut command = std::process::Command::new(support::binary());
+        let (well, said) = output(command.arg("run").args(args));
+        assert!(!well && said.contains(why), "{args:?}: {said}");
+    };
+    let name = program.to_str().expect("a name");
+    refused(&["--dram", "32M", "--", name], "statically linked");
+    refused(
+        &["--dram", "32M", "--", "no-such-program"],
+        "not found in PATH",
+    );
+    refused(&["--dram", "1M", "--", "true"], "at least");
+    refused(
+        &["--dram", "32M", "--faults", "dispatch", "--", "true"],
+        "not built",
+    );
+    refused(
+        &["--dram", "32M", "--pool", "/dev/shm/x", "--", "true"],
+        "tmpfs",
+    );
+    let _ = std::fs::remove_dir("/dev/shm/x");
+    let mut command = command(32, &["--report", "none"], None);
+    let ended = command
+        .args(["sh", "-c", "exit 41"])
+        .status()
+        .expect("it starts");
+    assert_eq!(ended.code(), Some(41));
+}

@@ -1,0 +1,181 @@
+//! What the end-to-end tests of `terrace run` share: programs under it, in a cgroup where one can be made, with everything cleaned up on failure too.
+
+#![allow(dead_code)] // every test file uses its part
+
+#[path = "../../../server/tests/support/cgroup.rs"]
+pub mod cgroup;
+
+use cgroup::Cgroup;
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+use std::time::{Duration, Instant};
+
+/// What a process may have beside the cap.
+pub const ABOVE_CAP_BYTES: u64 = 32 << 20;
+/// A start or an end takes no longer.
+const LONGEST: Duration = Duration::from_secs(60);
+
+/// The binary under test.
+///
+/// # Panics
+/// When there is none.
+pub fn binary() -> PathBuf {
+    if let Some(named) = std::env::var_os("TERRACE_BIN") {
+        return named.into();
+    }
+    let test = std::env::current_exe().expect("the path of the test");
+    let built = test.ancestors().nth(3).expect("a build directory");
+    let found = ["release", "debug"].map(|profile| built.join(profile).join("terrace"));
+    let found = found.iter().find(|path| path.is_file()).cloned();
+    found.unwrap_or_else(|| panic!("no terrace in {}; run: make build", built.display()))
+}
+
+/// A compiled C or C++ program of `tests/c`.
+pub fn compiled(dir: &Path, source: &str, flags: &[&str]) -> PathBuf {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("tests/c")
+        .join(source);
+    let out = dir.join(source.replace('.', "_"));
+    let compiler = if source.ends_with(".c") { "cc" } else { "c++" };
+    let status = Command::new(compiler)
+        .args(["-O1", "-g", "-Wall", "-pthread", "-o"])
+        .args([&out, &path])
+        .args(flags)
+        .status()
+        .expect("a compiler");
+    assert!(status.success(), "{source} does not compile");
+    out
+}
+
+/// `terrace run` with a cap in MiB and more flags, then the program.
+pub fn command(cap_mib: u64, more: &[&str], group: Option<&Cgroup>) -> Command {
+    let mut command = Command::new(binary());
+    command
+        .args(["run", "--dram", &format!("{cap_mib}M")])
+        .args(more)
+        .arg("--")
+        .stdin(Stdio::null());
+    if let Some(group) = group {
+        let file = group.procs_file();
+        // SAFETY: opens and writes a file, which is allowed between fork and exec.
+        unsafe { command.pre_exec(move || std::fs::write(&file, b"0")) };
+    }
+    command
+}
+
+/// A group of the cap and what is allowed beside it; none, with the reason said, where none can be made.
+pub fn group(cap_mib: u64) -> Option<Cgroup> {
+    let group = Cgroup::new((cap_mib << 20) + ABOVE_CAP_BYTES);
+    group.map_err(|why| println!("not judged: {why}")).ok()
+}
+
+/// Nothing was killed in the group, and it never wanted more than its limit in vain.
+pub fn judge(name: &str, group: Option<&Cgroup>) {
+    let Some(group) = group else { return };
+    println!("{name}: {}", group.report());
+    assert_eq!(
+        group.oom_kills().unwrap_or(0),
+        0,
+        "{name}: {}",
+        group.report()
+    );
+}
+
+/// Runs a program to its end, and says what it printed.
+pub fn output(command: &mut Command) -> (bool, String) {
+    let Output {
+        status,
+        stdout,
+        stderr,
+    } = command.output().expect("it starts");
+    let text = format!(
+        "{}{}",
+        String::from_utf8_lossy(&stdout),
+        String::from_utf8_lossy(&stderr)
+    );
+    (status.success(), text)
+}
+
+/// A number of the report.
+pub fn reported(report: &str, name: &str) -> u64 {
+    let line = report.lines().find(|line| line.starts_with(name));
+    let value = line.and_then(|line| line.split_whitespace().nth(1)?.parse().ok());
+    value.unwrap_or_else(|| panic!("no {name} in: {report}"))
+}
+
+/// A port that is free now.
+pub fn free_port() -> u16 {
+    let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+    listener.local_addr().expect("its address").port()
+}
+
+/// A server under `terrace run`; dropped, it is killed.
+pub struct Server {
+    pub child: Child,
+    pub addr: SocketAddr,
+}
+
+impl Server {
+    /// Starts it, and waits until it takes connections.
+    pub fn start(command: &mut Command, port: u16) -> Server {
+        let addr = SocketAddr::from(([127, 0, 0, 1], port));
+        let child = command.stdout(Stdio::null()).spawn().expect("it starts");
+        let mut server = Server { child, addr };
+        let since = Instant::now();
+        while TcpStream::connect(addr).is_err() {
+            let ended = server.child.try_wait().expect("its status");
+            assert!(ended.is_none(), "the server ended: {ended:?}");
+            assert!(since.elapsed() < LONGEST, "the server does not answer");
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        server
+    }
+
+    pub fn connect(&self) -> TcpStream {
+        let stream = TcpStream::connect(self.addr).expect("a connection");
+        stream.set_read_timeout(Some(LONGEST)).expect("a timeout");
+        stream.set_nodelay(true).expect("no delay");
+        stream
+    }
+
+    /// Asks it to end, and waits for that.
+    pub fn stop(mut self) -> std::process::ExitStatus {
+        let pid = i32::try_from(self.child.id()).expect("a process");
+        // SAFETY: our own child, which was not waited for.
+        unsafe { libc::kill(pid, libc::SIGTERM) };
+        let since = Instant::now();
+        loop {
+            if let Some(status) = self.child.try_wait().expect("its status") {
+                return status;
+            }
+            assert!(since.elapsed() < LONGEST, "the server does not end");
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        // It may have ended already.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// Bytes that depend on a number, half of them the same.
+pub fn value(n: u64, len: usize) -> Vec<u8> {
+    let mut state = n.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
+    let mut bytes = Vec::with_capacity(len + 8);
+    while bytes.len() < len / 2 {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        bytes.extend(state.to_le_bytes());
+    }
+    bytes.resize(len, n as u8);
+    // No line ends: some protocols have them between values.
+    bytes.iter_mut().for_each(|byte| *byte |= 0x20);
+    bytes
+}

@@ -1,0 +1,88 @@
+//! Pages of a [`PageHeap`] for who keeps account of them itself: what mmap hands out.
+//!
+//! Promises: pages that were mapped read as zeros and are nobody else's until they are unmapped, in whatever pieces. Never: knows which pages are
+//! mapped; freeing one by [`PageHeap::free`] is refused, as is any address that is not an allocation.
+
+use super::{AllocError, PageHeap, promise_bytes};
+use crate::PAGE_BYTES;
+use std::ops::Range;
+use std::sync::atomic::Ordering;
+
+/// Pages are numbered from the heap's base.
+impl PageHeap {
+    /// So many pages in a row, the first a multiple of `align`; with their room on the SSD, or without: then that is promised later
+    /// ([`PageHeap::promise_pages`]), or the SSD may be full when they leave DRAM.
+    pub fn map(&self, pages: u32, align: u32, room: bool) -> Result<u32, AllocError> {
+        if room {
+            return self.take_pages(pages, align, pages as usize * PAGE_BYTES);
+        }
+        let taken = self.space.lock().free.take(pages, align);
+        taken.ok_or(AllocError::NoAddresses {
+            asked_bytes: pages as usize * PAGE_BYTES,
+            heap_bytes: self.bytes() as u64,
+        })
+    }
+
+    /// The pages from `first` on, if they are free and have room.
+    pub fn map_at(&self, first: u32, pages: u32, room: bool) -> bool {
+        match room {
+            true => self.take_pages_at(first, pages),
+            false => self.space.lock().free.take_at(first, pages),
+        }
+    }
+
+    /// Gives pages back that were mapped with room, or without.
+    pub fn unmap(&self, pages: Range<u32>, room: bool) {
+        let len = pages.end - pages.start;
+        match room {
+            true => self.give_pages(pages.start, len),
+            false if self.clear(pages.clone()).is_ok() => {
+                self.space.lock().free.give(pages.start, len);
+            }
+            // They may hold anything, so they are not used again.
+            false => {}
+        }
+    }
+
+    /// Pages are zeros again, and take no DRAM and nothing of the SSD; they stay mapped, with their room.
+    pub fn clear(&self, pages: Range<u32>) -> Result<(), AllocError> {
+        let range = u64::from(pages.start)..u64::from(pages.end);
+        self.region()
+            .discard(range)
+            .map_err(|e| AllocError::Heap(e.into()))
+    }
+
+    /// Room on the SSD for pages that were mapped without.
+    pub fn promise_pages(&self, pages: u32) -> Result<(), AllocError> {
+        self.ground.promise(promise_bytes(pages))?;
+        self.count_pages(pages);
+        Ok(())
+    }
+
+    /// Takes that back.
+    pub fn unpromise_pages(&self, pages: u32) {
+        self.ground.unpromise(promise_bytes(pages));
+        let bytes = u64::from(pages) * PAGE_BYTES as u64;
+        self.page_bytes.fetch_sub(bytes, Ordering::Relaxed);
+    }
+
+    /// Makes all pages of a range leave DRAM, changed or not: what is about to be closed to every access. Whoever touches them meanwhile may bring
+    /// them back.
+    pub fn take_away(&self, pages: Range<u32>) -> Result<(), AllocError> {
+        let range = u64::from(pages.start)..u64::from(pages.end);
+        self.region()
+            .take_away(range)
+            .map_err(|e| AllocError::Heap(e.into()))
+    }
+
+    /// The page that an address lies on, if it is one of the heap's.
+    pub fn page_of(&self, address: usize) -> Option<u32> {
+        let at = address.checked_sub(self.base() as usize)?;
+        (at < self.bytes()).then_some((at / PAGE_BYTES) as u32)
+    }
+
+    /// Where a page is.
+    pub fn address_of(&self, page: u32) -> *mut u8 {
+        self.base().wrapping_add(page as usize * PAGE_BYTES)
+    }
+}
