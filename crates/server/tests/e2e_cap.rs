@@ -1,5 +1,5 @@
-//! The cap on DRAM: a server in a cgroup of its cap and 32 MiB, with ten times the cap in data of all sizes, deletes
-//! and expiries; and fifty long values that arrive at once. Never killed, never over, every read right. Without a
+//! The cap on DRAM: a server in a cgroup of its cap and 32 MiB, with ten times the cap in data of all sizes, deletes,
+//! expiries and transactions, by clients of both protocols; and fifty long values that arrive at once. Never killed, never over, every read right. Without a
 //! cgroup (no root) the process's own peak is judged, and the reason is printed.
 
 mod support;
@@ -9,8 +9,8 @@ use std::io::Write;
 use std::time::{Duration, Instant};
 
 use support::cgroup::Cgroup;
-use support::resp::{Client, Reply};
-use support::{Rng, Server, TempDir, alone, seed, soak_time, value_of};
+use support::resp::{Client, Reply, encode, memcached_store};
+use support::{Rng, Server, TempDir, alone, free_addr, seed, soak_time, value_of};
 
 const ABOVE_CAP_BYTES: u64 = 32 << 20;
 const MIB: u64 = 1 << 20;
@@ -73,6 +73,14 @@ struct Load {
     held: HashMap<u64, Held>,
     ids: u64,
     done: u64,
+    /// It speaks memcached's protocol.
+    memcached: bool,
+}
+
+/// Sends in memcached's words and receives.
+fn ask(client: &mut Client, text: &[u8]) -> Reply {
+    client.stream.write_all(text).expect("sent");
+    client.memcached_reply().expect("a reply")
 }
 
 impl Load {
@@ -93,21 +101,37 @@ impl Load {
         self.ids += 1;
         let id = self.number << 48 | self.ids;
         let (name, value) = (self.name(key), value_of(id, len));
-        let px = self.rng.within(200..3_000);
+        let px = match self.memcached {
+            true => self.rng.within(1..4) * 1_000,
+            false => self.rng.within(200..3_000),
+        };
         let sent = Instant::now();
-        let reply = match expire {
-            true => client.call(&[b"SET", &name, &value, b"PX", px.to_string().as_bytes()]),
-            false => client.call(&[b"SET", &name, &value]),
+        let reply = match (self.memcached, expire) {
+            (true, _) => {
+                let mut text = Vec::new();
+                let exptime_s = if expire { px / 1_000 } else { 0 };
+                memcached_store(&mut text, "set", &name, exptime_s, &value);
+                ask(client, &text)
+            }
+            (false, true) => {
+                client.call(&[b"SET", &name, &value, b"PX", px.to_string().as_bytes()])
+            }
+            (false, false) => client.call(&[b"SET", &name, &value]),
         };
         assert!(reply.is_ok(), "SET of {len} bytes: {reply:?}");
-        // The wall clock that expiry goes by and this one may differ a little.
-        let (px, slack) = (Duration::from_millis(px), Duration::from_millis(50));
+        // The wall clock that expiry goes by and this one may differ a little; memcached's has whole seconds.
+        let slack_ms = if self.memcached { 1_050 } else { 50 };
+        let (px, slack) = (Duration::from_millis(px), Duration::from_millis(slack_ms));
         let expires = expire.then(|| (sent + px - slack, Instant::now() + px + slack));
         self.held.insert(key, Held { id, len, expires });
     }
 
     fn del(&mut self, client: &mut Client, key: u64) {
-        let reply = client.call(&[b"DEL", &self.name(key)]);
+        let name = self.name(key);
+        let reply = match self.memcached {
+            true => ask(client, &[b"delete ", &name[..], b"\r\n"].concat()),
+            false => client.call(&[b"DEL", &name]),
+        };
         match self.held.remove(&key) {
             None => assert_eq!(reply, Reply::Int(0)),
             Some(Held { expires: None, .. }) => assert_eq!(reply, Reply::Int(1)),
@@ -117,7 +141,11 @@ impl Load {
 
     fn get(&mut self, client: &mut Client, key: u64) {
         let asked = Instant::now();
-        let reply = client.call(&[b"GET", &self.name(key)]);
+        let name = self.name(key);
+        let reply = match self.memcached {
+            true => ask(client, &[b"get ", &name[..], b"\r\n"].concat()),
+            false => client.call(&[b"GET", &name]),
+        };
         let right = match self.held.get(&key) {
             None => reply == Reply::Nil,
             Some(held) => {
@@ -132,6 +160,33 @@ impl Load {
         assert!(right, "cap:{}:{key}: {}", self.number, reply.shown());
     }
 
+    /// A transaction that gives several keys new values.
+    fn multi(&mut self, client: &mut Client) {
+        let mut keys: Vec<u64> = (0..8).map(|_| self.rng.within(0..self.keys)).collect();
+        keys.sort_unstable();
+        keys.dedup();
+        let mut text = Vec::new();
+        encode(&mut text, &[b"MULTI"]);
+        for &key in &keys {
+            self.ids += 1;
+            let held = Held {
+                id: self.number << 48 | self.ids,
+                len: self.rng.length(100, 40_000),
+                expires: None,
+            };
+            let (name, value) = (self.name(key), value_of(held.id, held.len));
+            encode(&mut text, &[b"SET", &name, &value]);
+            self.held.insert(key, held);
+        }
+        encode(&mut text, &[b"EXEC"]);
+        client.stream.write_all(&text).expect("sent");
+        // OK of MULTI, and a QUEUED for each.
+        (0..=keys.len()).for_each(|_| drop(client.reply().expect("a reply")));
+        let reply = client.reply().expect("a reply");
+        let done = matches!(&reply, Reply::Array(all) if all.len() == keys.len() && all.iter().all(Reply::is_ok));
+        assert!(done, "EXEC: {reply:?}");
+    }
+
     fn run(&mut self, mut client: Client, until: Instant) {
         for key in 0..self.keys {
             self.set(&mut client, key, false);
@@ -140,6 +195,7 @@ impl Load {
             let key = self.rng.within(0..self.keys);
             match self.rng.within(0..100) {
                 0..50 => self.get(&mut client, key),
+                50..55 if !self.memcached => self.multi(&mut client),
                 50..90 => self.set(&mut client, key, false),
                 90..95 => self.set(&mut client, key, true),
                 _ => self.del(&mut client, key),
@@ -162,12 +218,19 @@ fn ten_times_the_cap(name: &str, time: Duration) {
     let seed = seed();
     println!("{name}: seed {seed}");
     let dir = TempDir::new(name);
-    let mut bounded = Bounded::start(&dir, CAP_MIB, &["--ssd", "1G"]);
+    let memcached_addr = free_addr();
+    let addr = memcached_addr.to_string();
+    let more = ["--ssd", "1G", "--memcached", &addr];
+    let mut bounded = Bounded::start(&dir, CAP_MIB, &more);
     let until = Instant::now() + time;
     let loads: Vec<Load> = std::thread::scope(|scope| {
         let running: Vec<_> = (0..CLIENTS)
             .map(|number| {
-                let client = bounded.server.client();
+                let memcached = number % 3 == 2;
+                let client = match memcached {
+                    true => Client::connect(memcached_addr),
+                    false => bounded.server.client(),
+                };
                 let mut load = Load {
                     number,
                     keys: KEYS,
@@ -175,6 +238,7 @@ fn ten_times_the_cap(name: &str, time: Duration) {
                     held: HashMap::new(),
                     ids: 0,
                     done: 0,
+                    memcached,
                 };
                 scope.spawn(move || {
                     load.run(client, until);

@@ -1,17 +1,22 @@
-//! kill -9 under load, with an oracle: clients remember what was acknowledged and when, and after each restart every
-//! key must hold what the promise of the mode allows, MSETs are whole, and nothing else is there. Each connection writes
-//! keys of its own, so that their order is known. The oracle goes on over the rounds; a failure prints its seed.
+//! kill -9 under load, with an oracle: clients of both protocols remember what was acknowledged and when, and after each restart every
+//! key must hold what the promise of the mode allows, MSETs and transactions are there whole or not at all, and nothing else is there. Each
+//! connection writes keys of its own, so that their order is known. The oracle goes on over the rounds; a failure prints its seed.
 
 mod support;
 
 use std::io::Write;
+use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
 use support::oracle::{Oracle, Seen, State};
-use support::resp::{Client, Reply, encode};
-use support::{Rng, Server, TempDir, alone, seed, soak_time, value_of};
+use support::resp::{Client, Reply, encode, memcached_store};
+use support::{Rng, Server, TempDir, alone, free_addr, seed, soak_time, value_of};
 
 const CONNECTIONS: usize = 6;
+/// Of them, those that speak memcached's protocol: the last ones.
+const MEMCACHED: usize = 2;
+/// memcached takes longer times for dates.
+const FAR_MEMCACHED_S: u64 = 2_500_000;
 const KEYS: usize = 500;
 /// Of them, numbers.
 const NUMBERS: usize = 50;
@@ -52,13 +57,14 @@ struct Writer {
     oracle: Oracle,
     rng: Rng,
     commands: u64,
+    memcached: bool,
 }
 
-/// A command on its way: the keys it changes, and what it must answer.
+/// A command on its way: the keys it changes, and what it must answer; a transaction answers several times.
 struct Sent {
     command: u64,
     keys: Vec<usize>,
-    expect: Reply,
+    expect: Vec<Reply>,
 }
 
 impl Writer {
@@ -90,6 +96,11 @@ impl Writer {
         expect: Reply,
     ) -> Sent {
         encode(out, args);
+        self.note(changes, vec![expect])
+    }
+
+    /// Notes what the command that was appended changes and answers.
+    fn note(&mut self, changes: &[(usize, State)], expect: Vec<Reply>) -> Sent {
         for &(key, state) in changes {
             self.oracle.sent(key, self.commands, state);
         }
@@ -103,13 +114,133 @@ impl Writer {
     /// Appends a random command.
     fn command(&mut self, out: &mut Vec<u8>) -> Sent {
         self.commands += 1;
+        if self.memcached {
+            return self.memcached_command(out);
+        }
         match self.rng.within(0..100) {
-            0..50 => self.set(out),
-            50..62 => self.del(out),
-            62..74 => self.mset(out),
-            74..86 => self.incr(out),
+            0..45 => self.set(out),
+            45..56 => self.del(out),
+            56..66 => self.mset(out),
+            66..76 => self.multi(out),
+            76..86 => self.incr(out),
             86..92 => self.expire(out),
             _ => self.get(out),
+        }
+    }
+
+    /// The same in memcached's words.
+    fn memcached_command(&mut self, out: &mut Vec<u8>) -> Sent {
+        let ok = || vec![Reply::Simple("OK".into())];
+        let (any, number) = (self.any_key(), self.rng.within(0..NUMBERS as u64) as usize);
+        let either = if self.rng.one_in(3) { number } else { any };
+        let name = self.name(either);
+        let shown = String::from_utf8_lossy(&name).into_owned();
+        let now = self.oracle.now(either);
+        let there = Reply::Int(i64::from(now != State::Absent));
+        match self.rng.within(0..100) {
+            0..50 => {
+                let (state, name) = (self.new_value(0), self.name(any));
+                let far = self.rng.one_in(8);
+                let state = if far { state.expiring() } else { state };
+                let exptime_s = if far { FAR_MEMCACHED_S } else { 0 };
+                let value = state.bytes().unwrap_or_default();
+                memcached_store(out, "set", &name, exptime_s, &value);
+                self.note(&[(any, state)], ok())
+            }
+            50..65 => {
+                out.extend_from_slice(format!("delete {shown}\r\n").as_bytes());
+                self.note(&[(either, State::Absent)], vec![there])
+            }
+            65..80 => {
+                let name = self.name(number);
+                let shown = String::from_utf8_lossy(&name).into_owned();
+                match self.oracle.now(number) {
+                    State::Number { n, expires } => {
+                        out.extend_from_slice(format!("incr {shown} 1\r\n").as_bytes());
+                        let state = State::Number { n: n + 1, expires };
+                        self.note(&[(number, state)], vec![Reply::Int(n + 1)])
+                    }
+                    _ => {
+                        memcached_store(out, "add", &name, 0, b"1");
+                        let state = State::Number {
+                            n: 1,
+                            expires: false,
+                        };
+                        self.note(&[(number, state)], ok())
+                    }
+                }
+            }
+            80..90 => {
+                out.extend_from_slice(format!("touch {shown} {FAR_MEMCACHED_S}\r\n").as_bytes());
+                match now {
+                    State::Absent => self.note(&[], vec![there]),
+                    _ => self.note(&[(either, now.expiring())], vec![there]),
+                }
+            }
+            _ => {
+                out.extend_from_slice(format!("get {shown}\r\n").as_bytes());
+                let expect = now.bytes().map_or(Reply::Nil, Reply::Bulk);
+                self.note(&[], vec![expect])
+            }
+        }
+    }
+
+    /// A transaction of SETs, DELs and INCRs, each of another key, some behind a WATCH.
+    fn multi(&mut self, out: &mut Vec<u8>) -> Sent {
+        let ok = || Reply::Simple("OK".into());
+        let mut keys: Vec<usize> = (0..self.rng.within(2..7))
+            .map(|_| self.rng.within(0..KEYS as u64) as usize)
+            .collect();
+        keys.sort_unstable();
+        keys.dedup();
+        let mut expect = Vec::new();
+        if self.rng.one_in(4) {
+            encode(out, &[b"WATCH", &self.name(keys[0])]);
+            expect.push(ok());
+        }
+        encode(out, &[b"MULTI"]);
+        expect.push(ok());
+        let (mut changes, mut replies) = (Vec::new(), Vec::new());
+        for (part, &key) in keys.iter().enumerate() {
+            let (name, now) = (self.name(key), self.oracle.now(key));
+            let (state, reply) = match (key < NUMBERS, self.rng.one_in(4)) {
+                (_, true) => {
+                    encode(out, &[b"DEL", &name]);
+                    let there = i64::from(now != State::Absent);
+                    (State::Absent, Reply::Int(there))
+                }
+                (true, false) => {
+                    encode(out, &[b"INCR", &name]);
+                    let (n, expires) = match now {
+                        State::Number { n, expires } => (n + 1, expires),
+                        _ => (1, false),
+                    };
+                    (State::Number { n, expires }, Reply::Int(n))
+                }
+                (false, false) => {
+                    let state = State::Value {
+                        id: (self.number as u64) << 56 | self.commands << 8 | part as u64,
+                        len: self.rng.length(10, 8_000),
+                        expires: false,
+                    };
+                    encode(out, &[b"SET", &name, &state.bytes().unwrap_or_default()]);
+                    (state, ok())
+                }
+            };
+            expect.push(Reply::Simple("QUEUED".into()));
+            changes.push((key, state));
+            replies.push(reply);
+        }
+        encode(out, &[b"EXEC"]);
+        expect.push(Reply::Array(replies));
+        self.oracle.msets.insert(self.commands, keys);
+        self.note(&changes, expect)
+    }
+
+    fn reply(&self, client: &mut Client) -> std::io::Result<Reply> {
+        match self.memcached {
+            true => client.memcached_reply(),
+            false => client.reply(),
         }
     }
 
@@ -196,22 +327,26 @@ impl Writer {
                 return;
             }
             for sent in batch {
-                let Ok(reply) = client.reply() else { return };
-                if reply
-                    .error()
-                    .is_some_and(|e| e.contains("stopping") || e.contains("shutting"))
-                {
-                    return;
+                for expect in &sent.expect {
+                    let Ok(reply) = self.reply(&mut client) else {
+                        return;
+                    };
+                    if reply
+                        .error()
+                        .is_some_and(|e| e.contains("stopping") || e.contains("shutting"))
+                    {
+                        return;
+                    }
+                    assert!(
+                        reply == *expect,
+                        "connection {}, command {} on {:?}: {} instead of {}",
+                        self.number,
+                        sent.command,
+                        sent.keys,
+                        reply.shown(),
+                        expect.shown()
+                    );
                 }
-                assert!(
-                    reply == sent.expect,
-                    "connection {}, command {} on {:?}: {} instead of {}",
-                    self.number,
-                    sent.command,
-                    sent.keys,
-                    reply.shown(),
-                    sent.expect.shown()
-                );
                 let now = Instant::now();
                 for &key in &sent.keys {
                     self.oracle.acked(key, sent.command, now);
@@ -259,7 +394,10 @@ fn crash_rounds(mode: Mode, name: &str, mut done: impl FnMut(u32) -> bool) {
     let seed = seed();
     println!("{name}: seed {seed} (repeat with TERRACE_SEED={seed})");
     let dir = TempDir::new(name);
-    let (pool, args) = (dir.pool(), mode.args());
+    let pool = dir.pool();
+    let memcached = free_addr();
+    let addr = memcached.to_string();
+    let args = [mode.args(), vec!["--memcached", &addr]].concat();
     let mut rng = Rng::new(seed, 0);
     let mut writers: Vec<Writer> = (0..CONNECTIONS)
         .map(|number| Writer {
@@ -267,6 +405,7 @@ fn crash_rounds(mode: Mode, name: &str, mut done: impl FnMut(u32) -> bool) {
             oracle: Oracle::new(KEYS),
             rng: Rng::new(seed, number as u64 + 1),
             commands: 0,
+            memcached: number >= CONNECTIONS - MEMCACHED,
         })
         .collect();
     let (mut round, mut lost_max_ms, mut restart_max) = (0, 0, Duration::ZERO);
@@ -274,7 +413,7 @@ fn crash_rounds(mode: Mode, name: &str, mut done: impl FnMut(u32) -> bool) {
     while !done(round) {
         round += 1;
         let clean = rng.one_in(7);
-        let kill = load_and_stop(server, &mut writers, &mut rng, clean);
+        let kill = load_and_stop(server, memcached, &mut writers, &mut rng, clean);
         let promised = mode.promised(kill, clean);
         if rng.one_in(4) {
             // A crash while recovering.
@@ -306,6 +445,7 @@ fn crash_rounds(mode: Mode, name: &str, mut done: impl FnMut(u32) -> bool) {
 /// Lets all connections work for a random while, then stops the server; when that was.
 fn load_and_stop(
     mut server: Server,
+    memcached: SocketAddr,
     writers: &mut [Writer],
     rng: &mut Rng,
     clean: bool,
@@ -313,7 +453,10 @@ fn load_and_stop(
     let pause = Duration::from_millis(rng.within(250..1_100));
     std::thread::scope(|scope| {
         for writer in writers.iter_mut() {
-            let client = server.client();
+            let client = match writer.memcached {
+                true => Client::connect(memcached),
+                false => server.client(),
+            };
             scope.spawn(move || writer.work(client));
         }
         std::thread::sleep(pause);

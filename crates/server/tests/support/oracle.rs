@@ -83,7 +83,7 @@ pub struct Version {
 pub struct Oracle {
     /// All versions of each key since the last start, oldest first; never empty.
     pub keys: Vec<Vec<Version>>,
-    /// The keys of each MSET since the last start.
+    /// The keys of each MSET and each transaction since the last start.
     pub msets: HashMap<u64, Vec<usize>>,
 }
 

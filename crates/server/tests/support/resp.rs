@@ -1,5 +1,5 @@
-//! A small RESP2 client: it sends commands, one or many at once, and reads replies with a bound on the time. It repairs
-//! nothing: a broken connection is an error, or a failed test where the caller expected a reply.
+//! A small RESP2 client, which also reads memcached's replies: it sends commands, one or many at once, and reads replies with a
+//! bound on the time. It repairs nothing: a broken connection is an error, or a failed test where the caller expected a reply.
 
 use std::io::{self, Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -174,6 +174,32 @@ impl Client {
         })
     }
 
+    /// One reply of memcached's protocol, as what says the same here: STORED is OK, DELETED and TOUCHED are 1, what is not there 0 or
+    /// nil, an item its value.
+    pub fn memcached_reply(&mut self) -> io::Result<Reply> {
+        let line = self.line()?;
+        let words: Vec<&str> = line.split(' ').collect();
+        Ok(match words[..] {
+            ["STORED"] => Reply::Simple("OK".into()),
+            ["DELETED" | "TOUCHED"] => Reply::Int(1),
+            ["NOT_FOUND" | "NOT_STORED"] => Reply::Int(0),
+            ["END"] => Reply::Nil,
+            ["VALUE", _, _, len] => {
+                let len = len.parse().map_err(io::Error::other)?;
+                let mut bytes = Vec::with_capacity(len);
+                self.body(len, |piece| bytes.extend_from_slice(piece))?;
+                match self.line()?.as_str() {
+                    "END" => Reply::Bulk(bytes),
+                    other => return Err(io::Error::other(format!("behind an item: {other:?}"))),
+                }
+            }
+            [number] if number.parse::<i64>().is_ok() => {
+                Reply::Int(number.parse().map_err(io::Error::other)?)
+            }
+            _ => Reply::Error(line),
+        })
+    }
+
     /// A bulk reply piece by piece, so that a long one needs no memory; its length.
     pub fn bulk_in_pieces(&mut self, f: impl FnMut(&[u8])) -> io::Result<usize> {
         let line = self.line()?;
@@ -230,6 +256,15 @@ impl Client {
             _ => Ok(()),
         }
     }
+}
+
+/// Appends a `set` or `add` of memcached's protocol.
+pub fn memcached_store(out: &mut Vec<u8>, verb: &str, key: &[u8], exptime_s: u64, value: &[u8]) {
+    let key = String::from_utf8_lossy(key);
+    let len = value.len();
+    out.extend_from_slice(format!("{verb} {key} 7 {exptime_s} {len}\r\n").as_bytes());
+    out.extend_from_slice(value);
+    out.extend_from_slice(b"\r\n");
 }
 
 /// Appends a command as clients send it.
