@@ -11,6 +11,7 @@ mod progress;
 mod run;
 mod serve;
 mod size;
+mod top;
 
 use std::io::IsTerminal;
 use std::path::PathBuf;
@@ -62,6 +63,9 @@ enum Command {
     /// Make, look at, verify or remove a pool
     #[command(subcommand)]
     Pool(pool::PoolCommand),
+    /// Watch the terraces of a running server
+    #[command(after_help = "Example:\n  terrace top 127.0.0.1:6380\n  terrace top --once --json")]
+    Top(top::TopArgs),
     /// Say what this machine allows, and what falls back to what
     #[command(after_help = "Example:\n  terrace doctor /var/lib/terrace")]
     Doctor(DoctorArgs),
@@ -138,6 +142,7 @@ fn main() -> ExitCode {
         Command::Serve(args) => serve::run(args.flags, args.config.as_deref()).map(|()| 0),
         Command::Run(args) => run::run(&args),
         Command::Pool(command) => pool::run(command),
+        Command::Top(args) => top::run(&args),
         Command::Doctor(args) => run_doctor(&args),
         Command::Bench(args) => run_bench(args),
         Command::Generate { dir } => generate::run(Cli::command(), &dir)

@@ -6,10 +6,12 @@ mod support;
 use std::collections::BTreeMap;
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::process::{Command, Stdio};
+use std::time::Duration;
 
 use support::python::{python, run_python};
 use support::resp::{Client, Reply};
-use support::{Server, TempDir, value_of};
+use support::{Server, TempDir, said, value_of};
 
 fn free_addr() -> SocketAddr {
     let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
@@ -100,7 +102,7 @@ fn e2e_metrics_and_info_say_the_same() {
     // Background work goes on for a moment: the same figures twice, then they are compared.
     let (mut seen, mut told) = (BTreeMap::new(), BTreeMap::new());
     for _ in 0..100 {
-        std::thread::sleep(std::time::Duration::from_millis(100));
+        std::thread::sleep(Duration::from_millis(100));
         let before = tiers(&mut client);
         seen = metrics(&scrape(addr));
         told = tiers(&mut client);
@@ -167,4 +169,46 @@ fn e2e_metrics_and_info_say_the_same() {
     let program = python(&["prometheus-client"]);
     run_python(&program, PARSE, &[format!("http://{addr}/metrics")]);
     server.shutdown();
+}
+
+#[test]
+fn e2e_top_shows_a_running_server() {
+    let dir = TempDir::new("top");
+    let args = ["--dram", "32M", "--ssd", "128M", "--threads", "2", "--durability", "async"];
+    let server = Server::start(&dir.pool(), &args);
+    let mut client = server.client();
+    let addr = server.addr.to_string();
+    for at in 0..100u64 {
+        assert!(client.call(&[b"SET", &at.to_le_bytes(), b"value"]).is_ok());
+    }
+    let once = support::run(&["top", &addr, "--once", "--json", "--interval", "0.2"]);
+    assert!(once.status.success(), "{}", said(&once));
+    let screen: serde_json::Value = serde_json::from_slice(&once.stdout).expect("JSON");
+    assert_eq!(screen["keys"], 100.0, "{screen}");
+    assert_eq!(screen["cap_bytes"], f64::from(32 << 20));
+    assert_eq!(screen["terraces"][0]["name"], "dram");
+    let commands = screen["commands"].as_array().expect("a list");
+    assert!(commands.iter().any(|c| c["name"] == "set"), "{screen}");
+    let text = support::run(&["top", &addr, "--once", "--interval", "0.2"]);
+    assert!(said(&text).contains("100 keys"), "{}", said(&text));
+    // In a terminal (of script's), until q is pressed.
+    let command = format!("{} top {addr} --interval 0.2", support::binary().display());
+    let mut child = Command::new("timeout")
+        .args(["30", "script", "-qec", &command, "/dev/null"])
+        .env("TERM", "xterm")
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .expect("script (of bsdutils)");
+    std::thread::sleep(Duration::from_secs(2));
+    let mut keys = child.stdin.take().expect("its input");
+    keys.write_all(b"q").expect("a key");
+    let ended = child.wait_with_output().expect("it ends");
+    let shown = String::from_utf8_lossy(&ended.stdout).into_owned();
+    assert!(ended.status.success(), "{shown}");
+    assert!(shown.contains("Terraces") && shown.contains("Commands"), "{shown}");
+    server.shutdown();
+    let gone = support::run(&["top", &addr, "--once"]);
+    assert_eq!(gone.status.code(), Some(1));
+    assert!(said(&gone).contains("no server answers"), "{}", said(&gone));
 }
