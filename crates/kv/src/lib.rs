@@ -10,7 +10,6 @@
 #[cfg(test)]
 extern crate self as terrace_kv;
 
-pub mod cache;
 mod change;
 mod edit;
 mod error;
@@ -19,6 +18,7 @@ mod find;
 mod item;
 mod large;
 mod maintain;
+pub mod memcached;
 mod modify;
 mod number;
 mod read;

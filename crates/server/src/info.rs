@@ -181,30 +181,6 @@ fn stats(shared: &Shared) -> Vec<(String, String)> {
     ]
 }
 
-/// What memcached's `stats` tells, as far as it is known.
-pub fn memcached(shared: &Shared, now_ms: u64) -> Vec<(String, String)> {
-    let load = |n: &std::sync::atomic::AtomicU64| n.load(Ordering::Relaxed);
-    vec![
-        line("pid", std::process::id()),
-        line("uptime", shared.started.elapsed().as_secs()),
-        line("time", now_ms / 1000),
-        line("version", crate::memcached::MEMCACHED_VERSION),
-        line("terrace_version", env!("CARGO_PKG_VERSION")),
-        line("pointer_size", usize::BITS),
-        line("max_connections", shared.max_clients),
-        line("curr_connections", shared.connected.load(Ordering::Relaxed)),
-        line("total_connections", load(&shared.accepted)),
-        line("rejected_connections", load(&shared.rejected)),
-        line("get_hits", shared.sum(|c| &c.hits)),
-        line("get_misses", shared.sum(|c| &c.misses)),
-        line("bytes_read", shared.sum(|c| &c.input_bytes)),
-        line("bytes_written", shared.sum(|c| &c.output_bytes)),
-        line("limit_maxbytes", shared.about.dram_bytes()),
-        line("threads", shared.counters.len()),
-        line("curr_items", shared.about.keys()),
-    ]
-}
-
 /// User and system time of the process.
 fn cpu() -> Vec<(String, String)> {
     let Some((user_s, system_s)) = process::cpu_seconds() else {

@@ -7,6 +7,7 @@ pub mod auth;
 mod budget;
 mod commands;
 mod conn;
+mod delayed;
 mod door;
 mod glob;
 mod info;
@@ -240,6 +241,7 @@ impl<F: StoreFactory> Server<F> {
             rate: Default::default(),
             slow: Default::default(),
             paused: Default::default(),
+            flush_at_ms: Default::default(),
             metrics_waker,
         });
         Ok(Server {

@@ -222,6 +222,8 @@ pub struct Shared {
     pub slow: Slow,
     /// CLIENT PAUSE.
     pub paused: Paused,
+    /// When everything is to be flushed, ms since the start; 0: never.
+    pub flush_at_ms: AtomicU64,
     /// Gets the door of the metrics out of its poll, if there is one.
     pub metrics_waker: Option<Waker>,
 }

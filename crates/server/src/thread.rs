@@ -155,6 +155,8 @@ pub struct Thread<S: Store> {
     pub(crate) starve_checked_ms: u64,
     pub(crate) idle_checked_ms: u64,
     sampled_ms: u64,
+    /// A flush that was delayed and is under way.
+    pub(crate) flush_task: Option<S::Task>,
     durable_seen: u64,
     ready: Vec<u64>,
     /// Slots that moved; empty in between.
@@ -216,6 +218,7 @@ impl<S: Store> Thread<S> {
             starve_checked_ms: 0,
             idle_checked_ms: 0,
             sampled_ms: 0,
+            flush_task: None,
             durable_seen: 0,
             ready: Vec::new(),
             moved: Vec::new(),
@@ -331,6 +334,7 @@ impl<S: Store> Thread<S> {
         self.relieve();
         self.close_idle();
         self.sample();
+        let flushing = self.flush_if_due();
         if !self.lingering.is_empty() {
             self.end_lingering();
         }
@@ -348,7 +352,7 @@ impl<S: Store> Thread<S> {
         self.env.store.kick();
         if turn.busy || served || !self.again.is_empty() {
             Duration::ZERO
-        } else if !self.waiters.is_empty() {
+        } else if !self.waiters.is_empty() || flushing {
             turn.sleep_at_most.min(Duration::from_millis(ROOM_RETRY_MS))
         } else {
             turn.sleep_at_most.min(Duration::from_millis(SLEEP_MAX_MS))
@@ -520,6 +524,9 @@ impl<S: Store> Thread<S> {
         for slot in slots {
             let _ = self.conns[slot].settle(&mut self.env);
             self.close(slot);
+        }
+        if let Some(task) = self.flush_task.take() {
+            self.env.store.finish(task);
         }
         self.env.budget.close(&mut self.env.store);
         self.env.store.ungrant(OWN_BYTES);

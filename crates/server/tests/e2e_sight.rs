@@ -174,7 +174,16 @@ fn e2e_metrics_and_info_say_the_same() {
 #[test]
 fn e2e_top_shows_a_running_server() {
     let dir = TempDir::new("top");
-    let args = ["--dram", "32M", "--ssd", "128M", "--threads", "2", "--durability", "async"];
+    let args = [
+        "--dram",
+        "32M",
+        "--ssd",
+        "128M",
+        "--threads",
+        "2",
+        "--durability",
+        "async",
+    ];
     let server = Server::start(&dir.pool(), &args);
     let mut client = server.client();
     let addr = server.addr.to_string();
@@ -192,7 +201,9 @@ fn e2e_top_shows_a_running_server() {
     let text = support::run(&["top", &addr, "--once", "--interval", "0.2"]);
     assert!(said(&text).contains("100 keys"), "{}", said(&text));
     // In a terminal (of script's), until q is pressed.
-    let command = format!("{} top {addr} --interval 0.2", support::binary().display());
+    let program = support::binary();
+    let sized = "stty rows 40 cols 120";
+    let command = format!("{sized}; {} top {addr} --interval 0.2", program.display());
     let mut child = Command::new("timeout")
         .args(["30", "script", "-qec", &command, "/dev/null"])
         .env("TERM", "xterm")
@@ -206,7 +217,10 @@ fn e2e_top_shows_a_running_server() {
     let ended = child.wait_with_output().expect("it ends");
     let shown = String::from_utf8_lossy(&ended.stdout).into_owned();
     assert!(ended.status.success(), "{shown}");
-    assert!(shown.contains("Terraces") && shown.contains("Commands"), "{shown}");
+    assert!(
+        shown.contains("Terraces") && shown.contains("Commands"),
+        "{shown}"
+    );
     server.shutdown();
     let gone = support::run(&["top", &addr, "--once"]);
     assert_eq!(gone.status.code(), Some(1));

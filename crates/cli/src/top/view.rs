@@ -140,7 +140,12 @@ mod tests {
         }
         // A gauge at three quarters is three quarters full.
         let filled = text.lines().find(|l| l.contains("cap 49.0M")).unwrap();
-        let end = filled.chars().collect::<Vec<_>>().into_iter().rposition(|c| c == '█').unwrap();
+        let end = filled
+            .chars()
+            .collect::<Vec<_>>()
+            .into_iter()
+            .rposition(|c| c == '█')
+            .unwrap();
         assert!((85..97).contains(&end), "{end}\n{text}");
     }
 

@@ -1,10 +1,12 @@
-//! The classic text commands. What they mean is in `terrace_kv::cache` and the store; here are their words and replies.
+//! The classic text commands. What they mean is in `terrace_kv::memcached` and the store; here are their words and replies.
 
-use terrace_kv::cache;
+use terrace_kv::memcached as rules;
+
+use std::sync::atomic::Ordering;
 
 use super::{
     BAD_CHUNK, BAD_LINE, Done, Fault, MEMCACHED_VERSION, TOO_LARGE, key_of, line, number, ready,
-    say, unsigned,
+    say, told, unsigned,
 };
 use crate::commands::{Cx, Flow, edit_one};
 use crate::limits::{INLINE_MAX_BYTES, MGET_WINDOW_KEYS, OUTPUT_LIMIT_BYTES};
@@ -217,7 +219,7 @@ pub fn store<S: Store>(cx: &mut Cx<'_, S>, words: &[&[u8]]) -> Done<S> {
         (_, Some(token)) => Cond::IfToken(token),
         _ => Cond::Always,
     };
-    let expiry = cache::expiry_ms(asked.exptime, cx.store.now_ms());
+    let expiry = rules::expiry_ms(asked.exptime, cx.store.now_ms());
     let how = How {
         cond,
         expiry: expiry.map_or(Expiry::None, Expiry::At),
@@ -296,7 +298,7 @@ fn get_and_touch<S: Store>(cx: &mut Cx<'_, S>, words: &[&[u8]], with_cas: bool) 
         return Err("ERROR".into());
     }
     let exptime = integer(words[1]).ok_or("CLIENT_ERROR invalid exptime argument")?;
-    let expiry_ms = cache::expiry_ms(exptime, cx.store.now_ms());
+    let expiry_ms = rules::expiry_ms(exptime, cx.store.now_ms());
     let keys = &words[2..];
     if !cx.progress.begun {
         for key in keys {
@@ -309,7 +311,7 @@ fn get_and_touch<S: Store>(cx: &mut Cx<'_, S>, words: &[&[u8]], with_cas: bool) 
         }
         let key = keys[cx.progress.next as usize];
         let view = ready!(edit_one(cx, key, |view, _| {
-            Ok((cache::kept(&view, expiry_ms, view.meta), view))
+            Ok((rules::kept(&view, expiry_ms, view.meta), view))
         }));
         cx.progress.begun = true;
         cx.renew_task();
@@ -349,10 +351,10 @@ fn count<S: Store>(cx: &mut Cx<'_, S>, words: &[&[u8]], up: bool) -> Done<S> {
     let counted = ready!(edit_one(cx, key, |view: View<S::Large>, cas| {
         let before = match &view.value {
             Held::Absent => return Ok((None, None)),
-            Held::Inline(value) => cache::number(value),
+            Held::Inline(value) => rules::number(value),
             Held::Large(_) => None,
         };
-        let now = cache::count(before.ok_or_else(|| line(NOT_A_NUMBER))?, delta, up);
+        let now = rules::count(before.ok_or_else(|| line(NOT_A_NUMBER))?, delta, up);
         let edit = Edit::Put {
             value: now.to_string().into_bytes(),
             expiry_ms: view.expiry_ms,
@@ -392,65 +394,50 @@ fn touch<S: Store>(cx: &mut Cx<'_, S>, words: &[&[u8]]) -> Done<S> {
     }
     let key = key_of(words[1])?;
     let exptime = integer(words[2]).ok_or("CLIENT_ERROR invalid exptime argument")?;
-    let expiry_ms = cache::expiry_ms(exptime, cx.store.now_ms());
+    let expiry_ms = rules::expiry_ms(exptime, cx.store.now_ms());
     let touched = ready!(edit_one(cx, key, |view: View<S::Large>, _| {
-        Ok((cache::kept(&view, expiry_ms, view.meta), view.exists()))
+        Ok((rules::kept(&view, expiry_ms, view.meta), view.exists()))
     }));
     answer(cx, if touched { "TOUCHED" } else { "NOT_FOUND" })
 }
 
-/// flush_all [0] [noreply]
+/// flush_all [delay] [noreply]
 fn flush_all<S: Store>(cx: &mut Cx<'_, S>, words: &[&[u8]]) -> Done<S> {
-    match words
-        .get(1)
-        .filter(|w| **w != b"noreply")
-        .map(|w| integer(w))
-    {
-        None | Some(Some(0)) => {}
-        Some(Some(1..)) => {
-            return Err(
-                "CLIENT_ERROR flush_all with a delay is not served; send flush_all when the time has come".into(),
-            );
-        }
-        Some(_) => return Err(BAD_LINE.into()),
+    let delay_s = match words.get(1).filter(|w| **w != b"noreply") {
+        None => 0,
+        Some(word) => integer(word).ok_or("CLIENT_ERROR invalid exptime argument")?,
+    };
+    let flush_at_ms = &cx.shared.flush_at_ms;
+    let now_ms = cx.store.now_ms();
+    // Read as an expiry is: seconds, or a time since 1970; what has passed is now.
+    let left_ms = rules::expiry_ms(delay_s, now_ms).map_or(0, |at| at.saturating_sub(now_ms));
+    if left_ms > 0 {
+        let since_start = cx.shared.started.elapsed().as_millis() as u64;
+        flush_at_ms.store(since_start + left_ms, Ordering::Relaxed);
+        return answer(cx, "OK");
     }
     ready!(cx.store.flush_all(cx.task));
+    flush_at_ms.store(0, Ordering::Relaxed);
     answer(cx, "OK")
 }
 
-/// stats [items | slabs | sizes | settings | conns | reset | detail]
+/// stats [items | slabs | sizes | settings | conns | reset]
 fn stats<S: Store>(cx: &mut Cx<'_, S>, words: &[&[u8]]) -> Done<S> {
-    match words.get(1).copied() {
-        None => {
-            let lines = crate::info::memcached(cx.shared, cx.store.now_ms());
-            for (name, value) in lines {
-                say(cx.out, &format!("STAT {name} {value}"));
-            }
-        }
-        Some(b"settings") => {
-            let shared = cx.shared;
-            say(
-                cx.out,
-                &format!("STAT maxbytes {}", shared.about.dram_bytes()),
-            );
-            say(cx.out, &format!("STAT maxconns {}", shared.max_clients));
-            say(
-                cx.out,
-                &format!("STAT num_threads {}", shared.counters.len()),
-            );
-            say(cx.out, "STAT cas_enabled yes");
-            say(
-                cx.out,
-                &format!("STAT item_size_max {}", crate::limits::VALUE_MAX_BYTES),
-            );
-        }
+    let lines = match words.get(1).copied() {
+        None => told::general(cx.shared, cx.store.now_ms()),
+        Some(b"settings") => told::settings(cx.shared),
+        Some(b"items") => told::items(cx.shared),
+        Some(b"slabs") => told::slabs(cx.shared),
+        Some(b"conns") => told::conns(cx.shared),
+        Some(b"sizes") => vec![("sizes_status".to_string(), "disabled".to_string())],
         Some(b"reset") => {
             cx.shared.reset_counters();
             return answer(cx, "RESET");
         }
-        // There are no slabs to tell of.
-        Some(b"items" | b"slabs" | b"sizes" | b"conns") => {}
         Some(_) => return Err(BAD_LINE.into()),
+    };
+    for (name, value) in lines {
+        say(cx.out, &format!("STAT {name} {value}"));
     }
     answer(cx, "END")
 }

@@ -1,7 +1,7 @@
 //! The meta commands: mg, ms, md, ma, mn, me, with their flags. A command is first read into `Asked`, then one edit of its
 //! key does all it asks for. Left out: `l` (the time of an item's last use is not kept).
 
-use terrace_kv::cache::{self, Told};
+use terrace_kv::memcached::{self as rules, Told};
 
 use super::{BAD_LINE, Done, Fault, key_of, meta_change as change, number, ready, say, unsigned};
 use crate::commands::{Cx, Flow, edit_one};
@@ -285,9 +285,9 @@ fn get_and_change<S: Store>(cx: &mut Cx<'_, S>, asked: &Asked<'_>, now_ms: u64) 
             });
         }
         let state = view.meta.map_or(0, |m| m.state);
-        let (told, state) = cache::renewal(state, left_s(view.expiry_ms, now_ms), asked.renew);
+        let (told, state) = rules::renewal(state, left_s(view.expiry_ms, now_ms), asked.renew);
         let expiry_ms = match asked.ttl {
-            Some(ttl) => cache::expiry_ms(ttl, now_ms),
+            Some(ttl) => rules::expiry_ms(ttl, now_ms),
             None => view.expiry_ms,
         };
         let token = token_of::<S>(&view);
@@ -302,7 +302,7 @@ fn get_and_change<S: Store>(cx: &mut Cx<'_, S>, asked: &Asked<'_>, now_ms: u64) 
             }),
         };
         let edit = match expiry_ms != view.expiry_ms || meta != view.meta {
-            true => cache::kept(&view, expiry_ms, meta),
+            true => rules::kept(&view, expiry_ms, meta),
             false => None,
         };
         let shown = Shown {
@@ -343,7 +343,7 @@ fn get_and_change<S: Store>(cx: &mut Cx<'_, S>, asked: &Asked<'_>, now_ms: u64) 
 
 /// An empty item that its first reader is to fill.
 fn vivified<L>(asked: &Asked<'_>, ttl: i64, now_ms: u64, cas: u64) -> (Edit, Got<L>) {
-    let expiry_ms = cache::expiry_ms(ttl, now_ms);
+    let expiry_ms = rules::expiry_ms(ttl, now_ms);
     let meta = Meta {
         cas: asked.new_token.unwrap_or(cas),
         client_flags: 0,

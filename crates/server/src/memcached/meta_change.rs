@@ -1,6 +1,6 @@
 //! The meta commands that change an item: ms, md, ma. Each is one set or one edit of its key.
 
-use terrace_kv::cache::{self, Told};
+use terrace_kv::memcached::{self as rules, Told};
 
 use super::classic::{NOT_A_NUMBER, extended};
 use super::meta::{Asked, Shown, asked, flags, item, left_s, len_of, token_of};
@@ -49,7 +49,7 @@ pub(super) fn set<S: Store>(cx: &mut Cx<'_, S>, words: &[&[u8]]) -> Done<S> {
         return Err(BAD_LINE.into());
     };
     let asked = asked(line, &line[3..])?;
-    let expiry_ms = cache::expiry_ms(asked.ttl.unwrap_or(0), cx.store.now_ms());
+    let expiry_ms = rules::expiry_ms(asked.ttl.unwrap_or(0), cx.store.now_ms());
     let mode = asked.mode.unwrap_or(b'S');
     if !b"ESARP".contains(&mode) {
         return Err("CLIENT_ERROR invalid mode for ms M token".into());
@@ -139,7 +139,7 @@ fn set_by_edit<S: Store>(
             ..kept
         };
         let expiry_ms = match (extends, vivify) {
-            (true, Some(ttl)) => cache::expiry_ms(ttl, now_ms),
+            (true, Some(ttl)) => rules::expiry_ms(ttl, now_ms),
             (true, None) => view.expiry_ms,
             _ => expiry_ms,
         };
@@ -187,7 +187,7 @@ pub(super) fn delete<S: Store>(cx: &mut Cx<'_, S>, words: &[&[u8]]) -> Done<S> {
             meta.state = Meta::STALE;
         }
         let expiry_ms = match asked.ttl {
-            Some(ttl) => cache::expiry_ms(ttl, now_ms),
+            Some(ttl) => rules::expiry_ms(ttl, now_ms),
             None => view.expiry_ms,
         };
         let edit = match asked.drop_value {
@@ -199,7 +199,7 @@ pub(super) fn delete<S: Store>(cx: &mut Cx<'_, S>, words: &[&[u8]]) -> Done<S> {
                     ..meta
                 }),
             }),
-            false => cache::kept(&view, expiry_ms, Some(meta)),
+            false => rules::kept(&view, expiry_ms, Some(meta)),
         };
         Ok((edit, done))
     }));
@@ -242,15 +242,15 @@ fn counted<S: Store>(
     }
     let (now, expiry_ms) = match (&view.value, asked.vivify) {
         (Held::Absent, None) => return Ok((None, Err(Ended::NotFound))),
-        (Held::Absent, Some(ttl)) => (asked.initial, cache::expiry_ms(ttl, now_ms)),
+        (Held::Absent, Some(ttl)) => (asked.initial, rules::expiry_ms(ttl, now_ms)),
         (Held::Large(_), _) => return Err(line(NOT_A_NUMBER)),
         (Held::Inline(value), _) => {
-            let before = cache::number(value).ok_or_else(|| line(NOT_A_NUMBER))?;
+            let before = rules::number(value).ok_or_else(|| line(NOT_A_NUMBER))?;
             let expiry_ms = match asked.ttl {
-                Some(ttl) => cache::expiry_ms(ttl, now_ms),
+                Some(ttl) => rules::expiry_ms(ttl, now_ms),
                 None => view.expiry_ms,
             };
-            (cache::count(before, asked.delta, up), expiry_ms)
+            (rules::count(before, asked.delta, up), expiry_ms)
         }
     };
     let value = now.to_string().into_bytes();

@@ -5,6 +5,7 @@
 mod classic;
 mod meta;
 mod meta_change;
+mod told;
 
 use smallvec::SmallVec;
 

@@ -222,6 +222,49 @@ fn replies_that_never_become_durable_end_in_an_error() {
     server.stop();
 }
 
+/// A command of several steps has a task for each: what an earlier one showed must hold its reply, too.
+#[test]
+fn what_is_shown_is_durable_before_it_is_sent() {
+    let server = Running::start(
+        Settings {
+            wait_per_mille: 400,
+            sync: true,
+            ..plain()
+        },
+        2,
+    );
+    let (mut writer, mut reader) = (server.client(), server.client());
+    for at in 0..200 {
+        let key = format!("key-{at}");
+        assert_eq!(writer.ask(&["SET", &key, "old"]), "+OK\r\n");
+    }
+    let commands: [&[&str]; 4] = [
+        &["GET", "key-1"],
+        &["MGET", "key-0", "key-1", "key-2", "key-3", "key-4", "key-5"],
+        &["SCAN", "0", "COUNT", "500"],
+        &["KEYS", "key-1?"],
+    ];
+    for command in commands {
+        server.factory.stall(true);
+        writer.send(encode(&[b"SET", b"key-1", b"new"]));
+        std::thread::sleep(Duration::from_millis(50));
+        let args: Vec<&[u8]> = command.iter().map(|a| a.as_bytes()).collect();
+        reader.send(encode(&args));
+        reader.stream.set_nonblocking(true).unwrap();
+        std::thread::sleep(Duration::from_millis(150));
+        let early = reader.stream.peek(&mut [0; 64]);
+        reader.stream.set_nonblocking(false).unwrap();
+        assert!(
+            early.is_err(),
+            "{command:?} was answered with what a crash may take back"
+        );
+        server.factory.stall(false);
+        assert!(!reader.reply().is_empty());
+        assert_eq!(writer.reply(), b"+OK\r\n");
+    }
+    server.stop();
+}
+
 #[test]
 fn scan_finds_every_key_once() {
     let server = Running::start(

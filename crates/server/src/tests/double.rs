@@ -32,6 +32,8 @@ pub struct Settings {
     pub budget_bytes: i64,
     /// Nothing becomes durable any more.
     pub fail: AtomicBool,
+    /// Nothing becomes durable for now.
+    pub stall: AtomicBool,
 }
 
 pub struct Factory {
@@ -64,6 +66,11 @@ impl Factory {
     /// Makes every write from now on fail to become durable.
     pub fn fail(&self) {
         self.settings.fail.store(true, Ordering::SeqCst);
+    }
+
+    /// Whether what is written waits to become durable.
+    pub fn stall(&self, stall: bool) {
+        self.settings.stall.store(stall, Ordering::SeqCst);
     }
 
     /// Tasks, holds and uploads that nobody gave back, and bytes granted.
@@ -181,6 +188,15 @@ impl Double {
     fn wrote(&mut self, t: &mut Task) {
         if self.home.settings.sync {
             t.durable_at = Some(self.home.epoch.fetch_add(1, Ordering::SeqCst) + 1);
+        }
+    }
+
+    /// A read shows all writes until now.
+    fn saw(&self, t: &mut Task) {
+        if self.home.settings.sync {
+            t.durable_at = t
+                .durable_at
+                .max(Some(self.home.epoch.load(Ordering::SeqCst)));
         }
     }
 

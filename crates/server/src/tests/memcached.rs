@@ -118,10 +118,11 @@ const CASES: &[(&str, &str)] = &[
     ),
     ("verbosity foo bar my\r\n", "ERROR\r\n"),
     ("verbosity 1 2\r\n", "OK\r\n"),
-    ("stats items\r\n", "END\r\n"),
+    ("stats sizes\r\n", "STAT sizes_status disabled\r\nEND\r\n"),
+    ("flush_all 1000\r\n", "OK\r\n"),
     (
-        "flush_all 10\r\n",
-        "CLIENT_ERROR flush_all with a delay is not served; send flush_all when the time has come\r\n",
+        "flush_all x\r\n",
+        "CLIENT_ERROR invalid exptime argument\r\n",
     ),
     // The meta commands.
     ("mg none\r\n", "EN\r\n"),
@@ -225,8 +226,6 @@ fn replies_are_by_the_book_in_sync_mode() {
 
 /// Replies that differ from memcached's on purpose (docs/memcached.md).
 const DIFFERS: &[&str] = &[
-    "flush_all 10\r\n",
-    "stats items\r\n",
     "mg m l\r\n",
     // memcached runs the data block of a refused line as the next command.
     "cas a 0 0 1 x\r\nx\r\n",
@@ -285,6 +284,63 @@ fn replies_are_those_of_memcached() {
     let _ = child.kill();
     let _ = child.wait();
     assert!(differences.is_empty(), "{}", differences.join("\n"));
+}
+
+#[test]
+fn a_delayed_flush_comes_and_a_new_one_takes_its_place() {
+    let server = start(Settings {
+        wait_per_mille: 300,
+        ..plain()
+    });
+    let mut c = connect(&server);
+    assert_eq!(ask(&mut c, b"set a 0 0 1\r\n1\r\n"), "STORED\r\n");
+    assert_eq!(ask(&mut c, b"flush_all 1000\r\n"), "OK\r\n");
+    assert_eq!(ask(&mut c, b"flush_all 1\r\n"), "OK\r\n");
+    assert_eq!(ask(&mut c, b"get a\r\n"), "VALUE a 0 1\r\n1\r\nEND\r\n");
+    let until = std::time::Instant::now() + Duration::from_secs(10);
+    while ask(&mut c, b"get a\r\n") != "END\r\n" {
+        assert!(std::time::Instant::now() < until, "it was not flushed");
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    // Once is enough.
+    assert_eq!(ask(&mut c, b"set a 0 0 1\r\n2\r\n"), "STORED\r\n");
+    std::thread::sleep(Duration::from_millis(1_200));
+    assert_eq!(ask(&mut c, b"get a\r\n"), "VALUE a 0 1\r\n2\r\nEND\r\n");
+    drop(c);
+    server.stop();
+}
+
+#[test]
+fn stats_tell_what_was_done() {
+    let server = start(plain());
+    let mut c = connect(&server);
+    assert_eq!(ask(&mut c, b"set a 0 0 1\r\n1\r\n"), "STORED\r\n");
+    ask(&mut c, b"get a\r\n");
+    ask(&mut c, b"mg a v\r\n");
+    // Each question ends with mn, to know where its answer does.
+    let stats = ask(&mut c, b"stats\r\n");
+    for want in [
+        "cmd_get 2",
+        "cmd_set 1",
+        "cmd_meta 4",
+        "get_hits 2",
+        "curr_items 1",
+    ] {
+        assert!(
+            stats.contains(&format!("STAT {want}\r\n")),
+            "{want}: {stats}"
+        );
+    }
+    assert!(ask(&mut c, b"stats items\r\n").starts_with("STAT items:1:number 1\r\n"));
+    assert!(ask(&mut c, b"stats conns\r\n").contains(":addr tcp:127.0.0.1:"));
+    let settings = ask(&mut c, b"stats settings\r\n");
+    assert!(
+        settings.contains("STAT auth_enabled_ascii no\r\n"),
+        "{settings}"
+    );
+    assert!(ask(&mut c, b"stats slabs\r\n").contains("active_slabs 0"));
+    drop(c);
+    server.stop();
 }
 
 #[test]

@@ -23,7 +23,8 @@ impl Store for Double {
     type Upload = Upload;
 
     fn turn(&mut self) -> Turn {
-        if !self.home.settings.fail.load(Ordering::SeqCst) {
+        let settings = &self.home.settings;
+        if !settings.fail.load(Ordering::SeqCst) && !settings.stall.load(Ordering::SeqCst) {
             self.durable = self.home.epoch.load(Ordering::SeqCst);
         }
         let busy = !self.ready.is_empty() || self.home.settings.sync;
@@ -98,6 +99,7 @@ impl Store for Double {
         if key == b"damaged" {
             return Err(StoreError::err("the value of this key is damaged"));
         }
+        self.saw(t);
         let value = self.look(key).map(|(v, _)| v);
         Ok(Step::Done(self.show(value, f)))
     }
@@ -336,6 +338,7 @@ impl Store for Double {
         f: &mut dyn FnMut(&[u8]),
     ) -> Outcome<u64> {
         gate!(self, t, "scan", cursor, count);
+        self.saw(t);
         let data = self.home.data.lock().unwrap();
         let mut places: Vec<(u64, &Vec<u8>)> =
             data.keys().map(|k| (fingerprint(k) | 1, k)).collect();
