@@ -6,10 +6,11 @@
 //! Never: hands out more than it was made for, moves a piece, or clears one (what a taken piece
 //! holds is unspecified).
 
+use crate::huge::{self, Answer, Blocks};
 use crate::{BLOCK_BYTES, Buf, MediaError};
 use rustix::fs::{FallocateFlags, MemfdFlags, fallocate, ftruncate, memfd_create};
 use rustix::io::Errno;
-use rustix::mm::{MapFlags, MlockFlags, ProtFlags, mlock_with, mmap, munmap};
+use rustix::mm::{MapFlags, MlockFlags, ProtFlags, mlock_with, mmap, mmap_anonymous, munmap};
 use std::fmt;
 use std::ops::{Deref, DerefMut};
 use std::os::fd::OwnedFd;
@@ -37,6 +38,8 @@ struct State {
     touched: u32,
     taken: usize,
     give_back_failures: u64,
+    /// None: huge pages are not for this arena.
+    blocks: Option<Blocks>,
 }
 
 enum Backing {
@@ -65,18 +68,25 @@ impl Arena {
             .map_err(fail("make shared memory of"))?;
         ftruncate(&memory, len as u64).map_err(fail("size shared memory to"))?;
         let (access, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED);
-        // SAFETY: a new mapping at an address the kernel chooses; the descriptor is ours alone,
-        // so nobody can shrink it under us.
-        let base = unsafe { mmap(std::ptr::null_mut(), len, access, flags, &memory, 0) }
+        let base = reserve_aligned(len).map_err(fail("find addresses for"))?;
+        let flags = flags | MapFlags::FIXED;
+        // SAFETY: replaces the reservation just made, of this very length; the descriptor is ours alone, so nobody can
+        // shrink it under us.
+        let base = unsafe { mmap(base.cast(), len, access, flags, &memory, 0) }
             .map_err(fail("map shared memory of"))?;
         // SAFETY: locks the mapping just made; locking changes no content.
         let lock = unsafe { mlock_with(base, len, MlockFlags::ONFAULT) };
         let base = NonNull::new(base.cast::<u8>()).expect("the kernel maps no null page for us");
-        Ok(Self::assemble(
+        let arena = Self::assemble(
             piece_bytes,
             pieces_max,
             Backing::Shared { memory, base, lock },
-        ))
+        );
+        if let Some((blocks, told)) = Blocks::new(piece_bytes, pieces_max) {
+            arena.state().blocks = Some(blocks);
+            huge::start(Arc::downgrade(&arena), told);
+        }
+        Ok(arena)
     }
 
     /// The same over ordinary memory: allocated (and zero) when a piece is taken, freed when it
@@ -108,6 +118,9 @@ impl Arena {
                 None => return None,
             };
             state.taken += 1;
+            if let Some(blocks) = &mut state.blocks {
+                blocks.took(index as usize);
+            }
             index
         };
         let memory = match &self.backing {
@@ -169,20 +182,86 @@ impl Arena {
     /// Takes back a piece's memory, then its index: in this order, since the next owner's bytes
     /// must not be punched away.
     fn give_back(&self, index: u32) {
-        let given = match &self.backing {
-            Backing::Plain => Ok(()),
-            Backing::Shared { memory, .. } => {
-                let offset = u64::from(index) * self.piece_bytes as u64;
-                let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
-                let punch = || fallocate(memory, flags, offset, self.piece_bytes as u64);
-                rustix::io::retry_on_intr(punch)
-            }
-        };
+        if let Some(blocks) = &mut self.state().blocks {
+            blocks.leaves(index as usize);
+        }
+        let given = self.punch(index as usize);
         let mut state = self.state();
         state.give_back_failures += u64::from(given.is_err());
         state.returned.push(index);
         state.taken -= 1;
     }
+
+    fn punch(&self, piece: usize) -> Result<(), Errno> {
+        match &self.backing {
+            Backing::Plain => Ok(()),
+            Backing::Shared { memory, .. } => {
+                let offset = (piece * self.piece_bytes) as u64;
+                let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+                let punch = || fallocate(memory, flags, offset, self.piece_bytes as u64);
+                rustix::io::retry_on_intr(punch)
+            }
+        }
+    }
+
+    /// Bytes that lie on huge pages.
+    pub fn huge_bytes(&self) -> usize {
+        self.state().blocks.as_ref().map_or(0, Blocks::huge_bytes)
+    }
+
+    /// Asks the kernel to put a block on one page, if all of its pieces are taken.
+    pub(crate) fn make_huge(&self, block: usize) -> Answer {
+        let whole = |state: &mut State| state.blocks.as_mut().is_some_and(|b| b.is_whole(block));
+        let Backing::Shared { base, .. } = &self.backing else {
+            return Answer::Refused;
+        };
+        if !whole(&mut self.state()) {
+            return Answer::Busy;
+        }
+        let at = base.as_ptr().wrapping_add(block * huge::BLOCK_BYTES).cast();
+        // SAFETY: the block lies within our mapping (`Blocks` has no others), and the advice changes no content.
+        let refused = unsafe { libc::madvise(at, huge::BLOCK_BYTES, libc::MADV_COLLAPSE) } != 0;
+        let mut state = self.state();
+        let Some(blocks) = &mut state.blocks else {
+            return Answer::Refused;
+        };
+        match refused.then(std::io::Error::last_os_error) {
+            None => {
+                // Held, so that nobody takes one of them meanwhile.
+                let left = blocks.moved(block);
+                let failed = left.into_iter().filter(|p| self.punch(*p).is_err()).count();
+                state.give_back_failures += failed as u64;
+                Answer::Moved
+            }
+            Some(e) if e.raw_os_error() == Some(libc::EINVAL) => {
+                state.blocks = None;
+                Answer::Refused
+            }
+            Some(_) => Answer::Busy,
+        }
+    }
+}
+
+/// Addresses for `len` bytes that begin where a huge page may.
+fn reserve_aligned(len: usize) -> Result<*mut u8, Errno> {
+    let all = len.checked_add(huge::BLOCK_BYTES).ok_or(Errno::NOMEM)?;
+    let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
+    // SAFETY: a new mapping, without any access, at an address the kernel chooses.
+    let around = unsafe { mmap_anonymous(std::ptr::null_mut(), all, ProtFlags::empty(), flags) }?;
+    let around = around.cast::<u8>();
+    let before = around.align_offset(huge::BLOCK_BYTES);
+    let len = len.next_multiple_of(BLOCK_BYTES);
+    let base = around.wrapping_add(before);
+    for (from, bytes) in [
+        (around, before),
+        (base.wrapping_add(len), huge::BLOCK_BYTES - before),
+    ] {
+        if bytes > 0 {
+            // SAFETY: a part of the mapping just made that nobody knows of.
+            unsafe { munmap(from.cast(), bytes) }?;
+        }
+    }
+    Ok(base)
 }
 
 impl Drop for Arena {
@@ -354,6 +433,56 @@ mod tests {
         assert_eq!(held_blocks(&arena), 0);
         let again = arena.take().unwrap();
         assert!(again.iter().all(|&b| b == 0));
+    }
+
+    #[test]
+    fn whole_blocks_move_to_huge_pages_and_come_back() {
+        const PIECE: usize = 512 << 10;
+        let arena = Arena::new(PIECE, 130).unwrap();
+        let held_bytes = || match &arena.backing {
+            Backing::Shared { memory, .. } => {
+                rustix::fs::fstat(memory).unwrap().st_blocks as usize * 512
+            }
+            Backing::Plain => unreachable!("this arena is shared"),
+        };
+        let mut pieces: Vec<Piece> = (0..130).map(|_| arena.take().unwrap()).collect();
+        for (n, piece) in pieces.iter_mut().enumerate() {
+            piece.fill(n as u8 + 1);
+        }
+        let patience = std::time::Instant::now() + std::time::Duration::from_secs(5);
+        while arena.huge_bytes() < 64 << 20 && std::time::Instant::now() < patience {
+            if arena.state().blocks.is_none() {
+                println!("this kernel puts no shared memory on huge pages when asked");
+                return;
+            }
+            std::thread::sleep(std::time::Duration::from_millis(5));
+        }
+        // Another program may have all the memory that lies together.
+        println!("{} MiB on huge pages", arena.huge_bytes() >> 20);
+        let same = |pieces: &[Piece]| {
+            let is = |p: &Piece| p.iter().all(|b| *b == p.index() as u8 + 1);
+            assert!(pieces.iter().all(is));
+        };
+        same(&pieces);
+        assert_eq!(held_bytes(), 130 * PIECE);
+        // One of each block.
+        let (left, kept): (Vec<_>, Vec<_>) = pieces.into_iter().partition(|p| p.index() % 4 == 1);
+        drop(left);
+        assert_eq!(held_bytes(), kept.len() * PIECE);
+        assert_eq!(arena.huge_bytes(), 0);
+        same(&kept);
+        // Taken and dropped while blocks move: what is held is what is taken.
+        for round in 0..200 {
+            let mut again: Vec<Piece> = (0..1 + round % 32).filter_map(|_| arena.take()).collect();
+            again.iter_mut().for_each(|p| p[0] = 1);
+            std::thread::sleep(std::time::Duration::from_millis(1));
+        }
+        std::thread::sleep(std::time::Duration::from_millis(50));
+        same(&kept);
+        assert_eq!(
+            (held_bytes(), arena.give_back_failures()),
+            (kept.len() * PIECE, 0)
+        );
     }
 
     #[test]

@@ -12,6 +12,7 @@ mod buf;
 mod disk;
 mod error;
 mod file;
+mod huge;
 mod pages;
 mod prefetch;
 mod probe;

@@ -24,6 +24,8 @@ pub struct Stats {
     pub io_bytes: u64,
     /// Of it, pages that a program sees, and their page tables.
     pub page_bytes: u64,
+    /// DRAM segments that lie on huge pages.
+    pub dram_huge_bytes: u64,
     /// Device reads of any length.
     pub disk_reads: u64,
     /// Device bytes read.

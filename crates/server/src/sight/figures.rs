@@ -105,6 +105,7 @@ pub const ROWS: &[Row] = &[
     row("connection_bytes", "used_bytes", part("connections"), Is::Gauge, USED),
     row("page_bytes", "used_bytes", part("pages"), Is::Gauge, USED),
     row("dram_bytes", "terrace_bytes", terrace("dram"), Is::Gauge, "Bytes that a terrace has in memory for entries"),
+    row("dram_huge_bytes", "huge_page_bytes", None, Is::Gauge, "Bytes of DRAM segments that lie on huge pages"),
     row("middle_bytes", "terrace_bytes", terrace("middle"), Is::Gauge, "Bytes that a terrace has in memory for entries"),
     row("dram_live_bytes", "live_bytes", terrace("dram"), Is::Gauge, "Bytes of live entries, headers included"),
     row("ssd_live_bytes", "live_bytes", terrace("ssd"), Is::Gauge, "Bytes of live entries, headers included"),

@@ -1,0 +1,143 @@
+//! Huge pages under an arena: which of its blocks of 2 MiB are whole, and the thread that puts whole ones on one page each.
+//!
+//! A look at memory that misses the processor's table of addresses walks the page tables, under a hypervisor two of them at
+//! every step: with data scattered over hundreds of MiB that costs more than the memory itself. The kernel puts shared
+//! memory on huge pages by itself only where the administrator says so; asking for a block (MADV_COLLAPSE) always works.
+//!
+//! Promises: only blocks whose pieces are all taken are asked for, so no memory is held for pieces that nobody has, but
+//! for the moment of the move, which takes a second copy of the block; one block at a time, with a rest after each.
+//! Never: changes what memory holds, or matters to anything but speed: where the kernel refuses, all stays as it is.
+
+use crate::arena::Arena;
+use std::sync::Weak;
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::time::Duration;
+
+/// What one page table entry of the second level covers on x86-64 and on ARM with pages of 4 KiB.
+pub(crate) const BLOCK_BYTES: usize = 2 << 20;
+/// Smaller arenas stay as they are: their addresses fit the processor's table, and a second copy of a block is much to them.
+const ARENA_BYTES_MIN: usize = 64 << 20;
+/// Rest after each block. Moving one takes the kernel 0.3 to 5 ms, during which whoever touches it waits.
+const REST: Duration = Duration::from_millis(5);
+
+/// How the kernel answered.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Answer {
+    /// The block is on one page.
+    Moved,
+    /// Not now: no such page is free, or something holds a part of the block.
+    Busy,
+    /// Not on this system.
+    Refused,
+}
+
+/// Which pieces of which block are taken.
+pub(crate) struct Blocks {
+    pieces_a_block: usize,
+    taken: Vec<bool>,
+    blocks: Vec<Block>,
+    whole: Sender<usize>,
+}
+
+#[derive(Clone, Copy, Default)]
+struct Block {
+    taken: usize,
+    /// The thread was told and did not look yet.
+    told: bool,
+    huge: bool,
+}
+
+impl Blocks {
+    /// For an arena of these sizes, and where its thread is told of whole blocks. None: huge pages are not for it.
+    pub(crate) fn new(piece_bytes: usize, pieces: usize) -> Option<(Blocks, Receiver<usize>)> {
+        let arena_bytes = piece_bytes * pieces;
+        if arena_bytes < ARENA_BYTES_MIN || !BLOCK_BYTES.is_multiple_of(piece_bytes) {
+            return None;
+        }
+        let (whole, told) = channel();
+        let blocks = Blocks {
+            pieces_a_block: BLOCK_BYTES / piece_bytes,
+            taken: vec![false; pieces],
+            blocks: vec![Block::default(); arena_bytes / BLOCK_BYTES],
+            whole,
+        };
+        Some((blocks, told))
+    }
+
+    /// A piece was taken.
+    pub(crate) fn took(&mut self, piece: usize) {
+        self.taken[piece] = true;
+        let at = piece / self.pieces_a_block;
+        // The last block may lie beyond the arena's end in part.
+        let Some(block) = self.blocks.get_mut(at) else {
+            return;
+        };
+        block.taken += 1;
+        if block.taken == self.pieces_a_block && !block.told && !block.huge {
+            // Nobody listens any more: the kernel refused.
+            block.told = self.whole.send(at).is_ok();
+        }
+    }
+
+    /// A piece is about to be given back.
+    pub(crate) fn leaves(&mut self, piece: usize) {
+        self.taken[piece] = false;
+        if let Some(block) = self.blocks.get_mut(piece / self.pieces_a_block) {
+            block.taken -= 1;
+            block.huge = false;
+        }
+    }
+
+    /// Whether a block that the thread was told of is still whole.
+    pub(crate) fn is_whole(&mut self, at: usize) -> bool {
+        self.blocks[at].told = false;
+        self.blocks[at].taken == self.pieces_a_block
+    }
+
+    /// The block was moved. Pieces of it that were given back meanwhile have memory again, which nobody has: they are named.
+    pub(crate) fn moved(&mut self, at: usize) -> Vec<usize> {
+        let first = at * self.pieces_a_block;
+        let left: Vec<usize> = (first..first + self.pieces_a_block)
+            .filter(|piece| !self.taken[*piece])
+            .collect();
+        self.blocks[at].huge = left.is_empty();
+        left
+    }
+
+    /// Bytes on huge pages.
+    pub(crate) fn huge_bytes(&self) -> usize {
+        self.blocks.iter().filter(|b| b.huge).count() * BLOCK_BYTES
+    }
+}
+
+/// The program's signals are for the program's threads.
+fn block_signals() {
+    let mut all = std::mem::MaybeUninit::uninit();
+    // SAFETY: the set is filled before it is used, and the mask is this thread's own.
+    unsafe {
+        libc::sigfillset(all.as_mut_ptr());
+        libc::pthread_sigmask(libc::SIG_BLOCK, all.as_ptr(), std::ptr::null_mut());
+    }
+}
+
+/// Starts the thread. It ends with the arena, or when the kernel refuses.
+pub(crate) fn start(arena: Weak<Arena>, told: Receiver<usize>) {
+    let run = move || {
+        block_signals();
+        for block in told {
+            let Some(arena) = arena.upgrade() else {
+                return;
+            };
+            if arena.make_huge(block) == Answer::Refused {
+                return;
+            }
+            drop(arena);
+            std::thread::sleep(REST);
+        }
+    };
+    // Without the thread all is as it would be where the kernel refuses.
+    let _ = std::thread::Builder::new()
+        .name("terrace-huge".into())
+        .stack_size(128 << 10)
+        .spawn(run);
+}
