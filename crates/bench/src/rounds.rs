@@ -302,7 +302,8 @@ impl Measured {
 
     /// The medians of ours over each of `peers`, round by round; None when one of them could not run.
     pub fn ratios(&self, peers: &[Peer], figure: &str) -> Option<Vec<f64>> {
-        let ours = self.of(Peer::Terrace)?;
+        let ours = self.0.iter().find(|(peer, _)| peer.is_ours());
+        let (_, ours) = ours?;
         peers
             .iter()
             .map(|peer| Some(paired_ratio(ours, self.of(*peer)?, figure)?.median))

@@ -33,6 +33,8 @@ const CLIENT_WAIT_MAX_S: u64 = 60;
 pub enum Peer {
     /// `terrace serve`.
     Terrace,
+    /// The same, spoken to in memcached's words.
+    TerraceMemcached,
     /// redis-server.
     Redis,
     /// memcached, all in DRAM.
@@ -48,6 +50,7 @@ impl Peer {
     pub fn name(self) -> &'static str {
         match self {
             Peer::Terrace => "terrace",
+            Peer::TerraceMemcached => "terrace, memcached",
             Peer::Redis => "redis",
             Peer::Memcached => "memcached",
             Peer::Extstore => "extstore",
@@ -59,19 +62,26 @@ impl Peer {
     pub fn protocol(self) -> Protocol {
         match self {
             Peer::Terrace | Peer::Redis => Protocol::Resp,
-            Peer::Memcached | Peer::Extstore | Peer::ExtstoreRecaching => Protocol::Memcached,
+            Peer::TerraceMemcached | Peer::Memcached | Peer::Extstore | Peer::ExtstoreRecaching => {
+                Protocol::Memcached
+            }
         }
+    }
+
+    /// Whether it is ours.
+    pub fn is_ours(self) -> bool {
+        matches!(self, Peer::Terrace | Peer::TerraceMemcached)
     }
 
     /// Whether it may refuse a write or lose a key when room is short.
     pub fn is_cache(self) -> bool {
-        self.protocol() == Protocol::Memcached
+        self.protocol() == Protocol::Memcached && !self.is_ours()
     }
 
     /// Why it cannot run here, if so.
     pub fn missing(self) -> Option<&'static str> {
         let (program, why) = match self {
-            Peer::Terrace => return None,
+            Peer::Terrace | Peer::TerraceMemcached => return None,
             Peer::Redis => (
                 "redis-server",
                 "not installed (apt-get install redis-server)",
@@ -120,6 +130,11 @@ impl Spec {
     fn argv(&self, port: u16) -> Vec<String> {
         match self.peer {
             Peer::Terrace => self.terrace_argv(port),
+            Peer::TerraceMemcached => {
+                // Its other door has a port that nobody need know.
+                let memcached = words(&["--memcached", &format!("127.0.0.1:{port}")]);
+                [self.terrace_argv(0), memcached].concat()
+            }
             Peer::Redis => self.redis_argv(port),
             Peer::Memcached => self.memcached_argv(port),
             Peer::Extstore => self.extstore_argv(port, 0),

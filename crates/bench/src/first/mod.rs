@@ -19,6 +19,7 @@ pub fn run(setting: &Setting, report: &mut Report) -> Result<()> {
     if setting.wants("dram") {
         let plan = dram::Plan {
             part: "dram",
+            ours: Peer::Terrace,
             peers: &[Peer::Redis],
             ratio_min: [(1, 0.7), (16, 0.7)],
         };

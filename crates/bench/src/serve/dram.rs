@@ -1,4 +1,5 @@
-//! Row `a`: 1 M keys of 100 B that fit into DRAM, GET and SET, 1 and 16 in flight, beside redis-server and memcached.
+//! Row `a`: 1 M keys of 100 B that fit into DRAM, GET and SET, 1 and 16 in flight, beside redis-server and memcached. Row `memcached`:
+//! the same in memcached's words, beside memcached alone.
 //!
 //! One thread each, the server on one CPU and the load on the other. All keep running, one is driven at a time. Never limits
 //! memory: here the question is only what a hit and a write cost.
@@ -31,6 +32,8 @@ const COLUMNS: &[&str] = &[
 pub struct Plan {
     /// Name of the part.
     pub part: &'static str,
+    /// Ours.
+    pub ours: Peer,
     /// The peers.
     pub peers: &'static [Peer],
     /// The least multiple of the fastest peer's throughput, by requests in flight.
@@ -41,8 +44,20 @@ pub struct Plan {
 pub fn serve(setting: &Setting, report: &mut Report) -> Result<()> {
     let plan = Plan {
         part: "a",
+        ours: Peer::Terrace,
         peers: &[Peer::Redis, Peer::Memcached],
         ratio_min: [(1, 1.0), (16, 1.3)],
+    };
+    run(setting, report, &plan)
+}
+
+/// Row `memcached` of `bench serve`.
+pub fn serve_memcached(setting: &Setting, report: &mut Report) -> Result<()> {
+    let plan = Plan {
+        part: "memcached",
+        ours: Peer::TerraceMemcached,
+        peers: &[Peer::Memcached],
+        ratio_min: [(1, 1.0), (16, 1.0)],
     };
     run(setting, report, &plan)
 }
@@ -56,7 +71,7 @@ pub fn run(setting: &Setting, report: &mut Report, plan: &Plan) -> Result<()> {
     );
     let mut part = Part::new(plan.part, &title, COLUMNS);
     let mut lineup = Lineup::default();
-    for peer in [Peer::Terrace].iter().chain(plan.peers) {
+    for peer in [plan.ours].iter().chain(plan.peers) {
         let spec = spec(setting, plan.part, *peer, DRAM_BYTES, SSD_BYTES);
         lineup.add(&mut part, &spec, None)?;
     }

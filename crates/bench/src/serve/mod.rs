@@ -1,6 +1,6 @@
 //! `bench serve`: is the server faster than what people use, close to the device, and without a cliff?
 //!
-//! The parts are the rows `a` to `i` of docs/benchmarks.md, with their bars, and `threads`, which has none. Never drives two servers at a time, and never judges
+//! The parts are the rows `a` to `i` and `memcached` of docs/benchmarks.md, with their bars, and `threads`, which has none. Never drives two servers at a time, and never judges
 //! a ratio whose two sides were not measured in turns in the same run.
 
 pub mod dram;
@@ -18,7 +18,19 @@ use crate::report::Report;
 use anyhow::Result;
 
 /// The parts.
-pub const PARTS: &[&str] = &["a", "b", "c", "d", "e", "f", "g", "h", "i", "threads"];
+pub const PARTS: &[&str] = &[
+    "a",
+    "b",
+    "c",
+    "d",
+    "e",
+    "f",
+    "g",
+    "h",
+    "i",
+    "memcached",
+    "threads",
+];
 
 type Run = fn(&Setting, &mut Report) -> Result<()>;
 
@@ -31,6 +43,7 @@ const RUNS: &[(&[&str], Run)] = &[
     (&["g"], growth::run),
     (&["h"], tail::run),
     (&["i"], index::run),
+    (&["memcached"], dram::serve_memcached),
     (&["threads"], threads::run),
 ];
 
