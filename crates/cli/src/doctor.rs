@@ -115,6 +115,7 @@ pub fn report(directory: &Path) -> Report {
         cpus(std::thread::available_parallelism().ok()),
         huge_pages(&read("/sys/kernel/mm/transparent_hugepage/enabled")),
         free_space(&directory, rustix::fs::statvfs(&directory)),
+        user_faults(crate::run::check_faults().map_err(|e| format!("{e:#}"))),
     ];
     Report { directory, checks }
 }
@@ -343,6 +344,20 @@ fn huge_pages(enabled: &str) -> Check {
     }
 }
 
+/// What `terrace run` needs: faults of a program's memory, the kernel's own among them.
+fn user_faults(tried: Result<(), String>) -> Check {
+    const NAME: &str = "user_faults";
+    match tried {
+        Ok(()) => ok(NAME, "of programs, and of the kernel on their behalf"),
+        Err(why) => falls_back(
+            NAME,
+            why,
+            "`terrace run` is refused; the C library takes faults in the thread that touches memory",
+            "sysctl vm.unprivileged_userfaultfd=1, or let the user open /dev/userfaultfd, or give CAP_SYS_PTRACE; Linux 6.6 or later",
+        ),
+    }
+}
+
 fn free_space(directory: &Path, stat: Result<rustix::fs::StatVfs, Errno>) -> Check {
     const NAME: &str = "free_space";
     const FIX: &str = "free some space, or choose another directory";
@@ -496,6 +511,14 @@ mod tests {
     fn a_full_file_system_is_bad() {
         assert_eq!(state(free_space_of("/pool", 10 << 30)), State::Ok);
         assert_eq!(state(free_space_of("/pool", 1 << 20)), State::Bad);
+    }
+
+    #[test]
+    fn without_user_faults_run_is_refused() {
+        assert_eq!(state(user_faults(Ok(()))), State::Ok);
+        let refused = user_faults(Err("refused".into()));
+        assert!(refused.fix.is_some_and(|fix| fix.contains("userfaultfd")));
+        assert_eq!(refused.state, State::FallsBack);
     }
 
     #[test]

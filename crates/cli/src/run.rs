@@ -68,7 +68,7 @@ pub struct RunArgs {
 pub fn run(args: &RunArgs) -> Result<u8, Failure> {
     if args.faults == Faults::Dispatch {
         return Err(Failure::Misuse(anyhow!(
-            "--faults dispatch is not built: handler threads are complete, and docs/run.md says why"
+            "--faults dispatch is not built: handler threads are complete, and docs/adr/0024 says why"
         )));
     }
     let (name, rest) = args.program.split_first().expect("clap asks for one");
@@ -79,13 +79,12 @@ pub fn run(args: &RunArgs) -> Result<u8, Failure> {
     check_faults()?;
     let (pool, is_scratch) = pool(args.pool.as_deref())?;
     let ssd_bytes = args.ssd.map_or(args.dram.0 * SSD_PER_DRAM, |ssd| ssd.0);
-    if let Err(e) = make_pool(&pool, args.dram.0, ssd_bytes) {
-        if is_scratch {
-            // What is left of it is of no use to anybody.
-            let _ = std::fs::remove_dir_all(&pool);
-        }
-        return Err(e.into());
+    let made = make_pool(&pool, args.dram.0, ssd_bytes);
+    if is_scratch {
+        // It was to show that it can be had; the program makes it again when it needs it, and has it open without a name.
+        let _ = std::fs::remove_dir_all(&pool);
     }
+    made?;
     let threads = std::thread::available_parallelism().map_or(1, |n| n.get());
     let report = match args.report.as_os_str() {
         none if none == "none" => OsString::new(),
@@ -110,9 +109,6 @@ pub fn run(args: &RunArgs) -> Result<u8, Failure> {
         )
         .env("TERRACE_RUN_REPORT", report)
         .exec();
-    if is_scratch {
-        let _ = std::fs::remove_dir_all(&pool);
-    }
     Err(anyhow!("{} cannot be started: {failed}", program.display()).into())
 }
 
@@ -143,7 +139,7 @@ fn preloads(library: &Path) -> OsString {
 }
 
 /// Whether this machine lets a program take its faults, the kernel's own among them.
-fn check_faults() -> Result<(), anyhow::Error> {
+pub fn check_faults() -> Result<(), anyhow::Error> {
     let tried = Memory::new(Options {
         way: Way::Handlers(1),
         pages_max: terrace_vm::PAGES_MIN,

@@ -14,6 +14,10 @@ use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
 static TO: OnceLock<OsString> = OnceLock::new();
 /// A copy of stderr: programs close their own before they end.
 static STDERR: AtomicI32 = AtomicI32::new(-1);
+/// Rung by the signal: composing a report takes locks, which a handler must not.
+static BELL: AtomicI32 = AtomicI32::new(-1);
+/// Stack of the thread that hears it.
+const STACK_BYTES: usize = 256 << 10;
 /// Copies get numbers from here on, where programs do not look.
 const NUMBER_MIN: i32 = 900;
 static DONE: AtomicBool = AtomicBool::new(false);
@@ -48,13 +52,38 @@ extern "C" fn at_exit() {
 
 extern "C" fn on_signal(_: i32) {
     let errno = crate::raw::errno();
-    write("now");
+    let bell = BELL.load(Ordering::Acquire);
+    // SAFETY: eight bytes, as an eventfd wants them; before it is there, it is refused.
+    unsafe { libc::write(bell, 1u64.to_ne_bytes().as_ptr().cast(), 8) };
     crate::raw::set_errno(errno);
 }
 
-/// The process ends: the last report, once.
+/// The pool is open: from now on the signal is answered.
+pub fn listen() {
+    if TO.get().is_none_or(|to| to.is_empty()) {
+        return;
+    }
+    // SAFETY: makes a descriptor.
+    let bell = unsafe { libc::eventfd(0, libc::EFD_CLOEXEC) };
+    BELL.store(bell, Ordering::Release);
+    let hear = move || {
+        let mut rung = [0u8; 8];
+        // SAFETY: room for what an eventfd says.
+        while unsafe { libc::read(bell, rung.as_mut_ptr().cast(), 8) } == 8 {
+            write("now");
+        }
+    };
+    let thread = std::thread::Builder::new()
+        .name("terrace-report".into())
+        .stack_size(STACK_BYTES);
+    if let Err(e) = thread.spawn(hear) {
+        crate::raw::say(format_args!("SIGUSR2 will not be answered: {e}"));
+    }
+}
+
+/// The process ends: the last report, once. Not from within the runtime, which a signal handler that ends the process may have interrupted.
 pub fn end() {
-    if !DONE.swap(true, Ordering::AcqRel) {
+    if !tls::is_inside() && !DONE.swap(true, Ordering::AcqRel) {
         // Children of forks have their memory from this process: it stays until they are gone.
         while crate::serve::children() > 0 {
             // SAFETY: sleeps a few milliseconds.
@@ -160,9 +189,7 @@ pub extern "C" fn _Exit(status: libc::c_int) -> ! {
 }
 
 fn leave(status: libc::c_int) -> ! {
-    if !tls::is_inside() {
-        end();
-    }
+    end();
     loop {
         // SAFETY: ends the process.
         unsafe { libc::syscall(libc::SYS_exit_group, status) };

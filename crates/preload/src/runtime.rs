@@ -7,7 +7,7 @@ use crate::mappings::Mappings;
 use crate::remote::Remote;
 use crate::serve::Home;
 use crate::settings::Settings;
-use crate::{raw, tls, token};
+use crate::{raw, report, tls, token};
 use std::sync::atomic::{AtomicPtr, AtomicU8, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use terrace_vm::heap::{HEAP_MAX_BYTES, PageHeap};
@@ -183,7 +183,10 @@ fn open_or_wait() -> Option<&'static Runtime> {
             let errno = raw::errno();
             let _inside = tls::enter();
             match open() {
-                Ok(Some(runtime)) => publish(runtime),
+                Ok(Some(runtime)) => {
+                    publish(runtime);
+                    report::listen();
+                }
                 Ok(None) => {
                     raw::say(format_args!(
                         "process {} is not served: another process of the program has the pool",

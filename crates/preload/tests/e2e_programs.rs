@@ -98,7 +98,7 @@ fn e2e_sort_of_more_than_the_cap() {
     let dir = tempfile::tempdir().expect("a directory");
     let path = dir.path().join("lines");
     let mut text = String::new();
-    for n in 0..700_000u64 {
+    for n in 0..500_000u64 {
         let mixed = n.wrapping_mul(0x9e37_79b9_7f4a_7c15);
         text.push_str(&format!("{mixed:016x} and some more of the line\n"));
     }
@@ -116,6 +116,31 @@ fn e2e_sort_of_more_than_the_cap() {
     let got = std::fs::read_to_string(&sorted).expect("what it wrote");
     assert!(got.lines().eq(lines.into_iter()), "not sorted");
     judge("sort", group.as_ref());
+}
+
+#[test]
+fn e2e_a_signal_asks_for_the_report_and_nothing_is_left_behind() {
+    let dir = tempfile::Builder::new()
+        .tempdir_in("/var/tmp")
+        .expect("a directory");
+    let report = dir.path().join("report");
+    let name = report.to_str().expect("a name");
+    let mut command = command(32, &["--report", name], None);
+    command.env("TMPDIR", dir.path());
+    let text = "import os, signal, time; x = bytearray(20_000_000); os.kill(os.getpid(), signal.SIGUSR2)\n\
+        while not os.path.exists(os.environ['TERRACE_RUN_REPORT']): time.sleep(0.01)\n\
+        time.sleep(0.2); print(open(os.environ['TERRACE_RUN_REPORT']).read())";
+    let (well, said) = output(command.args(["/usr/bin/python3", "-c", text]));
+    assert!(well && said.contains(" now\n"), "{said}");
+    assert!(
+        reported(&said, "served_mmap_bytes") + reported(&said, "served_malloc_bytes") >= 20_000_000
+    );
+    let at_end = std::fs::read_to_string(&report).expect("a report");
+    assert!(at_end.contains(" at its end\n"), "{at_end}");
+    let left: Vec<_> = std::fs::read_dir(dir.path())
+        .expect("it is there")
+        .collect();
+    assert_eq!(left.len(), 1, "{left:?}");
 }
 
 #[test]
