@@ -10,7 +10,10 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 readonly LOG="$CARGO_TARGET_DIR/memcheck.log"
 # Asks rustix for the page size, which it looks up at an address that is not mapped under valgrind.
 readonly SKIP=(--skip probe::)
-# What takes faults (valgrind does not know userfaultfd), has tens of millions of objects, lives a hundred lives, or stores
+# What takes faults is left out, so all of capi and most tests of vm. Valgrind 3.19 does not know the system call userfaultfd; through
+# /dev/userfaultfd, and with --vex-iropt-register-updates=allregs-at-mem-access (a handler that returns needs all registers as they were), it
+# follows the faults of a program of one thread. Memories have more than one, and hang there: why is open. It has some 32 GiB of addresses.
+# What takes faults, has tens of millions of objects, lives a hundred lives, or stores
 # tens of thousands of objects beside a thread in the background, of which valgrind runs one at a time.
 readonly VM_SKIP=(--skip failing:: --skip measure:: --skip thirty_million --skip many_lives --skip store::tests::)
 
