@@ -539,7 +539,7 @@ mod tests {
         fs::remove_dir(&home).unwrap();
         assert_eq!(left, 0);
         assert_eq!(found.directory, home);
-        assert_eq!(found.checks.len(), 10);
+        assert_eq!(found.checks.len(), 11);
         let text = found.to_string();
         for check in &found.checks {
             assert!(!check.found.is_empty(), "{check:?}");
