@@ -66,7 +66,7 @@ pub(crate) struct Change<'a> {
     /// Longest entry it may append.
     pub bytes: usize,
     /// Lane and record of the upload that it binds.
-    upload: Option<(u16, u16)>,
+    pub upload: Option<(u16, u16)>,
     /// What `prepare` found, if nothing else of the command can change it before `commit`.
     pub found: Option<Looked>,
 }
@@ -366,7 +366,7 @@ pub(crate) fn put(
 }
 
 /// The upload's pieces have a binder now: its record goes, in the same epoch.
-fn end_upload(
+pub(crate) fn end_upload(
     w: &Worker,
     t: &Task,
     shared: &Shared,

@@ -1,18 +1,18 @@
 //! Several keys looked at and changed in one: the caller sees all of them at one moment and says what becomes of each.
 //!
 //! Promises: no other command, and no crash, comes between the look and the changes; all changes are in one epoch. The
-//! caller may be asked again, when something was missing for the changes: only its last answer counts. Never: waits with
-//! a lane held.
+//! caller may be asked again, when something was missing for the changes: only its last answer counts. A finished upload may
+//! become a key's value in it. Never: waits with a lane held.
 
 use crate::change::{
-    Change, Missing, New, change, check_key, commit, missing, prepare, seen_with, too_many,
-    wait_durable,
+    Change, Missing, New, change, check_key, commit, end_upload, missing, prepare, seen_with,
+    too_many, wait_durable,
 };
 use crate::find::{
     Found, Place, READS_PER_TASK_MAX, entry_of, fetch, find, let_go, may_write, place,
 };
 use crate::item::{META_BYTES, Meta, meta_of, stored, user_value};
-use crate::large::{self, Binder, LargeRef, Shared};
+use crate::large::{self, Binder, LargeRef, Shared, Upload};
 use crate::watch::Watched;
 use crate::{KvError, KvErrorKind, Step, Wait, inline_max_bytes};
 use std::sync::Arc;
@@ -89,6 +89,13 @@ pub enum Edit {
         /// What memcached keeps with it.
         meta: Option<Meta>,
     },
+    /// It gets the finished upload that came with the edit. At most one key may.
+    Upload {
+        /// When it expires, ms since 1970.
+        expiry_ms: Option<u64>,
+        /// What memcached keeps with it.
+        meta: Option<Meta>,
+    },
 }
 
 /// What a caller says: the keys that change, by their number, and the command's result.
@@ -102,6 +109,18 @@ pub fn edit<R, E: From<KvError>>(
     watched: &[Watched],
     f: &mut dyn FnMut(Seen<LargeRef>) -> Result<Edits<R>, E>,
 ) -> Result<Step<R>, E> {
+    edit_with(w, t, keys, watched, &mut None, f)
+}
+
+/// The same with an upload, which is taken when it became a key's value, and otherwise stays the caller's.
+pub fn edit_with<R, E: From<KvError>>(
+    w: &mut Worker,
+    t: &mut Task,
+    keys: &[&[u8]],
+    watched: &[Watched],
+    upload: &mut Option<Upload>,
+    f: &mut dyn FnMut(Seen<LargeRef>) -> Result<Edits<R>, E>,
+) -> Result<Step<R>, E> {
     too_many(keys.len())?;
     keys.iter().try_for_each(|key| check_key(key))?;
     if !w.collect(t) {
@@ -109,7 +128,8 @@ pub fn edit<R, E: From<KvError>>(
     }
     let shared = large::registry(w);
     let places: Vec<Place> = keys.iter().map(|key| place(w, 0, key)).collect();
-    let mut held = w.hold(places.iter().map(|p| p.lane));
+    let of_upload = upload.iter().map(|u| u.lane);
+    let mut held = w.hold(places.iter().map(|p| p.lane).chain(of_upload));
     let looked = look(w, t, &shared, &mut held, keys, &places)?;
     let Looked::All(views, binders, seen) = looked else {
         drop(held);
@@ -127,15 +147,27 @@ pub fn edit<R, E: From<KvError>>(
         return Ok(Step::Done(result));
     }
     may_write(w)?;
-    let mut changes = changes(w, keys, &edits)?;
+    let mut changes = changes(w, keys, &edits, upload.as_ref())?;
     let grows = edits.iter().any(|(_, e)| *e != Edit::Delete);
     let need = prepare(w, t, &shared, &mut held, &mut changes, grows)?;
     if !matches!(need, Missing::Nothing) {
         drop(held);
         return Ok(missing(w, t, need).expect("something is missing"));
     }
-    let wait = commit_all(w, t, &shared, &mut held, &changes, &edits, &binders)?;
+    let bring = upload.as_ref();
+    let wait = commit_all(
+        w,
+        t,
+        &shared,
+        &mut held,
+        (&changes, &edits),
+        &binders,
+        bring,
+    )?;
     drop(held);
+    if edits.iter().any(|(_, e)| is_upload(e)) {
+        *upload = None;
+    }
     wait_durable(w, t, wait);
     Ok(Step::Done(result))
 }
@@ -233,13 +265,25 @@ fn changes<'a>(
     w: &Worker,
     keys: &[&'a [u8]],
     edits: &[(usize, Edit)],
+    upload: Option<&Upload>,
 ) -> Result<Vec<Change<'a>>, KvError> {
     let most = inline_max_bytes(w);
+    if edits.iter().filter(|(_, e)| is_upload(e)).count() > 1 {
+        return Err(KvError::wrong(
+            "one upload was to become the value of several keys",
+        ));
+    }
     let room = |(at, edit): &(usize, Edit)| {
         let mut c = change(w, keys[*at], None, false)?;
         c.bytes += match edit {
             Edit::Delete => 0,
             Edit::Bind { .. } => entry_bytes(0, 16 + META_BYTES, true, false),
+            Edit::Upload { .. } => {
+                let upload = upload.ok_or_else(no_upload)?;
+                upload.usable(w)?;
+                c.upload = Some((upload.lane, upload.record));
+                entry_bytes(0, 16 + META_BYTES, true, false)
+            }
             Edit::Put { value, .. } if value.len() > most => {
                 return Err(too_long(value.len(), most));
             }
@@ -248,6 +292,14 @@ fn changes<'a>(
         Ok(c)
     };
     edits.iter().map(room).collect()
+}
+
+fn is_upload(edit: &Edit) -> bool {
+    matches!(edit, Edit::Upload { .. })
+}
+
+fn no_upload() -> KvError {
+    KvError::wrong("a key was to get an upload that did not come with the edit")
 }
 
 pub(crate) fn too_long(len: usize, most: usize) -> KvError {
@@ -266,9 +318,9 @@ fn commit_all(
     t: &Task,
     shared: &Shared,
     held: &mut HeldLanes<'_>,
-    changes: &[Change<'_>],
-    edits: &[(usize, Edit)],
+    (changes, edits): (&[Change<'_>], &[(usize, Edit)]),
     binders: &[Option<Binder>],
+    upload: Option<&Upload>,
 ) -> Result<Option<u64>, KvError> {
     let bound: Vec<u64> = edits
         .iter()
@@ -299,6 +351,10 @@ fn commit_all(
                 })?;
                 (Kind::Binder, binder.encode().to_vec(), *expiry_ms, *meta)
             }
+            Edit::Upload { expiry_ms, meta } => {
+                let binder = upload.ok_or_else(no_upload)?.binder;
+                (Kind::Binder, binder.encode().to_vec(), *expiry_ms, *meta)
+            }
         };
         let (value, flags) = stored(&value, meta);
         let new = New {
@@ -308,6 +364,9 @@ fn commit_all(
             flags,
         };
         wait = wait.max(commit(w, t, shared, held, c, Some(new), &bound)?.wait);
+        if let Some(upload) = upload.filter(|_| is_upload(edit)) {
+            end_upload(w, t, shared, held, (upload.lane, upload.record))?;
+        }
     }
     Ok(wait)
 }

@@ -29,7 +29,7 @@ mod tests;
 mod watch;
 mod write;
 
-pub use edit::{Edit, Edits, Held, Seen, View, edit};
+pub use edit::{Edit, Edits, Held, Seen, View, edit, edit_with};
 pub use error::{KvError, KvErrorKind};
 pub use expire::{ExpireCond, expire, expire_goes};
 pub use item::{Item, Meta, digest};

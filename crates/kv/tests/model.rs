@@ -22,6 +22,7 @@ enum Op {
     Append(u8, u8),
     Rename(u8, u8),
     Swap(u8, u8, bool),
+    Bring(u8, u8, bool),
     Random,
     Keys,
     Pass(u16),
@@ -44,7 +45,8 @@ fn op() -> impl Strategy<Value = Op> {
         3 => key.clone().prop_map(Op::Persist),
         5 => (key.clone(), any::<u8>()).prop_map(|(k, n)| Op::Append(k, n)),
         5 => (key.clone(), key.clone()).prop_map(|(a, b)| Op::Rename(a, b)),
-        3 => (key.clone(), key, any::<bool>()).prop_map(|(a, b, mark)| Op::Swap(a, b, mark)),
+        3 => (key.clone(), key.clone(), any::<bool>()).prop_map(|(a, b, mark)| Op::Swap(a, b, mark)),
+        1 => (key.clone(), key, any::<bool>()).prop_map(|(a, b, late)| Op::Bring(a, b, late)),
         1 => Just(Op::Random),
         1 => Just(Op::Keys),
         5 => (1..200u16).prop_map(Op::Pass),
@@ -168,6 +170,13 @@ fn check(shape: Shape, ops: Vec<Op>, seed: u64) {
             Op::Rename(a, b) => rename(&mut rig, &mut model, &key(a), &key(b)),
             Op::Swap(a, b, mark) if a != b => swap(&mut rig, &mut model, &key(a), &key(b), mark),
             Op::Swap(..) => {}
+            Op::Bring(a, b, late) => bring(
+                &mut rig,
+                &mut model,
+                (&key(a), &key(b)),
+                &value(8500, n),
+                late,
+            ),
             Op::Random => {
                 let (mut cursor, mut got) = (0, None);
                 rig.run(|w, t| {
@@ -305,6 +314,46 @@ fn swap(rig: &mut Rig, model: &mut Model, a: &[u8], b: &[u8], mark: bool) {
     let (x, y) = (model.remove(a), model.remove(b));
     model.extend(y.map(|entry| (a.to_vec(), entry)));
     model.extend(x.map(|entry| (b.to_vec(), entry)));
+}
+
+/// A long value is brought in and put under a key in one edit with the end of another, unless somebody was faster.
+fn bring(rig: &mut Rig, model: &mut Model, (a, b): (&[u8], &[u8]), v: &[u8], late: bool) {
+    if a == b {
+        return;
+    }
+    let watched = terrace_kv::watch(&rig.worker, a);
+    let NewValue::Large(upload) = rig.value(v).unwrap() else {
+        panic!("a long value");
+    };
+    if late {
+        rig.set(a, b"first", Expiry::None).unwrap();
+        model.insert(a.to_vec(), (b"first".to_vec(), None));
+    }
+    let mut upload = Some(upload);
+    let looked = std::slice::from_ref(&watched);
+    let done = rig.run(|w, t| {
+        terrace_kv::edit_with::<bool, KvError>(w, t, &[a, b], looked, &mut upload, &mut |seen| {
+            if !seen.unchanged {
+                return Ok((Vec::new(), false));
+            }
+            let put = Edit::Upload {
+                expiry_ms: seen.views[0].expiry_ms,
+                meta: seen.views[0].meta,
+            };
+            Ok((vec![(0, put), (1, Edit::Delete)], true))
+        })
+    });
+    expire(model, rig.worker.now_ms());
+    assert_eq!(done.unwrap().0, !late, "bring");
+    terrace_kv::unwatch(&rig.worker, watched);
+    assert_eq!(upload.is_some(), late, "who has the upload");
+    match upload {
+        Some(upload) => terrace_kv::upload_abort(&mut rig.worker, upload),
+        None => {
+            model.entry(a.to_vec()).or_default().0 = v.to_vec();
+            model.remove(b);
+        }
+    }
 }
 
 fn expire(model: &mut Model, now: u64) {

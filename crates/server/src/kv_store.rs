@@ -201,14 +201,15 @@ impl Store for KvStore {
         };
         answer(kv::item(&mut self.worker, t, key, shows))
     }
-    fn edit<R>(
+    fn edit_with<R>(
         &mut self,
         t: &mut Task,
         keys: &[&[u8]],
         watched: &[Watched],
+        upload: &mut Option<kv::Upload>,
         f: &mut dyn FnMut(Seen<kv::LargeRef>) -> Result<Edits<R>, StoreError>,
     ) -> Outcome<R> {
-        kv::edit(&mut self.worker, t, keys, watched, f)
+        kv::edit_with(&mut self.worker, t, keys, watched, upload, f)
     }
     fn watch(&mut self, key: &[u8]) -> Watched {
         kv::watch(&self.worker, key)

@@ -69,6 +69,10 @@ pub const WATCHED_KEYS_MAX: usize = 1_024;
 pub const KEYS_GRANT_BYTES: usize = 256 << 10;
 /// Steps of KEYS before others are served.
 pub const KEYS_STEPS_MAX: usize = 16;
+/// Pieces of a long value that one step of a change makes before others are served.
+pub const LONG_STEPS_MAX: usize = 16;
+/// How often a change of a long value begins again when others have changed a key meanwhile.
+pub const LONG_TRIES_MAX: u64 = 16;
 /// Arguments of one command that need no grant; above, 16 bytes each are granted while it runs.
 pub const ARGS_FREE: usize = 1_024;
 /// Events fetched by one poll.

@@ -173,6 +173,7 @@ impl Store for Overlay {
     type Task = ();
     type Large = Pieces;
     type Upload = ();
+    const IN_PIECES: bool = false;
 
     fn turn(&mut self) -> Turn {
         Turn {
@@ -233,11 +234,12 @@ impl Store for Overlay {
             },
         })))
     }
-    fn edit<R>(
+    fn edit_with<R>(
         &mut self,
         (): &mut (),
         keys: &[&[u8]],
         _: &[Watched],
+        _: &mut Option<()>,
         f: &mut dyn FnMut(Seen<Pieces>) -> Result<Edits<R>, StoreError>,
     ) -> Outcome<R> {
         let views: Result<Vec<_>, _> = keys.iter().map(|key| self.view(key)).collect();
@@ -265,6 +267,7 @@ impl Store for Overlay {
                     let bound = before[from].as_ref().map(|e| e.value.clone());
                     (bound.unwrap_or(State::Absent), expiry_ms, meta)
                 }
+                Edit::Upload { .. } => return Err(refused("a value in pieces")),
             };
             self.put(
                 keys[at],

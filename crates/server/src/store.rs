@@ -115,6 +115,8 @@ pub trait Store: Sized {
     type Large;
     /// A value above `INLINE_MAX_BYTES` that is being brought in.
     type Upload;
+    /// Whether values above `INLINE_MAX_BYTES` can be read and brought in.
+    const IN_PIECES: bool = true;
 
     /// Reaps completions and does a bounded slice of background work; never blocks.
     fn turn(&mut self) -> Turn;
@@ -175,6 +177,17 @@ pub trait Store: Sized {
         t: &mut Self::Task,
         keys: &[&[u8]],
         watched: &[Watched],
+        f: &mut dyn FnMut(Seen<Self::Large>) -> Result<Edits<R>, StoreError>,
+    ) -> Outcome<R> {
+        self.edit_with(t, keys, watched, &mut None, f)
+    }
+    /// The same with a finished upload, which is taken when it became a key's value, and otherwise stays the caller's.
+    fn edit_with<R>(
+        &mut self,
+        t: &mut Self::Task,
+        keys: &[&[u8]],
+        watched: &[Watched],
+        upload: &mut Option<Self::Upload>,
         f: &mut dyn FnMut(Seen<Self::Large>) -> Result<Edits<R>, StoreError>,
     ) -> Outcome<R>;
     /// Begins to watch a key; to be given back with [`Store::unwatch`].

@@ -266,3 +266,86 @@ fn e2e_replies_are_those_of_redis_async() {
 fn e2e_replies_are_those_of_redis_sync() {
     run("sync");
 }
+
+/// Values of 60 to 300 KiB changed and read in all ways: where they lie, and that they lie in pieces, is not to be seen.
+fn long_command(rng: &mut Rng) -> Vec<Vec<u8>> {
+    let key = |rng: &mut Rng| format!("long-{}", rng.within(0..4)).into_bytes();
+    let at = |rng: &mut Rng, most: u64| rng.within(0..most).to_string().into_bytes();
+    let part = |rng: &mut Rng, most: u64| {
+        let (len, salt) = (rng.within(1..most), rng.within(0..251));
+        (0..len)
+            .map(|i| (i * 131 % 253 + salt) as u8)
+            .collect::<Vec<u8>>()
+    };
+    let (a, b) = (key(rng), key(rng));
+    let mut words: Vec<Vec<u8>> = match rng.within(0..16) {
+        0 => {
+            let len = rng.within(60 << 10..300 << 10);
+            let salt = rng.within(0..251);
+            let value = (0..len).map(|i| (i * i % 249 + salt) as u8).collect();
+            vec![b"SET".to_vec(), a, value]
+        }
+        1 | 2 => vec![b"APPEND".to_vec(), a, part(rng, 20_000)],
+        3 | 4 => vec![b"SETRANGE".to_vec(), a, at(rng, 300_000), part(rng, 60_000)],
+        5 | 6 => vec![b"SETBIT".to_vec(), a, at(rng, 2_400_000), at(rng, 2)],
+        7 => vec![
+            b"BITFIELD".to_vec(),
+            a,
+            b"INCRBY".to_vec(),
+            b"i13".to_vec(),
+            at(rng, 2_400_000),
+            at(rng, 4_000),
+            b"GET".to_vec(),
+            b"u63".to_vec(),
+            at(rng, 2_400_000),
+        ],
+        8 => vec![b"COPY".to_vec(), a, b, b"REPLACE".to_vec()],
+        9 => vec![b"COPY".to_vec(), a, b],
+        10 | 11 => {
+            let op: &[u8] = [&b"AND"[..], b"OR", b"XOR"][rng.within(0..3) as usize];
+            vec![b"BITOP".to_vec(), op.to_vec(), key(rng), a, b, key(rng)]
+        }
+        12 => vec![b"BITOP".to_vec(), b"NOT".to_vec(), a, b],
+        13 => vec![b"STRLEN".to_vec(), a],
+        14 => vec![b"BITCOUNT".to_vec(), a],
+        _ => vec![b"GET".to_vec(), a],
+    };
+    // Once in a while one goes, so that short ones grow.
+    if rng.within(0..60) == 0 {
+        words = vec![b"DEL".to_vec(), words[1].clone()];
+    }
+    words
+}
+
+#[test]
+fn e2e_changes_of_long_values_are_those_of_redis() {
+    let seed = seed();
+    println!("differential, long values: seed {seed}");
+    let redis = redis();
+    let dir = TempDir::new("differential-long");
+    let args = ["--dram", "48M", "--ssd", "256M", "--threads", "2"];
+    let server = Server::start(&dir.pool(), &args);
+    let mut ours = server.client();
+    let mut theirs = Client::connect(([127, 0, 0, 1], redis.port).into());
+    let mut rng = Rng::new(seed, 7);
+    let (begun, mut count) = (Instant::now(), 0);
+    while begun.elapsed() < RUN {
+        let commands: Vec<_> = (0..5).map(|_| long_command(&mut rng)).collect();
+        let words: Vec<Vec<&[u8]>> = commands
+            .iter()
+            .map(|command| command.iter().map(Vec::as_slice).collect())
+            .collect();
+        let (a, b) = (ours.pipeline(&words), theirs.pipeline(&words));
+        for ((command, a), b) in commands.iter().zip(a).zip(b) {
+            let shown: Vec<_> = command
+                .iter()
+                .map(|w| String::from_utf8_lossy(&w[..w.len().min(20)]))
+                .collect();
+            assert!(a == b, "seed {seed}, after {count}: {}", shown.join(" "));
+            count += 1;
+        }
+    }
+    println!("differential, long values: {count} replies alike");
+    assert!(count > 200, "only {count} commands");
+    server.shutdown();
+}

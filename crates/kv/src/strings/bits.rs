@@ -110,17 +110,22 @@ pub fn combine(op: BitOp, values: &[&[u8]]) -> Vec<u8> {
         out.iter_mut().for_each(|b| *b = !*b);
     }
     for value in rest {
-        for (at, byte) in out.iter_mut().enumerate() {
-            let other = value.get(at).copied().unwrap_or(0);
-            *byte = match op {
-                BitOp::And => *byte & other,
-                BitOp::Or => *byte | other,
-                BitOp::Xor => *byte ^ other,
-                BitOp::Not => *byte,
-            };
-        }
+        combine_into(op, &mut out, value);
     }
     out
+}
+
+/// Joins one more value to what was combined so far; where it has no bytes, it counts as zeros.
+pub fn combine_into(op: BitOp, out: &mut [u8], value: &[u8]) {
+    for (at, byte) in out.iter_mut().enumerate() {
+        let other = value.get(at).copied().unwrap_or(0);
+        *byte = match op {
+            BitOp::And => *byte & other,
+            BitOp::Or => *byte | other,
+            BitOp::Xor => *byte ^ other,
+            BitOp::Not => *byte,
+        };
+    }
 }
 
 #[cfg(test)]

@@ -221,7 +221,8 @@ impl Rig {
         r.map(|(_, epoch)| epoch)
     }
 
-    fn value<'a>(&mut self, value: &'a [u8]) -> Result<terrace_kv::NewValue<'a>, String> {
+    /// A value as it is handed over; a long one is brought in.
+    pub fn value<'a>(&mut self, value: &'a [u8]) -> Result<terrace_kv::NewValue<'a>, String> {
         if value.len() <= terrace_kv::inline_max_bytes(&self.worker) {
             return Ok(terrace_kv::NewValue::Inline(value));
         }

@@ -10,7 +10,7 @@ use crate::common::{Rig, SEGMENT, Shape};
 use crate::oracle::{Effect, State, apply, explain, key, same, value};
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
-use terrace_kv::{ExpireCond, Expiry};
+use terrace_kv::{Edit, ExpireCond, Expiry, KvError, NewValue};
 use terrace_media::sim::{Fault, Rng, SimDevice};
 use terrace_media::{BLOCK_BYTES, Buf, Device, flush_blocking, write_blocking};
 use terrace_pool::{Durability, ManualClock};
@@ -266,9 +266,40 @@ fn command(
     Ok(rig)
 }
 
+/// Brings a value in and puts it under a key by an edit.
+fn bring(rig: &mut Rig, key: &[u8], v: &[u8], expiry_ms: Option<u64>) -> Result<(), String> {
+    let NewValue::Large(upload) = rig.value(v)? else {
+        return rig
+            .set(key, v, expiry_ms.map_or(Expiry::None, Expiry::At))
+            .map(|_| ());
+    };
+    let mut upload = Some(upload);
+    let put = (
+        0,
+        Edit::Upload {
+            expiry_ms,
+            meta: None,
+        },
+    );
+    let done = rig.run(|w, t| {
+        terrace_kv::edit_with::<(), KvError>(w, t, &[key], &[], &mut upload, &mut |_| {
+            Ok((vec![put.clone()], ()))
+        })
+    });
+    if let Some(upload) = upload {
+        terrace_kv::upload_abort(&mut rig.worker, upload);
+    }
+    done.map(|_| ())
+}
+
 /// Runs the command; returns the epoch that makes it durable.
 fn execute(rig: &mut Rig, n: usize, effect: &Effect) -> Result<u64, String> {
     match effect {
+        // Every other long one as a command that changes a long value does: by an edit.
+        Effect::Put(keys) if keys.len() == 1 && keys[0].1 > 2100 && n.is_multiple_of(2) => {
+            let (k, len, at) = keys[0];
+            bring(rig, &key(k), &value(n, k, len), at)?;
+        }
         Effect::Put(keys) if keys.len() == 1 => {
             let (k, len, at) = keys[0];
             rig.set(

@@ -1,11 +1,12 @@
 //! The commands on bits. What they mean is in `terrace_kv::strings`; here are their arguments and replies. Values in
-//! pieces are counted and searched piece by piece, and not changed.
+//! pieces are counted and searched piece by piece, and changed by bringing the new one in (`long`).
 
 use terrace_kv::strings::STRING_MAX_BYTES;
 use terrace_kv::strings::bitfield::{self, Op, Overflow, Step as Field, Type};
 use terrace_kv::strings::bits::{self, BitOp, Unit};
 use terrace_kv::strings::ranges::set_range;
 
+use super::long::{self, Job, Keeps, Plan, is_long};
 use super::options::int_arg;
 use super::part::{bytes_of, changed, edit_one};
 use super::{Cx, Done, Fault, Flow, SYNTAX, ready};
@@ -42,17 +43,44 @@ pub fn setbit<S: Store>(cx: &mut Cx<'_, S>, args: &[&[u8]]) -> Done<S> {
         Some(1) => true,
         _ => return Err(Fault::text(BAD_BIT)),
     };
-    let was = ready!(edit_one(cx, args[1], |view, cas| {
-        let kept = (view.expiry_ms, view.meta);
-        let before = bytes_of(view.value)?;
-        let mut value = grown(before.clone(), at / 8 + 1)?;
-        let was = bits::set_bit(&mut value, at, on);
-        // What stays as it was is no change for those who watch it.
-        let edit = (value != before).then(|| changed(value, kept, cas));
-        Ok((edit, was))
-    }));
-    encode::int(cx.out, i64::from(was));
-    Ok(Flow::Done)
+    if cx.progress.long.is_none() {
+        let was = ready!(edit_one(cx, args[1], |view, cas| {
+            if is_long::<S>(&view.value, at / 8 + 1) {
+                return Ok((None, None));
+            }
+            let kept = (view.expiry_ms, view.meta);
+            let before = bytes_of(view.value)?;
+            let mut value = grown(before.clone(), at / 8 + 1)?;
+            let was = bits::set_bit(&mut value, at, on);
+            // What stays as it was is no change for those who watch it.
+            let edit = (value != before).then(|| changed(value, kept, cas));
+            Ok((edit, Some(was)))
+        }));
+        if let Some(was) = was {
+            encode::int(cx.out, i64::from(was));
+            return Ok(Flow::Done);
+        }
+        cx.renew_task();
+    }
+    let byte = at / 8..at / 8 + 1;
+    let job = Job {
+        keys: &args[1..2],
+        plan: &|lens| Ok(Some(patch_of_bits(lens[0], byte.clone(), byte.end))),
+        patch: &|window, _, reply| {
+            encode::int(reply, i64::from(bits::set_bit(window, at % 8, on)));
+        },
+    };
+    long::run(cx, &job)
+}
+
+/// A change of bits in some bytes of a long value, that may make it `needed` bytes long.
+fn patch_of_bits(before: Option<u64>, bytes: std::ops::Range<u64>, needed: u64) -> Plan {
+    let len = before.unwrap_or(0).max(needed);
+    let end = bytes.end.min(len);
+    Plan {
+        only_if_changed: true,
+        ..Plan::patch(len, bytes.start.min(end)..end)
+    }
 }
 
 /// The value with zeros behind it, so that it has so many bytes at least.
@@ -274,8 +302,17 @@ pub fn bitop<S: Store>(cx: &mut Cx<'_, S>, args: &[&[u8]]) -> Done<S> {
         sources.push(at);
     }
     let sources = &sources[1..];
+    if cx.progress.long.is_some() {
+        return bitop_long(cx, op, &keys, sources);
+    }
     let len = ready!(cx.store.edit(cx.task, &keys, &[], &mut |seen| {
         let existed = seen.views[0].exists();
+        if sources
+            .iter()
+            .any(|&at| is_long::<S>(&seen.views[at].value, 0))
+        {
+            return Ok((Vec::new(), None));
+        }
         let mut values = Vec::with_capacity(keys.len());
         for (at, view) in seen.views.into_iter().enumerate() {
             // What is only replaced may be long.
@@ -296,10 +333,37 @@ pub fn bitop<S: Store>(cx: &mut Cx<'_, S>, args: &[&[u8]]) -> Done<S> {
                 meta: None,
             }),
         };
-        Ok((edit.map(|edit| (0, edit)).into_iter().collect(), len))
+        Ok((edit.map(|edit| (0, edit)).into_iter().collect(), Some(len)))
     }));
+    let Some(len) = len else {
+        cx.renew_task();
+        return bitop_long(cx, op, &keys, sources);
+    };
     encode::count(cx.out, len as u64);
     Ok(Flow::Done)
+}
+
+/// BITOP of values of which one at least is in pieces.
+fn bitop_long<S: Store>(
+    cx: &mut Cx<'_, S>,
+    op: BitOp,
+    keys: &[&[u8]],
+    sources: &[usize],
+) -> Done<S> {
+    let job = Job {
+        keys,
+        plan: &|lens| {
+            let len = sources.iter().filter_map(|&at| lens[at]).max();
+            Ok(Some(Plan {
+                sources: sources.to_vec(),
+                op: Some(op),
+                keeps: Keeps::Nothing,
+                ..Plan::patch(len.unwrap_or(0), 0..0)
+            }))
+        },
+        patch: &|_, plan, reply| encode::count(reply, plan.len),
+    };
+    long::run(cx, &job)
 }
 
 fn fields(args: &[&[u8]], read_only: bool) -> Result<Vec<Field>, Fault> {
@@ -346,21 +410,59 @@ fn fields(args: &[&[u8]], read_only: bool) -> Result<Vec<Field>, Fault> {
 pub fn bitfield<S: Store>(cx: &mut Cx<'_, S>, args: &[&[u8]], read_only: bool) -> Done<S> {
     let steps = fields(&args[2..], read_only)?;
     let needed = bitfield::needed_bytes(&steps);
+    if cx.progress.long.is_some() {
+        return bitfield_long(cx, args[1], &steps);
+    }
     let answers = ready!(edit_one(cx, args[1], |view, cas| {
+        if is_long::<S>(&view.value, needed) {
+            return Ok((None, None));
+        }
         let kept = (view.expiry_ms, view.meta);
         let before = bytes_of(view.value)?;
         let mut value = grown(before.clone(), needed)?;
         let apply = |step: &Field| bitfield::apply(&mut value, step);
         let answers: Vec<Option<i64>> = steps.iter().map(apply).collect();
         let edit = (value != before).then(|| changed(value, kept, cas));
-        Ok((edit, answers))
+        Ok((edit, Some(answers)))
     }));
-    encode::array(cx.out, answers.len());
+    let Some(answers) = answers else {
+        cx.renew_task();
+        return bitfield_long(cx, args[1], &steps);
+    };
+    show_answers(cx.out, cx.session.resp3, answers);
+    Ok(Flow::Done)
+}
+
+fn show_answers(out: &mut Vec<u8>, resp3: bool, answers: Vec<Option<i64>>) {
+    encode::array(out, answers.len());
     for answer in answers {
         match answer {
-            Some(number) => encode::int(cx.out, number),
-            None => encode::null(cx.out, cx.session.resp3),
+            Some(number) => encode::int(out, number),
+            None => encode::null(out, resp3),
         }
     }
-    Ok(Flow::Done)
+}
+
+/// BITFIELD of a value in pieces, or one that becomes so: the bytes between its first field and its last are read.
+fn bitfield_long<S: Store>(cx: &mut Cx<'_, S>, key: &[u8], steps: &[Field]) -> Done<S> {
+    let needed = bitfield::needed_bytes(steps);
+    let starts = steps.iter().map(|s| s.offset / 8);
+    let ends = steps
+        .iter()
+        .map(|s| (s.offset + u64::from(s.kind.bits)).div_ceil(8));
+    let bytes = starts.min().unwrap_or(0)..ends.max().unwrap_or(0);
+    let resp3 = cx.session.resp3;
+    let job = Job {
+        keys: &[key],
+        plan: &|lens| Ok(Some(patch_of_bits(lens[0], bytes.clone(), needed))),
+        patch: &|window, plan, reply| {
+            let apply = |step: &Field| {
+                let offset = step.offset - plan.window.start * 8;
+                bitfield::apply(window, &Field { offset, ..*step })
+            };
+            let answers = steps.iter().map(apply).collect();
+            show_answers(reply, resp3, answers);
+        },
+    };
+    long::run(cx, &job)
 }

@@ -10,6 +10,7 @@ mod describe;
 mod help;
 mod insight;
 mod keys;
+mod long;
 pub(crate) mod multi;
 mod options;
 mod part;
@@ -157,12 +158,15 @@ pub struct Progress<S: Store> {
     pub window: Vec<(usize, S::Task)>,
     /// The keys that a SCAN has gathered, as bulk strings.
     pub found: Vec<u8>,
-    /// How many keys it has seen, at least one a step; or what a command has counted.
+    /// How many keys it has seen, at least one a step; what a command has counted; or how often a change began
+    /// again.
     pub seen: u64,
     /// The length of the value that a command goes through, once it was asked (none: no such key).
     pub begun_len: Option<Option<u64>>,
     /// The value in pieces that a command goes through.
     pub held: Option<S::Large>,
+    /// The change of values in pieces that is under way.
+    pub long: Option<Box<long::Long<S>>>,
     /// What `found` was granted of the buffer budget.
     pub granted_bytes: usize,
     /// The epoch that the reply waits for, beside that of the task.
@@ -178,6 +182,9 @@ impl<S: Store> Progress<S> {
         if let Some(large) = self.held {
             store.release(large);
         }
+        if let Some(long) = self.long {
+            long.end(store);
+        }
         if self.granted_bytes > 0 {
             store.ungrant(self.granted_bytes);
         }
@@ -185,7 +192,10 @@ impl<S: Store> Progress<S> {
 
     /// Whether there is nothing to give back.
     pub fn is_over(&self) -> bool {
-        self.window.is_empty() && self.held.is_none() && self.granted_bytes == 0
+        self.window.is_empty()
+            && self.held.is_none()
+            && self.long.is_none()
+            && self.granted_bytes == 0
     }
 }
 
@@ -199,6 +209,7 @@ impl<S: Store> Default for Progress<S> {
             seen: 0,
             begun_len: None,
             held: None,
+            long: None,
             granted_bytes: 0,
             durable_at: None,
         }
@@ -306,6 +317,7 @@ fn is_paused<S: Store>(cx: &Cx<'_, S>, command: &Command) -> bool {
     cx.shared.paused.holds(now_ms, writes)
         && command.id != Id::Client
         && !cx.progress.begun
+        && cx.progress.long.is_none()
         && cx.progress.window.is_empty()
 }
 

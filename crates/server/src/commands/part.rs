@@ -1,9 +1,10 @@
 //! The commands on a part of a string: APPEND, SETRANGE, GETRANGE, LCS and the like. What they mean is in
 //! `terrace_kv::strings`; here are their arguments and replies. A value above `INLINE_MAX_BYTES` is read in parts, and
-//! not changed in parts.
+//! changed by bringing the new one in (`long`).
 
 use terrace_kv::strings::{float, lcs, ranges};
 
+use super::long::{self, Job, Plan, is_long};
 use super::options::{get_options, int_arg};
 use super::strings::{Shown, show};
 use super::{Cx, Done, Fault, Flow, NOT_AN_INTEGER, SYNTAX, ready, wrong_arity};
@@ -57,20 +58,61 @@ pub(super) fn too_long_to_change() -> StoreError {
 
 /// APPEND key value
 pub fn append<S: Store>(cx: &mut Cx<'_, S>, args: &[&[u8]]) -> Done<S> {
-    let len = ready!(edit_one(cx, args[1], |view, cas| {
-        let kept = (view.expiry_ms, view.meta);
-        let mut value = bytes_of(view.value)?;
-        value.extend_from_slice(args[2]);
-        Ok((Some(changed(value.clone(), kept, cas)), value.len()))
-    }));
-    encode::count(cx.out, len as u64);
-    Ok(Flow::Done)
+    let more = args[2].len() as u64;
+    if cx.progress.long.is_none() {
+        let len = ready!(edit_one(cx, args[1], |view, cas| {
+            let before = long::len_of::<S>(&view).unwrap_or(0);
+            if is_long::<S>(&view.value, before + more) {
+                return Ok((None, None));
+            }
+            let kept = (view.expiry_ms, view.meta);
+            let mut value = bytes_of(view.value)?;
+            value.extend_from_slice(args[2]);
+            Ok((
+                Some(changed(value.clone(), kept, cas)),
+                Some(value.len() as u64),
+            ))
+        }));
+        if let Some(len) = len {
+            encode::count(cx.out, len);
+            return Ok(Flow::Done);
+        }
+        cx.renew_task();
+    }
+    put_bytes(cx, args[1], args[2], |before| before)
+}
+
+/// Puts `part` into a long value, at the place that `at` says for its length, and answers the new length.
+fn put_bytes<S: Store>(
+    cx: &mut Cx<'_, S>,
+    key: &[u8],
+    part: &[u8],
+    at: impl Fn(u64) -> u64,
+) -> Done<S> {
+    let job = Job {
+        keys: &[key],
+        plan: &|lens| {
+            let before = lens[0].unwrap_or(0);
+            let from = at(before);
+            let end = from.saturating_add(part.len() as u64);
+            Ok(Some(Plan::patch(before.max(end), from..end)))
+        },
+        patch: &|window, plan, reply| {
+            window.copy_from_slice(part);
+            encode::count(reply, plan.len);
+        },
+    };
+    long::run(cx, &job)
 }
 
 /// SETRANGE key offset value
 pub fn setrange<S: Store>(cx: &mut Cx<'_, S>, args: &[&[u8]]) -> Done<S> {
     let offset = int_arg(args[2])?;
     let offset = u64::try_from(offset).map_err(|_| Fault::text("offset is out of range"))?;
+    if cx.progress.long.is_some() {
+        return put_bytes(cx, args[1], args[3], |_| offset);
+    }
+    let end = offset.saturating_add(args[3].len() as u64);
     let len = ready!(edit_one(cx, args[1], |view, cas| {
         let kept = (view.expiry_ms, view.meta);
         if args[3].is_empty() {
@@ -78,13 +120,20 @@ pub fn setrange<S: Store>(cx: &mut Cx<'_, S>, args: &[&[u8]]) -> Done<S> {
                 Held::Large(large) => S::large_len(&large),
                 other => bytes_of(other)?.len() as u64,
             };
-            return Ok((None, len));
+            return Ok((None, Some(len)));
+        }
+        if is_long::<S>(&view.value, end) {
+            return Ok((None, None));
         }
         let value = bytes_of(view.value)?;
         let value = ranges::set_range(&value, offset, args[3], INLINE_MAX_BYTES)?;
         let len = value.len() as u64;
-        Ok((Some(changed(value, kept, cas)), len))
+        Ok((Some(changed(value, kept, cas)), Some(len)))
     }));
+    let Some(len) = len else {
+        cx.renew_task();
+        return put_bytes(cx, args[1], args[3], |_| offset);
+    };
     encode::count(cx.out, len);
     Ok(Flow::Done)
 }

@@ -2,6 +2,7 @@
 
 use terrace_kv::strings::dump::{self, Refused};
 
+use super::long::{self, Job, Keeps, Plan, is_long};
 use super::options::{expire_command_at, int_arg};
 use super::part::too_long_to_change;
 use super::{Cx, Done, Fault, Flow, SYNTAX, ready, unknown_subcommand, wrong_arity};
@@ -72,22 +73,49 @@ pub fn copy<S: Store>(cx: &mut Cx<'_, S>, args: &[&[u8]]) -> Done<S> {
     if args[1] == args[2] {
         return Err(Fault::text("source and destination objects are the same"));
     }
+    if cx.progress.long.is_some() {
+        return copy_long(cx, args, replace);
+    }
     let done = ready!(cx.store.edit(cx.task, &args[1..3], &[], &mut |seen| {
         let taken = seen.views[1].exists();
         let source = seen.views.into_iter().next().filter(View::exists);
         let Some(source) = source.filter(|_| !taken || replace) else {
-            return Ok((Vec::new(), false));
+            return Ok((Vec::new(), Some(false)));
         };
+        if is_long::<S>(&source.value, 0) {
+            return Ok((Vec::new(), None));
+        }
         if matches!(source.value, Held::Large(_)) {
             return Err(too_long_to_change());
         }
         Ok((
             moved(source, 0).map(|edit| (1, edit)).into_iter().collect(),
-            true,
+            Some(true),
         ))
     }));
+    let Some(done) = done else {
+        cx.renew_task();
+        return copy_long(cx, args, replace);
+    };
     encode::int(cx.out, i64::from(done));
     Ok(Flow::Done)
+}
+
+/// COPY of a value in pieces.
+fn copy_long<S: Store>(cx: &mut Cx<'_, S>, args: &[&[u8]], replace: bool) -> Done<S> {
+    let job = Job {
+        keys: &args[1..3],
+        plan: &|lens| {
+            let plan = |len| Plan {
+                target: 1,
+                keeps: Keeps::Of(0),
+                ..Plan::patch(len, 0..0)
+            };
+            Ok(lens[0].filter(|_| replace || lens[1].is_none()).map(plan))
+        },
+        patch: &|_, _, reply| encode::int(reply, 1),
+    };
+    long::run(cx, &job)
 }
 
 /// OBJECT ENCODING | REFCOUNT | IDLETIME | FREQ key

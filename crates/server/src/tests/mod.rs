@@ -7,6 +7,7 @@ mod hostile;
 mod insight;
 mod large;
 mod lists;
+mod long;
 mod memcached;
 mod parser;
 mod sight;

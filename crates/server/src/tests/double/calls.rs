@@ -125,11 +125,12 @@ impl Store for Double {
             }))
         })))
     }
-    fn edit<R>(
+    fn edit_with<R>(
         &mut self,
         t: &mut Task,
         keys: &[&[u8]],
         watched: &[Watched],
+        upload: &mut Option<Upload>,
         f: &mut dyn FnMut(Seen<Held>) -> Result<Edits<R>, StoreError>,
     ) -> Outcome<R> {
         let (now_ms, new_cas) = (self.now_ms(), self.new_cas());
@@ -170,6 +171,12 @@ impl Store for Double {
                 } => {
                     let (value, _) = before[*from].clone().expect("bound");
                     self.put_item(keys[*at], value, *expiry_ms, *meta);
+                }
+                Edit::Upload { expiry_ms, meta } => {
+                    let upload = upload.take().expect("one upload for one key");
+                    assert_eq!(upload.bytes.len() as u64, upload.len, "received whole");
+                    self.open(-1);
+                    self.put_item(keys[*at], Arc::new(upload.bytes), *expiry_ms, *meta);
                 }
             }
         }

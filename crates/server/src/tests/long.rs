@@ -1,0 +1,265 @@
+//! Changes of values above 64 KiB, against what they are in memory: the replies and the bytes, with waits, beside others
+//! who change the same key, within a small budget, and left by their connection midway.
+
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use super::double::Settings;
+use super::{Running, encode, plain};
+
+fn bytes(len: usize, seed: u64) -> Vec<u8> {
+    (0..len as u64)
+        .map(|i| (i.wrapping_mul(2_654_435_761).wrapping_add(seed) >> 13) as u8)
+        .collect()
+}
+
+fn bulk(value: &[u8]) -> Vec<u8> {
+    let mut out = format!("${}\r\n", value.len()).into_bytes();
+    out.extend_from_slice(value);
+    out.extend_from_slice(b"\r\n");
+    out
+}
+
+fn changes(settings: Settings) {
+    let server = Running::start(settings, 1);
+    let mut c = server.client();
+    // Where a value becomes one in pieces, and around the ends of pieces.
+    for len in [60_000, 65_536, 65_537, 122_880, 122_881, 300_000] {
+        let mut model = bytes(len, 3);
+        c.send(encode(&[b"SET", b"k", &model, b"EX", b"100"]));
+        assert_eq!(c.reply(), b"+OK\r\n");
+        let tail = bytes(9_000, 5);
+        c.send(encode(&[b"APPEND", b"k", &tail]));
+        model.extend_from_slice(&tail);
+        assert_eq!(c.reply(), format!(":{}\r\n", model.len()).as_bytes());
+        for at in [0, 61_000, model.len() - 10, model.len() + 70_000] {
+            let part = bytes(1_000, at as u64);
+            c.send(encode(&[
+                b"SETRANGE",
+                b"k",
+                at.to_string().as_bytes(),
+                &part,
+            ]));
+            model.resize(model.len().max(at + part.len()), 0);
+            model[at..at + part.len()].copy_from_slice(&part);
+            assert_eq!(c.reply(), format!(":{}\r\n", model.len()).as_bytes());
+        }
+        c.send(encode(&[b"GET", b"k"]));
+        assert!(c.reply() == bulk(&model), "{len}");
+        for at in [7, 61_439 * 8 + 7, 61_440 * 8, model.len() * 8 + 500_003] {
+            let was = model
+                .get(at / 8)
+                .is_some_and(|b| b >> (7 - at % 8) & 1 == 1);
+            model.resize(model.len().max(at / 8 + 1), 0);
+            model[at / 8] |= 1 << (7 - at % 8);
+            let (bit, was) = (at.to_string(), format!(":{}\r\n", i32::from(was)));
+            assert_eq!(c.ask(&["SETBIT", "k", &bit, "1"]), was);
+            assert_eq!(c.ask(&["SETBIT", "k", &bit, "1"]), ":1\r\n");
+        }
+        let (a, b) = (model[61_440], model[100]);
+        let fields = [
+            "BITFIELD", "k", "SET", "u8", "#61440", "7", "GET", "u8", "#61440", "INCRBY", "u8",
+            "800", "1",
+        ];
+        let want = format!("*3\r\n:{a}\r\n:7\r\n:{}\r\n", b.wrapping_add(1));
+        assert_eq!(c.ask(&fields), want);
+        (model[61_440], model[100]) = (7, b.wrapping_add(1));
+        assert_eq!(c.ask(&["COPY", "k", "other"]), ":1\r\n");
+        assert_eq!(c.ask(&["COPY", "k", "other"]), ":0\r\n");
+        assert_eq!(c.ask(&["COPY", "k", "other", "REPLACE"]), ":1\r\n");
+        for key in ["k", "other"] {
+            c.send(encode(&[b"GET", key.as_bytes()]));
+            assert!(c.reply() == bulk(&model), "{len} {key}");
+            assert!(
+                ["100", "99", "98"]
+                    .map(|s| format!(":{s}\r\n"))
+                    .contains(&c.ask(&["TTL", key]))
+            );
+        }
+        let short = bytes(70_000, 11);
+        c.send(encode(&[b"SET", b"short", &short]));
+        assert_eq!(c.reply(), b"+OK\r\n");
+        let joined = |f: fn(u8, u8) -> u8| -> Vec<u8> {
+            let other = short.iter().copied().chain(std::iter::repeat(0));
+            model.iter().zip(other).map(|(a, b)| f(*a, b)).collect()
+        };
+        for (op, f) in [
+            ("AND", (|a, b| a & b) as fn(u8, u8) -> u8),
+            ("OR", |a, b| a | b),
+            ("XOR", |a, b| a ^ b),
+        ] {
+            let reply = c.ask(&["BITOP", op, "to", "short", "k", "none"]);
+            let want = match op {
+                "AND" => vec![0; model.len()],
+                _ => joined(f),
+            };
+            assert_eq!(reply, format!(":{}\r\n", model.len()));
+            c.send(encode(&[b"GET", b"to"]));
+            assert!(c.reply() == bulk(&want), "{len} {op}");
+        }
+        assert_eq!(
+            c.ask(&["BITOP", "NOT", "k", "k"]),
+            format!(":{}\r\n", model.len())
+        );
+        let want: Vec<u8> = model.iter().map(|b| !b).collect();
+        c.send(encode(&[b"GET", b"k"]));
+        assert!(c.reply() == bulk(&want), "{len} NOT");
+        assert_eq!(c.ask(&["TTL", "k"]), ":-1\r\n");
+        assert_eq!(c.ask(&["DEL", "k", "other", "short", "to"]), ":4\r\n");
+    }
+    drop(c);
+    // Also asserts that nothing is left held.
+    server.stop();
+}
+
+#[test]
+fn changes_at_once() {
+    changes(plain());
+}
+
+#[test]
+fn changes_with_waits() {
+    changes(Settings {
+        wait_per_mille: 300,
+        ..plain()
+    });
+}
+
+#[test]
+fn changes_in_sync_mode() {
+    changes(Settings {
+        wait_per_mille: 100,
+        sync: true,
+        ..plain()
+    });
+}
+
+#[test]
+fn every_append_of_many_connections_is_in_the_value() {
+    let server = Running::start(
+        Settings {
+            wait_per_mille: 50,
+            ..plain()
+        },
+        1,
+    );
+    let mut c = server.client();
+    c.send(encode(&[b"SET", b"k", &bytes(100_000, 1)]));
+    assert_eq!(c.reply(), b"+OK\r\n");
+    let clients: Vec<_> = (0..4)
+        .map(|n| {
+            let mut c = server.client();
+            std::thread::spawn(move || {
+                let part = [b'a' + n; 10];
+                let mut done = 0;
+                for _ in 0..25 {
+                    c.send(encode(&[b"APPEND", b"k", &part]));
+                    let reply = String::from_utf8(c.reply()).unwrap();
+                    // Others may have been first every time.
+                    match reply.starts_with(':') {
+                        true => done += 1,
+                        false => assert!(reply.contains("changed by others"), "{reply}"),
+                    }
+                }
+                done
+            })
+        })
+        .collect();
+    let done: usize = clients.into_iter().map(|c| c.join().unwrap()).sum();
+    assert!(done > 25, "{done}");
+    assert_eq!(
+        c.ask(&["STRLEN", "k"]),
+        format!(":{}\r\n", 100_000 + done * 10)
+    );
+    drop(c);
+    server.stop();
+}
+
+#[test]
+fn what_has_no_room_is_refused_and_leaves_nothing() {
+    let budget_bytes = 3 << 20;
+    let server = Running::start(
+        Settings {
+            budget_bytes,
+            ..plain()
+        },
+        1,
+    );
+    let mut c = server.client();
+    let value = bytes(8 << 20, 9);
+    c.send(encode(&[b"SET", b"k", &value]));
+    assert_eq!(c.reply(), b"+OK\r\n");
+    // The value is longer than the budget; what changes of it is not.
+    assert_eq!(
+        c.ask(&["APPEND", "k", "tail"]),
+        format!(":{}\r\n", value.len() + 4)
+    );
+    let refused = c.ask(&[
+        "BITFIELD", "k", "SET", "u8", "0", "1", "SET", "u8", "60000000", "1",
+    ]);
+    assert!(
+        refused.starts_with("-OOM the change of a value above"),
+        "{refused}"
+    );
+    let refused = c.ask(&["SETRANGE", "k", "68000000", "x"]);
+    assert!(
+        refused.starts_with("-ERR value would be 68000001 bytes long"),
+        "{refused}"
+    );
+    let refused = c.ask(&["SETRANGE", "k", "600000000", "x"]);
+    assert_eq!(
+        refused,
+        "-ERR string exceeds maximum allowed size (proto-max-bulk-len)\r\n"
+    );
+    assert_eq!(c.ask(&["STRLEN", "k"]), format!(":{}\r\n", value.len() + 4));
+    let peak = server.factory.granted_peak.load(Ordering::SeqCst);
+    assert!(peak <= budget_bytes, "{peak}");
+    drop(c);
+    server.stop();
+}
+
+#[test]
+fn in_a_transaction_they_are_refused() {
+    let server = Running::start(plain(), 1);
+    let mut c = server.client();
+    c.send(encode(&[b"SET", b"k", &bytes(100_000, 9)]));
+    assert_eq!(c.reply(), b"+OK\r\n");
+    assert_eq!(c.ask(&["MULTI"]), "+OK\r\n");
+    assert_eq!(c.ask(&["APPEND", "k", "x"]), "+QUEUED\r\n");
+    assert_eq!(c.ask(&["COPY", "k", "j"]), "+QUEUED\r\n");
+    let replies = c.ask(&["EXEC"]);
+    assert_eq!(
+        replies
+            .matches("-ERR the value is longer than 65536")
+            .count(),
+        2,
+        "{replies}"
+    );
+    assert_eq!(c.ask(&["STRLEN", "k"]), ":100000\r\n");
+    drop(c);
+    server.stop();
+}
+
+#[test]
+fn a_connection_that_dies_midway_leaves_the_old_value() {
+    let server = Running::start(
+        Settings {
+            wait_per_mille: 900,
+            ..plain()
+        },
+        1,
+    );
+    let mut c = server.client();
+    c.send(encode(&[b"SET", b"k", &bytes(2 << 20, 9)]));
+    assert_eq!(c.reply(), b"+OK\r\n");
+    for wait_ms in [0, 1, 3, 10] {
+        let mut gone = server.client();
+        gone.send(encode(&[b"BITOP", b"NOT", b"to", b"k"]));
+        std::thread::sleep(Duration::from_millis(wait_ms));
+        drop(gone);
+    }
+    let len = c.ask(&["STRLEN", "to"]);
+    assert!([":0\r\n", ":2097152\r\n"].contains(&&*len), "{len}");
+    drop(c);
+    server.stop();
+}
