@@ -63,8 +63,10 @@ enum Command {
     /// Make, look at, verify or remove a pool
     #[command(subcommand)]
     Pool(pool::PoolCommand),
-    /// Watch the terraces of a running server
-    #[command(after_help = "Example:\n  terrace top 127.0.0.1:6380\n  terrace top --once --json")]
+    /// Watch the terraces of a running server, or of a program under `terrace run`
+    #[command(
+        after_help = "Example:\n  terrace top 127.0.0.1:6380\n  terrace top --once --json\n  terrace top --pid 4711"
+    )]
     Top(top::TopArgs),
     /// Say what this machine allows, and what falls back to what
     #[command(after_help = "Example:\n  terrace doctor /var/lib/terrace")]

@@ -12,7 +12,7 @@ use crate::arena::ARENA;
 use crate::mappings::Mappings;
 use crate::remote::{Remote, RemoteGround, RemotePages};
 use crate::runtime::{self, Area, Pool, Runtime};
-use crate::{next, raw, report, serve, settings, tls};
+use crate::{answer, next, raw, report, serve, settings, tls};
 use libc::{c_int, c_void};
 use std::cell::UnsafeCell;
 use std::os::fd::OwnedFd;
@@ -184,6 +184,7 @@ unsafe extern "C" fn after_in_parent() {
 
 unsafe extern "C" fn after_in_child() {
     report::not_here();
+    answer::close();
     let Some(mut forking) = turn() else { return };
     let signals = forking.signals;
     serve::close_in_child();

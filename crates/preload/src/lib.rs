@@ -8,6 +8,7 @@
 // What tests do not call, since they must not stand in front of their own functions, is used all the same.
 #![cfg_attr(test, allow(dead_code))]
 
+mod answer;
 mod arena;
 mod direct;
 mod fork;

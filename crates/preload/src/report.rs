@@ -3,7 +3,7 @@
 //! Promises: counts as they were kept, one line each; written with one call. Never: allocates from the program's malloc, or waits.
 
 use crate::arena::ARENA;
-use crate::runtime::{self, Pool};
+use crate::runtime::{self, Pool, Runtime};
 use crate::tls;
 use std::ffi::OsString;
 use std::fmt::Write;
@@ -19,7 +19,7 @@ static BELL: AtomicI32 = AtomicI32::new(-1);
 /// Stack of the thread that hears it.
 const STACK_BYTES: usize = 256 << 10;
 /// Copies get numbers from here on, where programs do not look.
-const NUMBER_MIN: i32 = 900;
+pub const NUMBER_MIN: i32 = 900;
 static DONE: AtomicBool = AtomicBool::new(false);
 
 /// Takes note of where the report goes: a file, `-` for stderr, nothing for nowhere.
@@ -125,10 +125,6 @@ fn to_stderr(text: &[u8]) -> std::io::Result<()> {
 }
 
 fn compose(text: &mut String, when: &str) {
-    let mut line = |name: &str, value: u64| {
-        // Writing to a string does not fail.
-        let _ = writeln!(text, "{name:<28} {value}");
-    };
     let process = std::process::id();
     let Some(runtime) = runtime::get() else {
         let _ = writeln!(
@@ -137,6 +133,15 @@ fn compose(text: &mut String, when: &str) {
         );
         return;
     };
+    // Writing to a string does not fail.
+    let _ = writeln!(text, "terrace run: process {process} {when}");
+    figures(runtime, &mut |name, value| {
+        let _ = writeln!(text, "{name:<28} {value}");
+    });
+}
+
+/// All figures, by name, in their order.
+pub fn figures(runtime: &Runtime, line: &mut dyn FnMut(&str, u64)) {
     let (malloc, maps) = (runtime.malloc.heap.stats(), runtime.maps.heap.stats());
     let memory = runtime.malloc.heap.memory_stats();
     line("served_malloc_bytes", malloc.page_bytes);
@@ -158,13 +163,16 @@ fn compose(text: &mut String, when: &str) {
         let stats = home.heap.store().stats();
         line("dram_cap_bytes", stats.cap_bytes);
         line("dram_counted_bytes", stats.used_bytes);
+        line("dram_pages_bytes", stats.page_bytes);
+        line("dram_segments_bytes", stats.segment_bytes);
+        line("dram_directory_bytes", stats.directory_bytes);
+        line("dram_io_bytes", stats.io_bytes);
         line("dram_hits", stats.lanes.hits_dram);
         line("dram_misses", stats.lanes.misses);
         line("device_reads", stats.disk_reads);
         line("device_bytes_read", stats.disk_read_bytes);
         line("device_bytes_written", stats.device_write_bytes);
     }
-    text.insert_str(0, &format!("terrace run: process {process} {when}\n"));
 }
 
 /// A line of /proc/self/status that is in KiB.

@@ -7,7 +7,7 @@ use crate::mappings::Mappings;
 use crate::remote::Remote;
 use crate::serve::Home;
 use crate::settings::Settings;
-use crate::{raw, report, tls, token};
+use crate::{answer, raw, report, tls, token};
 use std::sync::atomic::{AtomicPtr, AtomicU8, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use terrace_vm::heap::{HEAP_MAX_BYTES, PageHeap};
@@ -186,6 +186,7 @@ fn open_or_wait() -> Option<&'static Runtime> {
                 Ok(Some(runtime)) => {
                     publish(runtime);
                     report::listen();
+                    answer::listen();
                 }
                 Ok(None) => {
                     raw::say(format_args!(

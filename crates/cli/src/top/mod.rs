@@ -1,7 +1,8 @@
-//! `terrace top`: the terraces of a running server, live in a terminal, or as text or JSON for scripts. It asks a server what
-//! it counts (`source`), makes of two answers what happens in a second (`screen`), and shows it (`view`). Never: changes
-//! anything in the server, but for one connection.
+//! `terrace top`: the terraces of a running server, or of a program under `terrace run`, live in a terminal, or as text or JSON for
+//! scripts. It asks a server (`source`) or a program (`program`) what it counts, makes of two answers what happens in a second
+//! (`screen`), and shows it (`view`). Never: changes anything there, but for a connection.
 
+mod program;
 mod screen;
 mod source;
 mod view;
@@ -17,6 +18,7 @@ use ratatui::crossterm::event::{self, Event, KeyCode, KeyEventKind, KeyModifiers
 use terrace_server::auth::Password;
 
 use crate::Failure;
+use program::Program;
 use screen::Screen;
 use source::{Sample, Source};
 
@@ -33,6 +35,9 @@ pub struct TopArgs {
     /// Address of the server's Redis protocol
     #[arg(default_value = "127.0.0.1:6380")]
     addr: SocketAddr,
+    /// Number of a process under `terrace run`, instead of a server
+    #[arg(long, conflicts_with_all = ["addr", "requirepass_file"], value_parser = clap::value_parser!(u32).range(1..))]
+    pid: Option<u32>,
     /// Seconds between two looks
     #[arg(long, default_value_t = 1.0, value_name = "S")]
     interval: f64,
@@ -47,10 +52,33 @@ pub struct TopArgs {
     json: bool,
 }
 
-/// Runs until it is told to end, or the server does.
+/// Who is asked.
+enum Asked {
+    Server(SocketAddr, Source),
+    Program(Program),
+}
+
+impl Asked {
+    fn sample(&mut self) -> anyhow::Result<Sample> {
+        match self {
+            Asked::Server(_, source) => source.sample(),
+            Asked::Program(program) => program.sample(),
+        }
+    }
+
+    fn name(&self) -> String {
+        match self {
+            Asked::Server(addr, _) => addr.to_string(),
+            // Its number comes with the answer.
+            Asked::Program(_) => String::new(),
+        }
+    }
+}
+
+/// Runs until it is told to end, or the server or program does.
 ///
 /// # Errors
-/// `Misuse` for settings that make no sense; `Failed` when the server does not answer.
+/// `Misuse` for settings that make no sense; `Failed` when the server or program does not answer.
 pub fn run(args: &TopArgs) -> Result<u8, Failure> {
     if !(INTERVAL_MIN_S..=INTERVAL_MAX_S).contains(&args.interval) {
         return Err(Failure::Misuse(anyhow!(
@@ -62,32 +90,34 @@ pub fn run(args: &TopArgs) -> Result<u8, Failure> {
         // The same rules as for the server: who may read the file, and what is in it.
         Password::from_file(path).map_err(|why| Failure::Misuse(anyhow!(why)))?;
     }
-    let mut source = Source::connect(args.addr, args.requirepass_file.as_deref())?;
+    let mut asked = match args.pid {
+        Some(pid) => Asked::Program(Program::new(pid)),
+        None => {
+            let source = Source::connect(args.addr, args.requirepass_file.as_deref())?;
+            Asked::Server(args.addr, source)
+        }
+    };
     let interval = Duration::from_secs_f64(args.interval);
     let live = !args.once && !args.json && std::io::stdout().is_terminal();
     match live {
-        true => show_live(&mut source, args.addr, interval)?,
-        false => print(&mut source, args, interval)?,
+        true => show_live(&mut asked, interval)?,
+        false => print(&mut asked, args, interval)?,
     }
     Ok(0)
 }
 
 /// Looks again after `interval`.
-fn next(
-    source: &mut Source,
-    before: &Sample,
-    addr: SocketAddr,
-) -> anyhow::Result<(Sample, Screen)> {
-    let now = source.sample()?;
-    let screen = Screen::between(before, &now, addr.to_string());
+fn next(asked: &mut Asked, before: &Sample) -> anyhow::Result<(Sample, Screen)> {
+    let now = asked.sample()?;
+    let screen = Screen::between(before, &now, asked.name());
     Ok((now, screen))
 }
 
-fn print(source: &mut Source, args: &TopArgs, interval: Duration) -> anyhow::Result<()> {
-    let mut before = source.sample()?;
+fn print(asked: &mut Asked, args: &TopArgs, interval: Duration) -> anyhow::Result<()> {
+    let mut before = asked.sample()?;
     loop {
         std::thread::sleep(interval);
-        let (now, screen) = next(source, &before, args.addr)?;
+        let (now, screen) = next(asked, &before)?;
         before = now;
         let text = match args.json {
             true => serde_json::to_string(&screen)? + "\n",
@@ -105,9 +135,9 @@ fn print(source: &mut Source, args: &TopArgs, interval: Duration) -> anyhow::Res
     }
 }
 
-fn show_live(source: &mut Source, addr: SocketAddr, interval: Duration) -> anyhow::Result<()> {
-    let mut before = source.sample()?;
-    let mut screen = Screen::between(&before, &before, addr.to_string());
+fn show_live(asked: &mut Asked, interval: Duration) -> anyhow::Result<()> {
+    let mut before = asked.sample()?;
+    let mut screen = Screen::between(&before, &before, asked.name());
     let mut terminal = ratatui::try_init().context("cannot use the terminal")?;
     let ended = (|| -> anyhow::Result<()> {
         loop {
@@ -124,7 +154,7 @@ fn show_live(source: &mut Source, addr: SocketAddr, interval: Duration) -> anyho
                     }
                 }
             }
-            let (now, shown) = next(source, &before, addr)?;
+            let (now, shown) = next(asked, &before)?;
             (before, screen) = (now, shown);
         }
     })();

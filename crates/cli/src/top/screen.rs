@@ -1,7 +1,8 @@
-//! What is shown: what the terraces hold now, and what happened in a second between two answers of a server. Pure. Never:
-//! knows a terminal.
+//! What is shown: what the terraces hold now, and what happened in a second between two answers of a server or a program. Pure.
+//! Never: knows a terminal.
 
 use serde::Serialize;
+use terrace_vm::PAGE_BYTES;
 
 use super::source::Sample;
 
@@ -11,10 +12,44 @@ const COMMANDS_SHOWN: usize = 12;
 /// All that is shown.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Screen {
-    /// Which server.
-    pub server: String,
     /// Its version.
     pub version: String,
+    /// What only one kind has.
+    #[serde(flatten)]
+    pub whose: Whose,
+    /// The terraces, highest first.
+    pub terraces: Vec<Terrace>,
+    /// The bound on DRAM, bytes.
+    pub cap_bytes: f64,
+    /// Who holds how much of it, bytes.
+    pub parts: Vec<Amount>,
+    /// Reads of the device in a second.
+    pub device_reads_per_s: f64,
+    /// Writes.
+    pub device_writes_per_s: f64,
+    /// Flushes.
+    pub device_flushes_per_s: f64,
+    /// Bytes read in a second, by what for.
+    pub read: Vec<Amount>,
+    /// Bytes written in a second, by what for.
+    pub written: Vec<Amount>,
+}
+
+/// Whose terraces they are.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+#[serde(untagged)]
+pub enum Whose {
+    /// A server's.
+    Server(Server),
+    /// A program's, under `terrace run`.
+    Program(Program),
+}
+
+/// What only a server has.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Server {
+    /// Which server.
+    pub server: String,
     /// When an update is acknowledged.
     pub durability: String,
     /// Time since its start, s.
@@ -27,28 +62,41 @@ pub struct Screen {
     pub commands_per_s: f64,
     /// Commands that wait for room.
     pub waiting: f64,
-    /// The terraces, highest first.
-    pub terraces: Vec<Terrace>,
-    /// The bound on DRAM, bytes.
-    pub cap_bytes: f64,
-    /// Who holds how much of it, bytes.
-    pub parts: Vec<Amount>,
     /// Bytes that no durable terrace has.
     pub dirty_bytes: f64,
     /// The bound on them.
     pub dirty_max_bytes: f64,
-    /// Reads of the device in a second.
-    pub device_reads_per_s: f64,
-    /// Writes.
-    pub device_writes_per_s: f64,
-    /// Flushes.
-    pub device_flushes_per_s: f64,
-    /// Bytes read in a second, by what for.
-    pub read: Vec<Amount>,
-    /// Bytes written in a second, by what for.
-    pub written: Vec<Amount>,
     /// The commands that come most.
     pub commands: Vec<Called>,
+}
+
+/// What only a program has.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Program {
+    /// Its number.
+    pub process: f64,
+    /// Its name.
+    pub program: String,
+    /// Its memory that is served, bytes.
+    pub served_bytes: f64,
+    /// DRAM of the whole process now, bytes.
+    pub dram_bytes: f64,
+    /// The most it ever was.
+    pub dram_peak_bytes: f64,
+    /// Pages that it sees without a fault, bytes.
+    pub resident_bytes: f64,
+    /// Faults in a second.
+    pub faults_per_s: f64,
+    /// Of these, pages fetched from the pool.
+    pub pages_fetched_per_s: f64,
+    /// Pages taken away again in a second.
+    pub pages_evicted_per_s: f64,
+    /// Of these, pages that had changed.
+    pub pages_stored_per_s: f64,
+    /// Faults that ended in SIGBUS, since the start.
+    pub faults_failed: f64,
+    /// Threads that were busy with faults, on average: 1 is one thread all the time.
+    pub fault_time_share: f64,
 }
 
 /// A number with a name.
@@ -112,15 +160,24 @@ impl Screen {
             };
             names.iter().map(amount).collect::<Vec<_>>()
         };
+        let whose = match now.fields.contains_key("program_process") {
+            true => Whose::Program(program(now, &per_s)),
+            false => Whose::Server(Server {
+                server,
+                durability: now.text("durability").to_string(),
+                uptime_s: of("uptime_in_seconds"),
+                keys: of("keys"),
+                clients: of("connected_clients"),
+                commands_per_s: per_s("total_commands_processed"),
+                waiting: of("waiting_commands"),
+                dirty_bytes: of("dirty_bytes"),
+                dirty_max_bytes: of("dirty_max_bytes"),
+                commands: commands(before, now, seconds),
+            }),
+        };
         Screen {
-            server,
             version: now.text("terrace_version").to_string(),
-            durability: now.text("durability").to_string(),
-            uptime_s: of("uptime_in_seconds"),
-            keys: of("keys"),
-            clients: of("connected_clients"),
-            commands_per_s: per_s("total_commands_processed"),
-            waiting: of("waiting_commands"),
+            whose,
             terraces: terraces(now, &per_s),
             cap_bytes: of("cap_bytes"),
             parts: amounts(
@@ -133,8 +190,6 @@ impl Screen {
                 ],
                 &of,
             ),
-            dirty_bytes: of("dirty_bytes"),
-            dirty_max_bytes: of("dirty_max_bytes"),
             device_reads_per_s: per_s("disk_reads"),
             device_writes_per_s: per_s("disk_writes"),
             device_flushes_per_s: per_s("disk_flushes"),
@@ -156,7 +211,6 @@ impl Screen {
                 ],
                 &per_s,
             ),
-            commands: commands(before, now, seconds),
         }
     }
 
@@ -184,7 +238,7 @@ impl Screen {
         text += &format!(
             "\n{}\n{}\n{}\n",
             self.cap_line(),
-            self.dirty_line(),
+            self.whose.line(),
             self.device_line()
         );
         text += &format!(
@@ -192,11 +246,15 @@ impl Screen {
             amounts("read/s", &self.read),
             amounts("written/s", &self.written)
         );
+        let commands = match &self.whose {
+            Whose::Program(program) => return text + &program.lines().join("\n") + "\n",
+            Whose::Server(server) => &server.commands,
+        };
         text += &format!(
             "{:<20} {:>10} {:>10} {:>10} {:>10} {:>9}\n",
             "command", "calls/s", "mean us", "p50 us", "p99 us", "errors/s"
         );
-        for c in &self.commands {
+        for c in commands {
             text += &format!(
                 "{:<20} {:>10.0} {:>10.1} {:>10.1} {:>10.1} {:>9.0}\n",
                 c.name, c.per_s, c.mean_us, c.p50_us, c.p99_us, c.failed_per_s
@@ -207,17 +265,26 @@ impl Screen {
 
     /// The first line.
     pub fn title(&self) -> String {
-        format!(
-            "terrace {} at {}, up {}, durability {}: {} keys, {} clients, {:.0} commands/s, {} waiting",
-            self.version,
-            self.server,
-            duration(self.uptime_s),
-            self.durability,
-            self.keys,
-            self.clients,
-            self.commands_per_s,
-            self.waiting
-        )
+        let version = &self.version;
+        match &self.whose {
+            Whose::Server(s) => format!(
+                "terrace {version} at {}, up {}, durability {}: {} keys, {} clients, {:.0} commands/s, {} waiting",
+                s.server,
+                duration(s.uptime_s),
+                s.durability,
+                s.keys,
+                s.clients,
+                s.commands_per_s,
+                s.waiting
+            ),
+            Whose::Program(p) => format!(
+                "terrace {version} run, process {} ({}): {} served, {:.0} faults/s",
+                p.process,
+                p.program,
+                bytes(p.served_bytes),
+                p.faults_per_s
+            ),
+        }
     }
 
     /// Of the cap, what is held, 0 to 1.
@@ -233,26 +300,72 @@ impl Screen {
         amounts(&held, &self.parts)
     }
 
-    /// Of the dirty bound, what is used, 0 to 1.
-    pub fn dirty_share(&self) -> f64 {
-        (self.dirty_bytes / self.dirty_max_bytes.max(1.0)).clamp(0.0, 1.0)
-    }
-
-    /// The dirty bytes and their bound.
-    pub fn dirty_line(&self) -> String {
-        format!(
-            "dirty {} of {}",
-            bytes(self.dirty_bytes),
-            bytes(self.dirty_max_bytes)
-        )
-    }
-
     /// What the device does.
     pub fn device_line(&self) -> String {
         format!(
             "device {:.0} reads/s, {:.0} writes/s, {:.0} flushes/s",
             self.device_reads_per_s, self.device_writes_per_s, self.device_flushes_per_s
         )
+    }
+}
+
+impl Whose {
+    /// What the second gauge shows: its title.
+    pub fn gauge_title(&self) -> &'static str {
+        match self {
+            Whose::Server(_) => "Dirty",
+            Whose::Program(_) => "Time in faults",
+        }
+    }
+
+    /// How full it is, 0 to 1.
+    pub fn share(&self) -> f64 {
+        let share = match self {
+            Whose::Server(s) => s.dirty_bytes / s.dirty_max_bytes.max(1.0),
+            Whose::Program(p) => p.fault_time_share,
+        };
+        share.clamp(0.0, 1.0)
+    }
+
+    /// Dirty bytes and their bound, or the time that faults take.
+    pub fn line(&self) -> String {
+        match self {
+            Whose::Server(s) => format!(
+                "dirty {} of {}",
+                bytes(s.dirty_bytes),
+                bytes(s.dirty_max_bytes)
+            ),
+            Whose::Program(p) => format!(
+                "faults take {:.1}% of a thread's time",
+                100.0 * p.fault_time_share
+            ),
+        }
+    }
+}
+
+impl Program {
+    /// What is to be known of it.
+    pub fn lines(&self) -> [String; 3] {
+        [
+            format!(
+                "process: {} of DRAM now, {} at most",
+                bytes(self.dram_bytes),
+                bytes(self.dram_peak_bytes)
+            ),
+            format!(
+                "pages: {} seen without a fault, of {} served",
+                bytes(self.resident_bytes),
+                bytes(self.served_bytes)
+            ),
+            format!(
+                "faults {:.0}/s, pages fetched {:.0}/s, evicted {:.0}/s, of these stored {:.0}/s; {} faults failed so far",
+                self.faults_per_s,
+                self.pages_fetched_per_s,
+                self.pages_evicted_per_s,
+                self.pages_stored_per_s,
+                self.faults_failed
+            ),
+        ]
     }
 }
 
@@ -273,6 +386,24 @@ fn rate(before: f64, now: f64, seconds: f64) -> f64 {
     match seconds > 0.0 {
         true => (now - before).max(0.0) / seconds,
         false => 0.0,
+    }
+}
+
+fn program(now: &Sample, per_s: &dyn Fn(&str) -> f64) -> Program {
+    let of = |name: &str| now.number(name);
+    Program {
+        process: of("program_process"),
+        program: now.text("program_name").to_string(),
+        served_bytes: of("program_served_malloc_bytes") + of("program_served_mmap_bytes"),
+        dram_bytes: of("program_dram_bytes"),
+        dram_peak_bytes: of("program_dram_peak_bytes"),
+        resident_bytes: of("program_resident_pages") * PAGE_BYTES as f64,
+        faults_per_s: per_s("program_faults"),
+        pages_fetched_per_s: per_s("program_pages_fetched"),
+        pages_evicted_per_s: per_s("program_pages_evicted"),
+        pages_stored_per_s: per_s("program_pages_stored"),
+        faults_failed: of("program_faults_failed"),
+        fault_time_share: per_s("program_fault_microseconds") / 1e6,
     }
 }
 
@@ -372,6 +503,14 @@ pub mod tests {
         cmdstat_set:calls=1000,usec=5000,usec_per_call=5.00,rejected_calls=2,failed_calls=4\r\n\
         latency_percentiles_usec_get:p50=3.007,p99=90.111,p99.9=150.015\r\n";
 
+    /// The server's part.
+    pub fn server(screen: &Screen) -> &Server {
+        match &screen.whose {
+            Whose::Server(server) => server,
+            Whose::Program(_) => panic!("a program's: {screen:?}"),
+        }
+    }
+
     /// A screen of two made-up answers, two seconds apart.
     pub fn example() -> Screen {
         let at = Instant::now();
@@ -383,7 +522,7 @@ pub mod tests {
     #[test]
     fn rates_are_of_the_time_between_two_answers() {
         let screen = example();
-        assert_eq!(screen.commands_per_s, 1000.0);
+        assert_eq!(server(&screen).commands_per_s, 1000.0);
         assert_eq!(screen.device_reads_per_s, 250.0);
         assert_eq!(screen.terraces.len(), 2);
         assert_eq!(
@@ -400,9 +539,17 @@ pub mod tests {
             ),
             (250.0, 25.0)
         );
-        let get = screen.commands.iter().find(|c| c.name == "get").unwrap();
+        let get = server(&screen)
+            .commands
+            .iter()
+            .find(|c| c.name == "get")
+            .unwrap();
         assert_eq!((get.per_s, get.mean_us, get.p99_us), (500.0, 20.0, 90.111));
-        let set = screen.commands.iter().find(|c| c.name == "set").unwrap();
+        let set = server(&screen)
+            .commands
+            .iter()
+            .find(|c| c.name == "set")
+            .unwrap();
         assert_eq!((set.per_s, set.failed_per_s), (500.0, 3.0));
     }
 
@@ -411,7 +558,7 @@ pub mod tests {
         let at = Instant::now();
         let (old, new) = (Sample::parse(at, BEFORE), Sample::parse(at, NOW));
         assert_eq!(
-            Screen::between(&new, &new, String::new()).commands_per_s,
+            server(&Screen::between(&new, &new, String::new())).commands_per_s,
             0.0
         );
         let later = Sample {
@@ -419,7 +566,7 @@ pub mod tests {
             ..old
         };
         assert_eq!(
-            Screen::between(&new, &later, String::new()).commands_per_s,
+            server(&Screen::between(&new, &later, String::new())).commands_per_s,
             0.0
         );
     }

@@ -7,7 +7,7 @@ use ratatui::style::{Color, Modifier, Style};
 use ratatui::text::Line;
 use ratatui::widgets::{Block, Gauge, Paragraph, Row, Table};
 
-use super::screen::{Screen, amounts, bytes};
+use super::screen::{Called, Program, Screen, Whose, amounts, bytes};
 
 /// Colours that dark and light terminals both show.
 const HEAD: Style = Style::new().add_modifier(Modifier::BOLD);
@@ -38,9 +38,9 @@ pub fn draw(frame: &mut Frame<'_>, screen: &Screen) {
     gauge(
         frame,
         areas[3],
-        "Dirty",
-        screen.dirty_share(),
-        &screen.dirty_line(),
+        screen.whose.gauge_title(),
+        screen.whose.share(),
+        &screen.whose.line(),
         Color::Yellow,
     );
     let device = vec![
@@ -52,7 +52,10 @@ pub fn draw(frame: &mut Frame<'_>, screen: &Screen) {
         Paragraph::new(device).block(Block::bordered().title("Device")),
         areas[4],
     );
-    commands(frame, screen, areas[5]);
+    match &screen.whose {
+        Whose::Server(server) => commands(frame, &server.commands, areas[5]),
+        Whose::Program(of) => program(frame, of, areas[5]),
+    }
     frame.render_widget(Paragraph::new("q ends"), areas[6]);
 }
 
@@ -83,8 +86,14 @@ fn terraces(frame: &mut Frame<'_>, screen: &Screen, area: Rect) {
     frame.render_widget(table, area);
 }
 
-fn commands(frame: &mut Frame<'_>, screen: &Screen, area: Rect) {
-    let rows = screen.commands.iter().map(|c| {
+fn program(frame: &mut Frame<'_>, program: &Program, area: Rect) {
+    let lines = program.lines().map(Line::from).to_vec();
+    let lines = Paragraph::new(lines).block(Block::bordered().title("Program"));
+    frame.render_widget(lines, area);
+}
+
+fn commands(frame: &mut Frame<'_>, commands: &[Called], area: Rect) {
+    let rows = commands.iter().map(|c| {
         let shown = [c.mean_us, c.p50_us, c.p99_us].map(|us| format!("{us:.1}"));
         let [mean, p50, p99] = shown;
         let errors = format!("{:.0}", c.failed_per_s);
@@ -113,17 +122,40 @@ mod tests {
     use ratatui::backend::TestBackend;
 
     use super::*;
-    use crate::top::screen::tests::example;
+    use crate::top::{program, screen};
 
-    fn drawn(width: u16, height: u16) -> String {
+    fn drawn(width: u16, height: u16, screen: &Screen) -> String {
         let mut terminal = Terminal::new(TestBackend::new(width, height)).unwrap();
-        terminal.draw(|frame| draw(frame, &example())).unwrap();
+        terminal.draw(|frame| draw(frame, screen)).unwrap();
         terminal.backend().to_string()
     }
 
     #[test]
+    fn a_program_has_the_same_screen() {
+        let text = drawn(120, 30, &program::tests::example());
+        for want in [
+            "terrace 0.1.0 run, process 42 (cc1): 300.0M served, 1000 faults/s",
+            "│dram     7.6M         8.0M         150          75.0%",
+            "│ssd      190.7M       381.5M       50           25.0%",
+            "cap 48.0M of 64.0M: segments 8.0M, pages 40.0M",
+            "┌Time in faults",
+            "faults take 25.0% of a thread's time",
+            "│device 100 reads/s, 0 writes/s, 0 flushes/s",
+            "│written/s: updates 2.0M",
+            "┌Program",
+            "│process: 70.0M of DRAM now, 80.0M at most",
+            "│pages: 40.0M seen without a fault, of 300.0M served",
+            "│faults 1000/s, pages fetched 300/s, evicted 400/s, of these stored 200/s; 0 faults failed so far",
+            "q ends",
+        ] {
+            assert!(text.contains(want), "{want}\n{text}");
+        }
+        assert!(!text.contains("Commands"), "{text}");
+    }
+
+    #[test]
     fn all_figures_are_on_the_screen() {
-        let text = drawn(120, 30);
+        let text = drawn(120, 30, &screen::tests::example());
         for want in [
             "┌Terraces",
             "│dram     38.1M        48.0M        750          75.0%",
@@ -152,7 +184,8 @@ mod tests {
     #[test]
     fn small_terminals_cut_it() {
         for (width, height) in [(1, 1), (10, 3), (40, 12), (80, 24), (300, 5)] {
-            drawn(width, height);
+            drawn(width, height, &screen::tests::example());
+            drawn(width, height, &program::tests::example());
         }
     }
 }
