@@ -104,7 +104,13 @@ impl Balance {
         (state.fetched, state.near, state.near_read) = (stats.fetched, stats.near, stats.near_read);
         (state.left, state.changed) = (stats.evicted, stats.stored);
         (state.recalled, state.recalled_bytes) = (recalled, recalled_bytes);
-        let wanted = policy::buffer_wanted(cap, self.store.data_bytes() + max, max, gains);
+        let wanted = policy::buffer_wanted(
+            cap,
+            self.store.data_bytes() + max,
+            self.store.terrace_min_bytes(),
+            max,
+            gains,
+        );
         if wanted > max {
             // Only into what nobody may take meanwhile: a step is no more than the cap's slack, and the terrace gives way to it next.
             if self.store.committed_bytes() + (wanted - max) <= cap {

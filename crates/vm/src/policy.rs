@@ -89,10 +89,20 @@ pub(crate) struct Gains {
     pub remembered: u64,
 }
 
-/// What the page buffer is to have of `data_bytes`, which it and the terrace share, if it has `now` bytes.
-pub(crate) fn buffer_wanted(cap_bytes: u64, data_bytes: u64, now: u64, gains: Gains) -> u64 {
+/// What the page buffer is to have of `data_bytes`, which it and the terrace share, if it has `now` bytes. The terrace keeps `terrace_min_bytes`.
+pub(crate) fn buffer_wanted(
+    cap_bytes: u64,
+    data_bytes: u64,
+    terrace_min_bytes: u64,
+    now: u64,
+    gains: Gains,
+) -> u64 {
+    let step = cap_bytes / STEP_ONE_IN;
+    let least = cap_bytes / BUFFER_MIN_ONE_IN;
+    let keeps = (data_bytes / TERRACE_MIN_ONE_IN).max(terrace_min_bytes);
+    let most = data_bytes.saturating_sub(keeps).max(least);
     if gains.near + gains.recalled < EVENTS_MIN {
-        return now;
+        return now.min(most);
     }
     let from_dram = gains.near.saturating_sub(gains.near_read);
     let fault_ns = FAULT_NS + CHANGED_NS * gains.changed / gains.left.max(1);
@@ -103,9 +113,6 @@ pub(crate) fn buffer_wanted(cap_bytes: u64, data_bytes: u64, now: u64, gains: Ga
     let held = data_bytes.saturating_sub(now).max(1) as f64;
     let reach = held * (1.0 + gains.remembered as f64 * mean / held).ln();
     let terrace = (gains.recalled * READ_NS) as f64 / reach.max(1.0);
-    let step = cap_bytes / STEP_ONE_IN;
-    let least = cap_bytes / BUFFER_MIN_ONE_IN;
-    let most = (data_bytes - data_bytes / TERRACE_MIN_ONE_IN).max(least);
     // Both fall as they grow; in between nothing is moved.
     let wanted = match buffer / terrace.max(f64::MIN_POSITIVE) {
         better if better > GROWS_ABOVE => now + step,
@@ -204,7 +211,7 @@ mod tests {
             remembered: 500_000,
             ..Gains::default()
         };
-        let wanted = |gains| buffer_wanted(cap, data, now, gains);
+        let wanted = |gains| buffer_wanted(cap, data, 0, now, gains);
         // A fault for each of 16 MiB, against a read for each of 80 MB.
         assert!(wanted(gains) > now);
         let few = Gains { near: 100, ..gains };
@@ -226,9 +233,9 @@ mod tests {
             recalled_bytes: 0,
             ..gains
         };
-        let most = buffer_wanted(cap, data, data, none);
+        let most = buffer_wanted(cap, data, 0, data, none);
         assert_eq!(most, data - data / 8);
-        assert_eq!(buffer_wanted(cap, data, 0, few), cap / 64);
+        assert_eq!(buffer_wanted(cap, data, 0, 0, few), cap / 64);
     }
 
     #[test]

@@ -331,6 +331,11 @@ impl Store {
     pub(crate) fn data_bytes(&self) -> u64 {
         self.pool.ledger().held(Part::Segments)
     }
+    /// DRAM that lanes need to take updates whatever else comes: twice what they refuse updates below.
+    pub(crate) fn terrace_min_bytes(&self) -> u64 {
+        let segments = 2 * super::write::SEGMENTS_MIN as u64 * u64::from(self.lanes());
+        segments * u64::from(self.pool.superblock().segment_bytes)
+    }
     /// Bytes of the cap that are held, or that lanes may take without asking.
     pub(crate) fn committed_bytes(&self) -> u64 {
         let ledger = self.pool.ledger();

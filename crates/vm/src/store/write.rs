@@ -23,7 +23,7 @@ const ROOM_WAIT_MAX: Duration = Duration::from_secs(10);
 /// Longest wait for an epoch to become durable.
 const DURABLE_WAIT_MAX: Duration = Duration::from_secs(30);
 /// Fewer DRAM segments than this in a lane, and updates are refused: the tables have taken the cap.
-const SEGMENTS_MIN: usize = 6;
+pub(super) const SEGMENTS_MIN: usize = 6;
 
 /// Why an update was not taken now.
 enum Refusal {
