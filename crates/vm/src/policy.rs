@@ -236,6 +236,10 @@ mod tests {
         let most = buffer_wanted(cap, data, 0, data, none);
         assert_eq!(most, data - data / 8);
         assert_eq!(buffer_wanted(cap, data, 0, 0, few), cap / 64);
+        // Whatever it would spare, and also when it has more already: with less the terrace refuses updates.
+        let kept = data / 2;
+        assert_eq!(buffer_wanted(cap, data, kept, data, few), data - kept);
+        assert_eq!(buffer_wanted(cap, data, kept, data, none), data - kept);
     }
 
     #[test]
