@@ -60,9 +60,9 @@ install: ## build, then put the server, its manual and unit, the library for run
 uninstall: ## remove what install put below PREFIX
 	@scripts/install.sh uninstall
 
-deb: ## build, then make a Debian package of the server in ./out
+deb: ## build, then make Debian packages (the server and run; the C library; its development files) in ./out
 	@scripts/setup.sh build
-	@cargo build --release --locked -p terrace-cli
+	@cargo build --release --locked -p terrace-cli -p terrace-preload -p terrace-capi
 	@scripts/deb.sh out
 
 run: ## build and start a server on a pool in ./out/run-pool
@@ -81,7 +81,7 @@ lint: ## formatting, clippy, unused dependencies, house rules
 bench: examples ## the benchmarks, beside peers
 	@scripts/setup.sh bench
 	@cargo build --release --locked
-	@code=0; for name in first serve memory; do "$$TERRACE_BIN" bench $$name || code=$$?; done; exit $$code
+	@code=0; for name in first serve memory run; do "$$TERRACE_BIN" bench $$name || code=$$?; done; exit $$code
 
 memcheck: ## the tests of the unsafe crates under valgrind
 	@scripts/setup.sh memcheck

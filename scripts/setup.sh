@@ -36,6 +36,8 @@ missing_packages() {
     have pkg-config || echo pkg-config
     case "$1" in run | test | bench | all) have redis-cli || echo redis-tools ;; esac
     case "$1" in test | bench | all)
+        have sqlite3 || echo sqlite3
+        /usr/bin/python3 -c 'import numpy' 2>/dev/null || echo python3-numpy
         have redis-server || echo redis-server
         have taskset || echo util-linux
         ;;
@@ -44,8 +46,6 @@ missing_packages() {
         have memcached || echo memcached
         { have memccapable || have memcapable; } || echo libmemcached-tools
         python3 -c 'import ensurepip' 2>/dev/null || echo python3-venv
-        have sqlite3 || echo sqlite3
-        /usr/bin/python3 -c 'import numpy' 2>/dev/null || echo python3-numpy
         have openssl || echo openssl
         [ -e /usr/include/hiredis/hiredis.h ] || echo libhiredis-dev
         have javac || echo default-jdk-headless

@@ -17,6 +17,7 @@ mod process;
 mod progress;
 mod report;
 mod rounds;
+mod run;
 mod serve;
 mod server;
 mod stop;
@@ -116,6 +117,12 @@ const BENCHES: &[Bench] = &[
         about: "memory larger than DRAM: what a fault costs, beside the kernel's part of it",
         parts: memory::PARTS,
         run: memory::run,
+    },
+    Bench {
+        name: "run",
+        about: "unmodified programs under `terrace run`, beside swap",
+        parts: run::PARTS,
+        run: run::run,
     },
 ];
 

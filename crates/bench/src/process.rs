@@ -112,6 +112,11 @@ impl Guard {
         &self.argv
     }
 
+    /// Its number.
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
     /// CPU time of all its threads so far, user and system, seconds; the kernel counts it in hundredths.
     pub fn cpu_s(&self) -> Option<f64> {
         let stat = std::fs::read_to_string(format!("/proc/{}/stat", self.child.id())).ok()?;

@@ -137,7 +137,10 @@ pub struct Counters {
 impl Counters {
     fn read(server: &Server, setting: &Setting) -> Result<Counters> {
         Ok(Counters {
-            info: server.info()?,
+            info: match server.is_under_run() {
+                true => crate::run::figures(server.pid())?,
+                false => server.info()?,
+            },
             cpu_s: server.cpu_s(),
             disk: Disk::under(&setting.work_dir),
             pages_swapped: swap::pages_swapped(),
@@ -218,6 +221,11 @@ fn add_counters(
     samples.add(
         "verify_reads_per_set",
         per(grown("verify_reads"), outcome.sets as f64),
+    );
+    samples.add("faults_per_op", per(grown("faults"), outcome.ops as f64));
+    samples.add(
+        "fault_us",
+        per(grown("fault_microseconds"), grown("faults").unwrap_or(0.0)),
     );
     samples.add("checkpoints", grown("checkpoints"));
     samples.add("segments_cleaned", grown("segments_cleaned"));
@@ -344,7 +352,7 @@ impl Lineup {
         Ok(())
     }
 
-    /// Starts Redis in a cgroup with a swap file for what does not fit, or remembers why that cannot be had.
+    /// Starts a server in a cgroup with a swap file for what does not fit, or remembers why that cannot be had.
     pub fn add_swapping(
         &mut self,
         setting: &Setting,
@@ -455,7 +463,7 @@ impl Lineup {
                 }
             }
         }
-        let ours = self.servers.iter().find(|s| s.peer() == Peer::Terrace)?;
+        let ours = self.servers.iter().find(|s| s.peer().is_ours())?;
         ours.usage()
     }
 

@@ -43,6 +43,32 @@ pub enum Peer {
     Extstore,
     /// memcached with extstore, which brings an item back to DRAM when it was read twice within a minute.
     ExtstoreRecaching,
+    /// memcached that has all its items, in memory larger than DRAM or as it is.
+    MemcachedOn(Memory),
+    /// redis-server, likewise.
+    RedisOn(Memory),
+}
+
+/// What memory a program has that knows nothing of Terrace.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Memory {
+    /// `terrace run`'s.
+    Run,
+    /// The kernel's, with swap.
+    Swap,
+    /// The kernel's, as much as it wants.
+    Plain,
+}
+
+impl Memory {
+    /// Name in tables.
+    pub fn name(self) -> &'static str {
+        match self {
+            Memory::Run => "terrace run",
+            Memory::Swap => "swap",
+            Memory::Plain => "without Terrace",
+        }
+    }
 }
 
 impl Peer {
@@ -55,38 +81,50 @@ impl Peer {
             Peer::Memcached => "memcached",
             Peer::Extstore => "extstore",
             Peer::ExtstoreRecaching => "extstore, recaching",
+            Peer::MemcachedOn(memory) | Peer::RedisOn(memory) => memory.name(),
         }
     }
 
     /// What it understands.
     pub fn protocol(self) -> Protocol {
         match self {
-            Peer::Terrace | Peer::Redis => Protocol::Resp,
-            Peer::TerraceMemcached | Peer::Memcached | Peer::Extstore | Peer::ExtstoreRecaching => {
-                Protocol::Memcached
-            }
+            Peer::Terrace | Peer::Redis | Peer::RedisOn(_) => Protocol::Resp,
+            Peer::TerraceMemcached
+            | Peer::Memcached
+            | Peer::Extstore
+            | Peer::ExtstoreRecaching
+            | Peer::MemcachedOn(_) => Protocol::Memcached,
         }
     }
 
     /// Whether it is ours.
     pub fn is_ours(self) -> bool {
-        matches!(self, Peer::Terrace | Peer::TerraceMemcached)
+        matches!(
+            self,
+            Peer::Terrace
+                | Peer::TerraceMemcached
+                | Peer::MemcachedOn(Memory::Run)
+                | Peer::RedisOn(Memory::Run)
+        )
     }
 
     /// Whether it may refuse a write or lose a key when room is short.
     pub fn is_cache(self) -> bool {
-        self.protocol() == Protocol::Memcached && !self.is_ours()
+        matches!(
+            self,
+            Peer::Memcached | Peer::Extstore | Peer::ExtstoreRecaching
+        )
     }
 
     /// Why it cannot run here, if so.
     pub fn missing(self) -> Option<&'static str> {
         let (program, why) = match self {
             Peer::Terrace | Peer::TerraceMemcached => return None,
-            Peer::Redis => (
+            Peer::Redis | Peer::RedisOn(_) => (
                 "redis-server",
                 "not installed (apt-get install redis-server)",
             ),
-            Peer::Memcached | Peer::Extstore | Peer::ExtstoreRecaching => {
+            Peer::Memcached | Peer::Extstore | Peer::ExtstoreRecaching | Peer::MemcachedOn(_) => {
                 ("memcached", "not installed (apt-get install memcached)")
             }
         };
@@ -139,6 +177,28 @@ impl Spec {
             Peer::Memcached => self.memcached_argv(port),
             Peer::Extstore => self.extstore_argv(port, 0),
             Peer::ExtstoreRecaching => self.extstore_argv(port, RECACHE_RATE),
+            // It is to have all items, wherever they lie.
+            Peer::MemcachedOn(memory) => {
+                let mut argv = self.memcached_argv_of(port, self.ssd_bytes);
+                // As many buckets from the start as it would grow to: growing looks at all items again.
+                argv.extend(words(&["-o", "hashpower=22"]));
+                self.on(memory, argv)
+            }
+            Peer::RedisOn(memory) => self.on(memory, self.redis_argv(port)),
+        }
+    }
+
+    fn on(&self, memory: Memory, argv: Vec<String>) -> Vec<String> {
+        match memory {
+            Memory::Run => under_run(
+                &self.exe,
+                &self.dir,
+                &self.log.with_extension("report"),
+                self.dram_bytes,
+                self.ssd_bytes,
+                argv,
+            ),
+            Memory::Swap | Memory::Plain => argv,
         }
     }
 
@@ -191,6 +251,10 @@ impl Spec {
 
     /// As root it wants to be told whom to run as; for anyone else it ignores that.
     fn memcached_argv(&self, port: u16) -> Vec<String> {
+        self.memcached_argv_of(port, self.dram_bytes)
+    }
+
+    fn memcached_argv_of(&self, port: u16, items_bytes: u64) -> Vec<String> {
         words(&[
             "memcached",
             "-u",
@@ -204,7 +268,7 @@ impl Spec {
             "-t",
             &self.threads.to_string(),
             "-m",
-            &(self.dram_bytes >> 20).to_string(),
+            &(items_bytes >> 20).to_string(),
         ])
     }
 
@@ -224,6 +288,31 @@ impl Spec {
         ]
         .concat()
     }
+}
+
+/// A command line under `terrace run`, with a pool in `dir` that goes with the program.
+pub fn under_run(
+    exe: &Path,
+    dir: &Path,
+    report: &Path,
+    dram_bytes: u64,
+    ssd_bytes: u64,
+    argv: Vec<String>,
+) -> Vec<String> {
+    let run = words(&[
+        "env",
+        &format!("TMPDIR={}", dir.display()),
+        &exe.display().to_string(),
+        "run",
+        "--dram",
+        &size_text(dram_bytes),
+        "--ssd",
+        &size_text(ssd_bytes),
+        "--report",
+        &report.display().to_string(),
+        "--",
+    ]);
+    [run, argv].concat()
 }
 
 fn words(words: &[&str]) -> Vec<String> {
@@ -344,6 +433,19 @@ impl Server {
         }
     }
 
+    /// Its process.
+    pub fn pid(&self) -> u32 {
+        self.guard.pid()
+    }
+
+    /// Whether it is a program under `terrace run`.
+    pub fn is_under_run(&self) -> bool {
+        matches!(
+            self.peer,
+            Peer::MemcachedOn(Memory::Run) | Peer::RedisOn(Memory::Run)
+        )
+    }
+
     /// CPU time it has used, seconds.
     pub fn cpu_s(&self) -> Option<f64> {
         self.guard.cpu_s()
@@ -450,7 +552,7 @@ mod tests {
         .argv(7000);
         let extstore = Spec {
             peer: Peer::Extstore,
-            ..spec
+            ..spec.clone()
         }
         .argv(7000);
         assert_eq!(
@@ -460,6 +562,16 @@ mod tests {
         assert!(
             redis.windows(2).any(|w| w == ["--save", ""])
                 && redis.windows(2).any(|w| w == ["--appendonly", "no"])
+        );
+        let memcached = Spec {
+            peer: Peer::MemcachedOn(Memory::Run),
+            ..spec.clone()
+        }
+        .argv(7000)
+        .join(" ");
+        assert_eq!(
+            memcached,
+            "env TMPDIR=/p t run --dram 256M --ssd 4096M --report /l.report -- memcached -u root -l 127.0.0.1 -p 7000 -U 0 -t 1 -m 4096 -o hashpower=22"
         );
         assert_eq!(size_text(1 << 10), "1K");
     }

@@ -5,6 +5,7 @@
 mod config;
 mod doctor;
 mod generate;
+mod logs;
 mod notify;
 mod pool;
 mod progress;
@@ -13,12 +14,10 @@ mod serve;
 mod size;
 mod top;
 
-use std::io::IsTerminal;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::{Args, CommandFactory, Parser, Subcommand};
-use tracing_subscriber::filter::LevelFilter;
 
 /// How a command ends.
 pub enum Failure {
@@ -136,7 +135,7 @@ struct BenchArgs {
 
 fn main() -> ExitCode {
     let cli = Cli::parse();
-    if let Err(refused) = log_to_stderr() {
+    if let Err(refused) = logs::to_stderr() {
         eprintln!("terrace: {refused}");
         return ExitCode::from(2);
     }
@@ -165,24 +164,6 @@ fn main() -> ExitCode {
             ExitCode::from(2)
         }
     }
-}
-
-/// Log lines go to stderr, plain when that is not a terminal. TERRACE_LOG chooses how many.
-fn log_to_stderr() -> Result<(), String> {
-    let level = match std::env::var("TERRACE_LOG") {
-        Err(_) => LevelFilter::INFO,
-        Ok(text) => text.parse().map_err(|_| {
-            format!("TERRACE_LOG is `{text}`; allowed are error, warn, info, debug, trace and off")
-        })?,
-    };
-    let colours = std::io::stderr().is_terminal();
-    tracing_subscriber::fmt()
-        .with_writer(std::io::stderr)
-        .with_ansi(colours)
-        .with_target(false)
-        .with_max_level(level)
-        .init();
-    Ok(())
 }
 
 fn run_doctor(args: &DoctorArgs) -> Result<u8, Failure> {

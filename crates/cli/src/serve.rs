@@ -1,8 +1,10 @@
 //! `terrace serve`: opens the pool (or makes it), serves it until a signal or SHUTDOWN, and stops cleanly: everything
 //! flushed, so that the next start is a warm one.
 
+use std::io::IsTerminal;
 use std::path::Path;
 use std::sync::Arc;
+use std::time::Instant;
 
 use anyhow::{Context, anyhow};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
@@ -67,11 +69,26 @@ fn open(settings: &Settings) -> Result<Arc<Pool>, Failure> {
         ..terrace_pool::Options::default()
     };
     let mut progress = Progress::default();
+    let (begun, mut made) = (Instant::now(), false);
     let pool = Pool::open_or_create(options, &mut |step, done, total| {
+        made |= step == "making the pool";
         progress.show(step, done, total)
     });
     progress.finish();
-    pool.map_err(|e| Failure::Failed(e.into()))
+    let pool = pool.map_err(|e| Failure::Failed(e.into()))?;
+    if !made {
+        tracing::info!(
+            "opened the pool in {:.1} s, {}: {} keys",
+            begun.elapsed().as_secs_f64(),
+            if pool.was_clean() {
+                "as a clean stop had left it"
+            } else {
+                "recovered from a crash"
+            },
+            pool.keys()
+        );
+    }
+    Ok(pool)
 }
 
 fn serve(pool: &Arc<Pool>, settings: &Settings, signals: Signals) -> Result<(), Failure> {
@@ -96,11 +113,16 @@ fn serve(pool: &Arc<Pool>, settings: &Settings, signals: Signals) -> Result<(), 
     obey_signals(signals, server.stopper(), settings.tls_files.clone())?;
     say_who_may_come_in(&server, settings);
     tracing::info!(
-        "serving the Redis protocol on {} ({} threads, {} of DRAM, durability {}); stop with Ctrl-C",
+        "serving the Redis protocol on {} ({} threads, {} of DRAM, durability {}){}",
         server.local_addr(),
         options.threads,
         settings.dram,
         if pool.is_sync() { "sync" } else { "async" },
+        if std::io::stderr().is_terminal() {
+            "; stop with Ctrl-C"
+        } else {
+            ""
+        },
     );
     if let Some(addr) = server.memcached_addr() {
         tracing::info!("serving memcached's protocol on {addr}");
@@ -155,7 +177,9 @@ fn obey_signals(
                     }
                     Err(e) => tracing::error!("the certificate stays as it was: {e:#}"),
                 },
-                (SIGHUP, None) => {}
+                (SIGHUP, None) => tracing::info!(
+                    "there is no certificate to read anew; settings are read at a start only"
+                ),
                 _ => stopper.stop(),
             }
         }

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-use terrace_kv::{Cond, Expiry, Maintainer, NewValue, Outcome, Step, Task, Value, Worker};
+use terrace_kv::{Expiry, Maintainer, NewValue, Outcome, Step, Task, Value, Worker};
 use terrace_media::sim::{Rng, SimDevice};
 use terrace_media::{Arena, BLOCK_BYTES, Device};
 use terrace_pool::{Durability, ManualClock, Options, Pool, PoolError, Superblock};
@@ -114,7 +114,7 @@ impl Rig {
 
     fn set(&mut self, key: &[u8], value: &[u8]) -> Result<(), String> {
         let mut new = NewValue::Inline(value);
-        self.run(|w, t| terrace_kv::set(w, t, key, &mut new, Cond::Always, Expiry::None, |_| ()))
+        self.run(|w, t| terrace_kv::put(w, t, key, &mut new, Expiry::None))
             .map(|_| ())
     }
 

@@ -350,19 +350,23 @@ pub(crate) fn put(
     new: &New<'_>,
 ) -> Result<(), KvError> {
     shared.watch.touch(c.key);
-    let entry = NewEntry {
+    let put = lane.put(c.at.who, prev, &entry(c.key, new));
+    put.map(|_| ())
+        .map_err(|why| refused(w, lane, why, c.bytes))
+}
+
+/// A user key's new entry as the lane takes it.
+pub(crate) fn entry<'a>(key: &'a [u8], new: &New<'a>) -> NewEntry<'a> {
+    NewEntry {
         kind: new.kind,
         space: 0,
         flags: new.flags,
         link: Loc::NONE,
         expiry_ms: new.expiry_ms,
         version: None,
-        key: c.key,
+        key,
         value: new.value,
-    };
-    let put = lane.put(c.at.who, prev, &entry);
-    put.map(|_| ())
-        .map_err(|why| refused(w, lane, why, c.bytes))
+    }
 }
 
 /// The upload's pieces have a binder now: its record goes, in the same epoch.

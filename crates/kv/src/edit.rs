@@ -1,8 +1,8 @@
 //! Several keys looked at and changed in one: the caller sees all of them at one moment and says what becomes of each.
 //!
 //! Promises: no other command, and no crash, comes between the look and the changes; all changes are in one epoch. The
-//! caller may be asked again, when something was missing for the changes: only its last answer counts. A finished upload may
-//! become a key's value in it. Never: waits with a lane held.
+//! caller may be asked again, when something was missing for the changes: only its last answer counts. Finished uploads may
+//! become keys' values in it. Never: waits with a lane held.
 
 use crate::change::{
     Change, Missing, New, change, check_key, commit, end_upload, missing, prepare, seen_with,
@@ -89,8 +89,10 @@ pub enum Edit {
         /// What memcached keeps with it.
         meta: Option<Meta>,
     },
-    /// It gets the finished upload that came with the edit. At most one key may.
+    /// It gets a finished upload that came with the edit. Of each, at most one key may.
     Upload {
+        /// Which one.
+        nr: usize,
         /// When it expires, ms since 1970.
         expiry_ms: Option<u64>,
         /// What memcached keeps with it.
@@ -109,16 +111,16 @@ pub fn edit<R, E: From<KvError>>(
     watched: &[Watched],
     f: &mut dyn FnMut(Seen<LargeRef>) -> Result<Edits<R>, E>,
 ) -> Result<Step<R>, E> {
-    edit_with(w, t, keys, watched, &mut None, f)
+    edit_with(w, t, keys, watched, &mut [], f)
 }
 
-/// The same with an upload, which is taken when it became a key's value, and otherwise stays the caller's.
+/// The same with uploads: each is taken when it became a key's value, and otherwise stays the caller's.
 pub fn edit_with<R, E: From<KvError>>(
     w: &mut Worker,
     t: &mut Task,
     keys: &[&[u8]],
     watched: &[Watched],
-    upload: &mut Option<Upload>,
+    uploads: &mut [Option<Upload>],
     f: &mut dyn FnMut(Seen<LargeRef>) -> Result<Edits<R>, E>,
 ) -> Result<Step<R>, E> {
     too_many(keys.len())?;
@@ -128,8 +130,8 @@ pub fn edit_with<R, E: From<KvError>>(
     }
     let shared = large::registry(w);
     let places: Vec<Place> = keys.iter().map(|key| place(w, 0, key)).collect();
-    let of_upload = upload.iter().map(|u| u.lane);
-    let mut held = w.hold(places.iter().map(|p| p.lane).chain(of_upload));
+    let of_uploads = uploads.iter().flatten().map(|u| u.lane);
+    let mut held = w.hold(places.iter().map(|p| p.lane).chain(of_uploads));
     let looked = look(w, t, &shared, &mut held, keys, &places)?;
     let Looked::All(views, binders, seen) = looked else {
         drop(held);
@@ -147,14 +149,13 @@ pub fn edit_with<R, E: From<KvError>>(
         return Ok(Step::Done(result));
     }
     may_write(w)?;
-    let mut changes = changes(w, keys, &edits, upload.as_ref())?;
+    let mut changes = changes(w, keys, &edits, uploads)?;
     let grows = edits.iter().any(|(_, e)| *e != Edit::Delete);
     let need = prepare(w, t, &shared, &mut held, &mut changes, grows)?;
     if !matches!(need, Missing::Nothing) {
         drop(held);
         return Ok(missing(w, t, need).expect("something is missing"));
     }
-    let bring = upload.as_ref();
     let wait = commit_all(
         w,
         t,
@@ -162,11 +163,11 @@ pub fn edit_with<R, E: From<KvError>>(
         &mut held,
         (&changes, &edits),
         &binders,
-        bring,
+        uploads,
     )?;
     drop(held);
-    if edits.iter().any(|(_, e)| is_upload(e)) {
-        *upload = None;
+    for nr in edits.iter().filter_map(|(_, edit)| upload_of(edit)) {
+        uploads[nr] = None;
     }
     wait_durable(w, t, wait);
     Ok(Step::Done(result))
@@ -265,21 +266,24 @@ fn changes<'a>(
     w: &Worker,
     keys: &[&'a [u8]],
     edits: &[(usize, Edit)],
-    upload: Option<&Upload>,
+    uploads: &[Option<Upload>],
 ) -> Result<Vec<Change<'a>>, KvError> {
     let most = inline_max_bytes(w);
-    if edits.iter().filter(|(_, e)| is_upload(e)).count() > 1 {
-        return Err(KvError::wrong(
-            "one upload was to become the value of several keys",
-        ));
+    let mut used = vec![false; uploads.len()];
+    for nr in edits.iter().filter_map(|(_, edit)| upload_of(edit)) {
+        if std::mem::replace(used.get_mut(nr).ok_or_else(no_upload)?, true) {
+            return Err(KvError::wrong(
+                "one upload was to become the value of several keys",
+            ));
+        }
     }
     let room = |(at, edit): &(usize, Edit)| {
         let mut c = change(w, keys[*at], None, false)?;
         c.bytes += match edit {
             Edit::Delete => 0,
             Edit::Bind { .. } => entry_bytes(0, 16 + META_BYTES, true, false),
-            Edit::Upload { .. } => {
-                let upload = upload.ok_or_else(no_upload)?;
+            Edit::Upload { nr, .. } => {
+                let upload = uploads[*nr].as_ref().ok_or_else(no_upload)?;
                 upload.usable(w)?;
                 c.upload = Some((upload.lane, upload.record));
                 entry_bytes(0, 16 + META_BYTES, true, false)
@@ -294,8 +298,11 @@ fn changes<'a>(
     edits.iter().map(room).collect()
 }
 
-fn is_upload(edit: &Edit) -> bool {
-    matches!(edit, Edit::Upload { .. })
+fn upload_of(edit: &Edit) -> Option<usize> {
+    match edit {
+        Edit::Upload { nr, .. } => Some(*nr),
+        _ => None,
+    }
 }
 
 fn no_upload() -> KvError {
@@ -320,7 +327,7 @@ fn commit_all(
     held: &mut HeldLanes<'_>,
     (changes, edits): (&[Change<'_>], &[(usize, Edit)]),
     binders: &[Option<Binder>],
-    upload: Option<&Upload>,
+    uploads: &[Option<Upload>],
 ) -> Result<Option<u64>, KvError> {
     let bound: Vec<u64> = edits
         .iter()
@@ -351,8 +358,12 @@ fn commit_all(
                 })?;
                 (Kind::Binder, binder.encode().to_vec(), *expiry_ms, *meta)
             }
-            Edit::Upload { expiry_ms, meta } => {
-                let binder = upload.ok_or_else(no_upload)?.binder;
+            Edit::Upload {
+                nr,
+                expiry_ms,
+                meta,
+            } => {
+                let binder = uploads[*nr].as_ref().ok_or_else(no_upload)?.binder;
                 (Kind::Binder, binder.encode().to_vec(), *expiry_ms, *meta)
             }
         };
@@ -364,7 +375,7 @@ fn commit_all(
             flags,
         };
         wait = wait.max(commit(w, t, shared, held, c, Some(new), &bound)?.wait);
-        if let Some(upload) = upload.filter(|_| is_upload(edit)) {
+        if let Some(upload) = upload_of(edit).and_then(|nr| uploads[nr].as_ref()) {
             end_upload(w, t, shared, held, (upload.lane, upload.record))?;
         }
     }

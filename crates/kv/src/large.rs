@@ -274,6 +274,11 @@ impl Upload {
     pub fn len(&self) -> u64 {
         self.binder.len
     }
+    /// A hold on its pieces, once all are received: they can be read before, and whether or not, it becomes a key's value.
+    pub fn hold(&self, w: &Worker) -> Option<LargeRef> {
+        self.usable(w).ok()?;
+        LargeRef::hold(&registry(w), &self.binder.encode(), piece_bytes(w))
+    }
     pub(crate) fn usable(&self, w: &Worker) -> Result<(), KvError> {
         if self.flushes != w.pool().flushes_of_all() {
             return Err(KvError::wrong(

@@ -10,6 +10,7 @@
 #[cfg(test)]
 extern crate self as terrace_kv;
 
+mod blind;
 mod change;
 mod edit;
 mod error;
@@ -44,7 +45,7 @@ pub use terrace_log::{INLINE_MAX_BYTES, KEY_MAX_BYTES};
 pub use terrace_pool::{Task, Worker};
 pub use watch::{Watched, unwatch, watch};
 pub use write::{
-    Cond, Expiry, How, NewValue, del, flush_all, get_del, incr_by, mset, set, set_item,
+    Cond, Expiry, How, NewValue, del, flush_all, get_del, incr_by, mset, put, set, set_item,
 };
 
 /// Longest value, bytes.

@@ -148,6 +148,12 @@ fn page(
                 }
             },
         };
+        if !loc.in_memory() {
+            let key = entry.key();
+            if lane.has_newer_above(lane.subject(0, key), key) {
+                continue;
+            }
+        }
         if entry.kind() != Kind::Tombstone && !entry.expired(lane.now_ms()) {
             found.push(entry.key().to_vec());
         }

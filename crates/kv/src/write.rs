@@ -3,6 +3,7 @@
 //! Here is what each command means; how a change is made without a state in between
 //! is in `change`. Never: changes some keys of a command and not the others.
 
+use crate::blind;
 use crate::change::{
     Missing, change, commit, lanes_of, look_at, missing, prepare, put_value, too_many, wait_durable,
 };
@@ -60,6 +61,26 @@ pub struct How {
     pub meta: Option<Meta>,
 }
 
+/// Sets a key, whatever it was before.
+pub fn put(
+    w: &mut Worker,
+    t: &mut Task,
+    key: &[u8],
+    value: &mut NewValue<'_>,
+    expiry: Expiry,
+) -> Outcome<()> {
+    let how = How {
+        cond: Cond::Always,
+        expiry,
+        meta: None,
+    };
+    let step = set_item(w, t, key, value, how, None::<fn(Value<'_>)>)?;
+    Ok(match step {
+        Step::Wait(wait) => Step::Wait(wait),
+        Step::Done(_) => Step::Done(()),
+    })
+}
+
 /// Sets a key. Returns whether it was set, and what `old` makes of the value before.
 #[inline]
 pub fn set<R>(
@@ -76,18 +97,22 @@ pub fn set<R>(
         expiry,
         meta: None,
     };
-    set_item(w, t, key, value, how, old)
+    let step = set_item(w, t, key, value, how, Some(old))?;
+    Ok(match step {
+        Step::Wait(wait) => Step::Wait(wait),
+        Step::Done((go, shown)) => Step::Done((go, shown.expect("asked for"))),
+    })
 }
 
-/// The same with what memcached keeps with the value.
+/// The same with what memcached keeps with the value. Without `old`, nobody asks for the value before.
 pub fn set_item<R>(
     w: &mut Worker,
     t: &mut Task,
     key: &[u8],
     value: &mut NewValue<'_>,
     how: How,
-    old: impl FnOnce(Value<'_>) -> R,
-) -> Outcome<(bool, R)> {
+    old: Option<impl FnOnce(Value<'_>) -> R>,
+) -> Outcome<(bool, Option<R>)> {
     let How { cond, expiry, meta } = how;
     may_write(w)?;
     if !w.collect(t) {
@@ -97,6 +122,15 @@ pub fn set_item<R>(
     let shared = large::registry(w);
     let mut held = w.hold(lanes_of(&c));
     let need = prepare(w, t, &shared, &mut held, &mut c, true)?;
+    if let (Missing::Reads(reads), None) = (&need, &old)
+        && let [(lane, plan)] = &reads[..]
+        && blind::may(w, &mut held, &c[0], value, &how, plan)
+    {
+        blind::put(w, &shared, &mut held, &c[0], value, &how, plan)?;
+        drop(held);
+        w.verify_later(*lane, c[0].at.who, key, *plan);
+        return Ok(Step::Done((true, None)));
+    }
     if !matches!(need, Missing::Nothing) {
         drop(held);
         return Ok(missing(w, t, need).expect("something is missing"));
@@ -116,7 +150,7 @@ pub fn set_item<R>(
             if matches!(cond, Cond::IfToken(_)) {
                 token = Some(cas_of(&value, meta));
             }
-            old(value)
+            old.map(|f| f(value))
         },
     )?;
     let go = match cond {

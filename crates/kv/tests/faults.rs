@@ -255,6 +255,8 @@ fn a_cleaned_log_answers_as_one_that_is_never_cleaned() {
         });
         let mut rng = Rng::new(seed);
         for n in 0..6000 {
+            // Time passes, also where no command waits.
+            rigs.iter_mut().for_each(Rig::turn);
             let key = format!("key:{}", rng.below(120)).into_bytes();
             match rng.below(10) {
                 0..=5 => {

@@ -316,42 +316,51 @@ fn swap(rig: &mut Rig, model: &mut Model, a: &[u8], b: &[u8], mark: bool) {
     model.extend(x.map(|entry| (b.to_vec(), entry)));
 }
 
-/// A long value is brought in and put under a key in one edit with the end of another, unless somebody was faster.
+/// Two long values are brought in and put under two keys in one edit, or one of them beside the end of a key, unless somebody
+/// was faster.
 fn bring(rig: &mut Rig, model: &mut Model, (a, b): (&[u8], &[u8]), v: &[u8], late: bool) {
     if a == b {
         return;
     }
     let watched = terrace_kv::watch(&rig.worker, a);
-    let NewValue::Large(upload) = rig.value(v).unwrap() else {
-        panic!("a long value");
+    let upload = |rig: &mut Rig| match rig.value(v).unwrap() {
+        NewValue::Large(upload) => Some(upload),
+        NewValue::Inline(_) => panic!("a long value"),
     };
+    let mut uploads = [upload(rig), upload(rig)];
+    let both = v.len().is_multiple_of(2);
     if late {
         rig.set(a, b"first", Expiry::None).unwrap();
         model.insert(a.to_vec(), (b"first".to_vec(), None));
     }
-    let mut upload = Some(upload);
     let looked = std::slice::from_ref(&watched);
     let done = rig.run(|w, t| {
-        terrace_kv::edit_with::<bool, KvError>(w, t, &[a, b], looked, &mut upload, &mut |seen| {
+        terrace_kv::edit_with::<bool, KvError>(w, t, &[a, b], looked, &mut uploads, &mut |seen| {
             if !seen.unchanged {
                 return Ok((Vec::new(), false));
             }
-            let put = Edit::Upload {
-                expiry_ms: seen.views[0].expiry_ms,
-                meta: seen.views[0].meta,
+            let put = |nr: usize, at: usize| Edit::Upload {
+                nr,
+                expiry_ms: seen.views[at].expiry_ms,
+                meta: seen.views[at].meta,
             };
-            Ok((vec![(0, put), (1, Edit::Delete)], true))
+            let second = if both { put(0, 1) } else { Edit::Delete };
+            Ok((vec![(0, put(1, 0)), (1, second)], true))
         })
     });
     expire(model, rig.worker.now_ms());
     assert_eq!(done.unwrap().0, !late, "bring");
     terrace_kv::unwatch(&rig.worker, watched);
-    assert_eq!(upload.is_some(), late, "who has the upload");
-    match upload {
-        Some(upload) => terrace_kv::upload_abort(&mut rig.worker, upload),
-        None => {
-            model.entry(a.to_vec()).or_default().0 = v.to_vec();
-            model.remove(b);
+    assert_eq!(uploads[1].is_some(), late, "who has the upload");
+    assert_eq!(uploads[0].is_some(), late || !both, "who has the other");
+    for upload in uploads.into_iter().flatten() {
+        terrace_kv::upload_abort(&mut rig.worker, upload);
+    }
+    if !late {
+        model.entry(a.to_vec()).or_default().0 = v.to_vec();
+        match both {
+            true => model.entry(b.to_vec()).or_default().0 = v.to_vec(),
+            false => drop(model.remove(b)),
         }
     }
 }

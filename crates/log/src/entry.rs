@@ -29,6 +29,8 @@ pub const FLAG_VERSION: u8 = 2;
 /// Flag: the value begins with what the layer above keeps with it, at most [`VALUE_PREFIX_MAX_BYTES`]. It stays with the
 /// entry wherever that goes.
 pub const FLAG_PREFIX: u8 = 4;
+/// Memory only: a copy below may be this key's, and nobody has read that copy's key yet.
+pub const FLAG_UNVERIFIED: u8 = 0x10;
 /// Memory only: no slot names it any more.
 pub const FLAG_DEAD: u8 = 0x20;
 /// Memory only: superseded after its epoch was closed, so that epoch's flush must still write it.
@@ -325,6 +327,10 @@ pub fn set_link(entry: &mut [u8], link: Loc) {
 /// Adds memory-only flags to an entry in memory.
 pub fn add_flags(entry: &mut [u8], flags: u8) {
     entry[19] |= flags & !MEDIA_FLAGS;
+}
+/// Takes memory-only flags from an entry in memory.
+pub fn remove_flags(entry: &mut [u8], flags: u8) {
+    entry[19] &= !(flags & !MEDIA_FLAGS);
 }
 /// Writes a value of the same length over that of an entry in memory. False: its length differs.
 pub fn set_value(entry: &mut [u8], value: &[u8]) -> bool {

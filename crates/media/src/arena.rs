@@ -6,6 +6,7 @@
 //! Never: hands out more than it was made for, moves a piece, or clears one (what a taken piece
 //! holds is unspecified).
 
+use crate::descriptors;
 use crate::huge::{self, Answer, Blocks};
 use crate::{BLOCK_BYTES, Buf, MediaError};
 use rustix::fs::{FallocateFlags, MemfdFlags, fallocate, ftruncate, memfd_create};
@@ -66,6 +67,7 @@ impl Arena {
         let fail = |what| move |e| MediaError::setup(what, format!("{len} bytes"), e);
         let memory = memfd_create("terrace-dram", MemfdFlags::CLOEXEC)
             .map_err(fail("make shared memory of"))?;
+        let memory = descriptors::keep(memory);
         ftruncate(&memory, len as u64).map_err(fail("size shared memory to"))?;
         let (access, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED);
         let base = reserve_aligned(len).map_err(fail("find addresses for"))?;

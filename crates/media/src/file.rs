@@ -5,6 +5,7 @@
 //! file that could not be made in full is removed again; data is readable by the owner only.
 //! Never: overwrites an existing file, or touches a block device that is mounted.
 
+use crate::descriptors::keep_file;
 use crate::disk::{SharedCounters, check_place};
 use crate::sync::SyncDisk;
 use crate::uring::{QueueOptions, UringDisk, build_ring};
@@ -343,7 +344,7 @@ fn open_with(
     options.read(true).write(true);
     let flags = |direct: OFlags| (direct | extra | OFlags::CLOEXEC).bits() as i32;
     match options.custom_flags(flags(OFlags::DIRECT)).open(path) {
-        Ok(file) => return Ok((file, true)),
+        Ok(file) => return Ok((keep_file(file), true)),
         Err(e) if e.raw_os_error() == Some(Errno::EXIST.raw_os_error()) => {
             return Err(MediaError::Exists {
                 path: path.to_owned(),
@@ -359,7 +360,7 @@ fn open_with(
     options
         .custom_flags(flags(OFlags::empty()))
         .open(path)
-        .map(|file| (file, false))
+        .map(|file| (keep_file(file), false))
         .map_err(|e| MediaError::setup_io("open", path.display(), &e))
 }
 

@@ -9,6 +9,7 @@
 
 mod arena;
 mod buf;
+pub mod descriptors;
 mod disk;
 mod error;
 mod file;

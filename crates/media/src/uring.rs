@@ -6,12 +6,12 @@
 //! Never: more operations in the kernel than slots, so the completion ring cannot overflow.
 
 use crate::disk::SharedCounters;
-use crate::{BLOCK_BYTES, Disk, Done, MediaError, Op, Wait};
+use crate::{BLOCK_BYTES, Disk, Done, MediaError, Op, Wait, descriptors};
 use io_uring::{IoUring, opcode, types};
 use rustix::io::Errno;
 use std::collections::VecDeque;
 use std::fs::File;
-use std::os::fd::{AsRawFd, RawFd};
+use std::os::fd::{AsRawFd, BorrowedFd, IntoRawFd, RawFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -111,12 +111,24 @@ pub(crate) fn build_ring(depth: u32, task_run: TaskRun) -> std::io::Result<(IoUr
             {
                 return Err(Errno::OPNOTSUPP.into());
             }
-            Ok(ring) => return Ok((ring, step)),
+            Ok(ring) => return Ok((keep(ring)?, step)),
             Err(e) if e.raw_os_error() == Some(Errno::INVAL.raw_os_error()) => refused = e,
             Err(e) => return Err(e),
         }
     }
     Err(refused)
+}
+
+/// The ring at a number that stays (`descriptors`): the crate has no other way than one more ring of its own over the same queues.
+fn keep(ring: IoUring) -> std::io::Result<IoUring> {
+    if !descriptors::are_kept() {
+        return Ok(ring);
+    }
+    // SAFETY: only used to make another descriptor of it, while the ring is there.
+    let low = unsafe { BorrowedFd::borrow_raw(ring.as_raw_fd()) };
+    let high = descriptors::keep(low.try_clone_to_owned()?);
+    // SAFETY: a descriptor of a ring that was made with these parameters, which nobody else owns.
+    unsafe { IoUring::from_fd(high.into_raw_fd(), ring.params().clone()) }
 }
 
 /// The submission entry for what is left of an operation on the file `$fd`, which has one of two types.

@@ -20,6 +20,7 @@ mod stats;
 mod superblock;
 mod sync;
 mod task;
+mod verify;
 mod worker;
 
 pub use check::{

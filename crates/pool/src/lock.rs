@@ -6,6 +6,7 @@ use std::fs::{File, OpenOptions};
 use std::io::{Read, Seek, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
+use terrace_media::descriptors::keep_file;
 
 /// Held while the pool is open; the system lets it go when the process ends.
 pub(crate) struct PoolLock(#[allow(dead_code)] File);
@@ -20,6 +21,7 @@ impl PoolLock {
             .truncate(false)
             .mode(0o600)
             .open(&path)
+            .map(keep_file)
             .map_err(|e| PoolError::io(&path, e))?;
         if flock(&file, FlockOperation::NonBlockingLockExclusive).is_err() {
             let mut holder = String::new();

@@ -222,7 +222,7 @@ impl<D: Snapshot + Send> Pool<D> {
                 from = d.from_bytes,
                 to = d.to_bytes,
                 what = d.what,
-                "damage"
+                "these bytes of the pool are damaged; `terrace pool check` tells more"
             );
         }
         let pool = Pool {
@@ -288,7 +288,10 @@ impl<D: Snapshot + Send> Pool<D> {
     /// Why the pool takes no more updates, from now on.
     pub(crate) fn fail(&self, why: &str) {
         if self.failed.set(why.to_string()).is_ok() {
-            tracing::error!(why, "the pool is read-only from now on");
+            tracing::error!(
+                why,
+                "the pool is read-only from now on, and reads go on: look after the device (the kernel's log), then start again"
+            );
         }
         self.wake_all();
     }

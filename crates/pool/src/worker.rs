@@ -12,6 +12,7 @@ use crate::open::{Pool, QUEUE_DEPTH};
 use crate::options::Contents;
 use crate::reads::Reads;
 use crate::task::Task;
+use crate::verify::Verifier;
 use crate::{Lane, PoolError};
 use parking_lot::MutexGuard;
 use smallvec::SmallVec;
@@ -52,6 +53,7 @@ pub struct Worker<D = KeyMap> {
     /// Bytes told to the ledger, by home lane: segments, index, io.
     counted: Vec<[u64; 3]>,
     reads: Reads,
+    pub(crate) verifier: Verifier,
     done: Vec<Done>,
     room: bool,
     closing: bool,
@@ -70,6 +72,7 @@ impl<D: Snapshot + Send> Worker<D> {
             counted: vec![[0; 3]; home.len()],
             home,
             reads: Reads::default(),
+            verifier: Verifier::default(),
             done: Vec::new(),
             room: false,
             closing: false,
@@ -211,7 +214,8 @@ impl<D: Snapshot + Send> Worker<D> {
 
     /// Owners of tasks whose reads are finished.
     pub fn take_ready(&mut self, out: &mut Vec<u64>) {
-        out.append(&mut self.reads.ready);
+        let ready = self.reads.ready.drain(..);
+        out.extend(ready.filter(|owner| *owner != crate::verify::OWNER));
     }
     /// Something waits for room: an epoch should end soon, and cleaning go on.
     pub fn want_room(&self) {
@@ -220,13 +224,21 @@ impl<D: Snapshot + Send> Worker<D> {
             self.pool.wake_all();
         }
     }
+    /// The pool's clock as of this turn, ms.
+    pub(crate) fn turn_ms(&self) -> u64 {
+        self.turn_ms
+    }
+    /// Tells the ledger that a part went from some bytes to others.
+    pub(crate) fn count(&self, part: Part, from_bytes: u64, to_bytes: u64) {
+        self.pool.ledger.change(part, from_bytes, to_bytes);
+    }
     /// Looks at the clock: to be called after a sleep, before commands are executed.
     pub fn tick(&mut self) {
         self.turn_ms = self.pool.clock.now_ms();
     }
     /// How many reads of this thread's commands the device does.
     pub fn reads_under_way(&self) -> usize {
-        self.reads.under_way()
+        self.reads.under_way() - self.verifier.reads()
     }
     /// Hands reads begun since the last turn to the device.
     pub fn kick(&mut self) {
@@ -259,6 +271,7 @@ impl<D: Snapshot + Send> Worker<D> {
             }
         }
         let busy = slices.busy;
+        self.verify(self.pool.commit.asked());
         self.disk.kick();
         if self.turns.is_multiple_of(KEEP_CAP_TURNS) {
             self.keep_cap();
@@ -278,7 +291,10 @@ impl<D: Snapshot + Send> Worker<D> {
     fn sleep_at_most(&self) -> Duration {
         let now = self.pool.clock.now_ms();
         let interval = self.pool.options.flush_interval.as_millis() as u64;
-        let left = interval.saturating_sub(self.pool.commit.since_close_ms(now));
+        let left = match self.verifier.has_waiting() {
+            true => 1,
+            false => interval.saturating_sub(self.pool.commit.since_close_ms(now)),
+        };
         Duration::from_millis(left.clamp(1, SLEEP_MAX_MS))
     }
 
@@ -428,7 +444,9 @@ impl<D: Snapshot + Send> Worker<D> {
     /// Ends this worker: waits for what it has at the device.
     pub fn close(mut self) {
         let until = Instant::now() + Duration::from_secs(30);
-        while self.disk.in_flight() > 0 && Instant::now() < until {
+        while (self.disk.in_flight() > 0 || !self.verifier.is_idle()) && Instant::now() < until {
+            self.verify(true);
+            self.disk.kick();
             self.reap(Wait::For(Duration::from_millis(100)));
         }
         for (at, _) in self.home.iter().enumerate() {

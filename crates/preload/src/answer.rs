@@ -6,9 +6,10 @@
 //! or stops a thread of the program for longer than the report does.
 
 use crate::runtime::{self, Pool};
-use crate::{raw, report};
+use crate::{descriptors, raw, report};
 use libc::c_int;
 use std::fmt::Write;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::sync::atomic::{AtomicI32, AtomicU64, Ordering};
 
 /// Where it listens, and which file that was: descriptors' numbers are used again.
@@ -39,8 +40,10 @@ pub fn listen() {
 /// In the child of a fork: the name is the parent's alone.
 pub fn close() {
     if is_ours() {
+        let door = DOOR.load(Ordering::Acquire);
+        terrace_vm::descriptors::unlist(door);
         // SAFETY: ours, as was just seen, and nobody else in this process uses it.
-        unsafe { libc::close(DOOR.load(Ordering::Acquire)) };
+        unsafe { raw::close(door) };
     }
     DOOR.store(-1, Ordering::Release);
 }
@@ -49,19 +52,20 @@ fn open() -> std::io::Result<()> {
     let failed = std::io::Error::last_os_error;
     // SAFETY: makes descriptors; each is closed or kept.
     unsafe {
-        let kind = libc::SOCK_STREAM | libc::SOCK_CLOEXEC;
+        let kind = libc::SOCK_STREAM | libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
         let made = libc::socket(libc::AF_UNIX, kind, 0);
         if made < 0 {
             return Err(failed());
         }
         // Where programs do not look, if the limit allows that.
-        let door = match libc::fcntl(made, libc::F_DUPFD_CLOEXEC, report::NUMBER_MIN) {
+        let door = match libc::fcntl(made, libc::F_DUPFD_CLOEXEC, descriptors::number_min()) {
             -1 => made,
             high => {
                 libc::close(made);
                 high
             }
         };
+        terrace_vm::descriptors::list(door);
         DOOR.store(door, Ordering::Release);
         DOOR_INODE.store(inode(door).unwrap_or(0), Ordering::Release);
         let (name, len) = name();
@@ -104,22 +108,34 @@ fn is_ours() -> bool {
     door >= 0 && inode(door) == Some(DOOR_INODE.load(Ordering::Acquire))
 }
 
+/// Until somebody asks. A call that waits to accept holds the lowest number that is free for as long, which would be missed by the program.
+fn await_asker(door: c_int) {
+    let mut asked = libc::pollfd {
+        fd: door,
+        events: libc::POLLIN,
+        revents: 0,
+    };
+    // SAFETY: room for the answer; an error is one of accept's too.
+    unsafe { libc::poll(&mut asked, 1, -1) };
+}
+
 fn answer_all() {
     while is_ours() {
         let door = DOOR.load(Ordering::Acquire);
+        await_asker(door);
         let (none, len) = (std::ptr::null_mut(), std::ptr::null_mut());
         // SAFETY: accepts from our own socket, and wants no address.
         let asker = unsafe { libc::accept4(door, none, len, libc::SOCK_CLOEXEC) };
         if asker >= 0 {
-            if may_ask(asker) {
-                answer(asker);
+            // SAFETY: made just now, for us.
+            let asker = terrace_vm::descriptors::keep(unsafe { OwnedFd::from_raw_fd(asker) });
+            let fd = asker.as_raw_fd();
+            if may_ask(fd) {
+                answer(fd);
             }
             // A fork meanwhile has a copy; the asker is to see the end all the same.
-            // SAFETY: made just now.
-            unsafe {
-                libc::shutdown(asker, libc::SHUT_RDWR);
-                libc::close(asker);
-            }
+            // SAFETY: ours, until here.
+            unsafe { libc::shutdown(fd, libc::SHUT_RDWR) };
         }
         // After an error too: descriptors may have run out for a while.
         // SAFETY: sleeps.

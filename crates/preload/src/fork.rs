@@ -15,11 +15,11 @@ use crate::runtime::{self, Area, Pool, Runtime};
 use crate::{answer, next, raw, report, serve, settings, tls};
 use libc::{c_int, c_void};
 use std::cell::UnsafeCell;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, MutexGuard};
-use terrace_vm::heap::HeldHeap;
-use terrace_vm::{Memory, Options, PAGES_MIN, VmError, Way};
+use terrace_vm::heap::{Closable, HeldHeap, none_closed};
+use terrace_vm::{Memory, Options, PAGES_MIN, VmError, Way, descriptors};
 
 /// Handler threads of a child.
 const THREADS: usize = 2;
@@ -183,10 +183,14 @@ unsafe extern "C" fn after_in_parent() {
 }
 
 unsafe extern "C" fn after_in_child() {
+    descriptors::unlist_all();
+    terrace_vm::hold_device();
     report::not_here();
     answer::close();
     let Some(mut forking) = turn() else { return };
     let signals = forking.signals;
+    let (base, bytes) = forking.runtime.addresses;
+    let kept = keep_free(base, bytes);
     serve::close_in_child();
     let mappings = [0, 1].map(|n| std::mem::take(&mut *forking.mappings[n]));
     let (old, inside) = (forking.runtime, tls::enter());
@@ -198,7 +202,7 @@ unsafe extern "C" fn after_in_child() {
     }
     let made = end
         .map_err(|errno| format!("its parent's memory cannot be kept: error {errno}"))
-        .and_then(|end| in_child(old, end, mappings).map_err(|e| e.to_string()));
+        .and_then(|end| in_child(old, end, mappings, kept).map_err(|e| e.to_string()));
     match made {
         Ok(runtime) => runtime::publish(runtime),
         Err(why) => raw::say(format_args!(
@@ -212,11 +216,32 @@ unsafe extern "C" fn after_in_child() {
     raw::restore_signals(&signals);
 }
 
+/// Takes the parent's addresses, which the kernel left out of the child, before anything else comes to lie there.
+/// False: something does already.
+fn keep_free(base: usize, bytes: usize) -> bool {
+    let flags =
+        libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE | libc::MAP_FIXED_NOREPLACE;
+    // SAFETY: the kernel refuses it where anything is mapped; then what wants the addresses says so.
+    let mapped = unsafe { raw::mmap(base as *mut c_void, bytes, libc::PROT_NONE, flags, -1, 0) };
+    mapped as usize == base
+}
+
 /// The runtime of a child: the parent's addresses, with pages that come over `end`.
-fn in_child(old: &Runtime, end: OwnedFd, mappings: [Mappings; 2]) -> Result<Runtime, VmError> {
+/// With `kept`, its addresses are taken.
+fn in_child(
+    old: &Runtime,
+    end: OwnedFd,
+    mappings: [Mappings; 2],
+    kept: bool,
+) -> Result<Runtime, VmError> {
+    descriptors::list(end.as_raw_fd());
     let remote = Arc::new(Remote::new(end));
     let (base, bytes) = old.addresses;
     let share = serve::share_bytes(old.cap_bytes);
+    if kept {
+        // SAFETY: what `keep_free` has mapped, in which nothing is; the next call takes it, before anything else is mapped.
+        unsafe { raw::munmap(base as *mut c_void, bytes) };
+    }
     let memory = Memory::new(Options {
         way: Way::Handlers(THREADS),
         pages_max: ((share / PAGE_AND_TABLE_BYTES) as usize).max(PAGES_MIN),
@@ -225,6 +250,7 @@ fn in_child(old: &Runtime, end: OwnedFd, mappings: [Mappings; 2]) -> Result<Runt
         remembered: Some(0),
         ..Options::default()
     })?;
+    none_closed();
     let mut mappings = mappings.into_iter();
     let mut area = |number: u32, old: &Area| {
         let own = old.addresses();
@@ -234,7 +260,8 @@ fn in_child(old: &Runtime, end: OwnedFd, mappings: [Mappings; 2]) -> Result<Runt
             area: number,
         };
         let count = (own.len() / terrace_vm::PAGE_BYTES) as u64;
-        let region = memory.region_at(slot, count, Arc::new(pages))?;
+        let pages = Arc::new(Closable::new(Arc::new(pages)));
+        let region = memory.region_at(slot, count, pages)?;
         let ground = Box::new(RemoteGround(remote.clone()));
         // SAFETY: this is the only thread of a child that was forked by the one that held the heap; the old one is not used again.
         let heap = unsafe { old.heap.in_child(region, ground) };

@@ -10,6 +10,7 @@
 
 mod answer;
 mod arena;
+mod descriptors;
 mod direct;
 mod fork;
 mod malloc;
@@ -20,6 +21,7 @@ mod raw;
 mod remote;
 mod report;
 mod runtime;
+mod sandbox;
 mod serve;
 mod settings;
 mod streams;
@@ -41,6 +43,9 @@ extern "C" fn start() {
     let _inside = tls::enter();
     match settings::Settings::read() {
         Ok(Some(settings)) => {
+            descriptors::prepare();
+            // A program that gives its rights up later still has this one.
+            terrace_vm::hold_device();
             fork::register();
             report::prepare(settings.report.clone());
             runtime::prepare(settings);

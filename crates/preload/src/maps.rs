@@ -5,11 +5,14 @@
 //! or advised away reads as zeros; parts can be unmapped, protected, grown. Never: puts anything but the heap's pages at the heap's addresses: what
 //! asks for that (a file over served memory) is refused.
 
+use crate::mappings::Mappings;
 use crate::runtime::{self, Area};
 use crate::{raw, tls};
 use libc::{c_int, c_void, off_t, size_t};
 use std::ops::Range;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::PoisonError;
+use std::sync::atomic::Ordering;
+use terrace_vm::heap::Closing;
 
 const PAGE_BYTES: usize = 4096;
 const OPEN: i32 = libc::PROT_READ | libc::PROT_WRITE;
@@ -24,9 +27,6 @@ const SPECIAL: c_int = libc::MAP_GROWSDOWN
 const MAP_32BIT: c_int = libc::MAP_32BIT;
 #[cfg(not(target_arch = "x86_64"))]
 const MAP_32BIT: c_int = 0;
-
-/// Ranges whose protection differs: nothing is looked up while there is none.
-static CLOSED: AtomicUsize = AtomicUsize::new(0);
 
 fn fail(errno: c_int) -> *mut c_void {
     raw::set_errno(errno);
@@ -81,7 +81,7 @@ impl Area {
 
     /// Protections of a range end: it can be read and written.
     fn open(&self, pages: Range<u32>) {
-        if CLOSED.load(Ordering::Acquire) == 0 {
+        if self.closed.load(Ordering::Acquire) == 0 {
             return;
         }
         let mut mappings = self.mappings();
@@ -95,12 +95,12 @@ impl Area {
                 ));
             }
         }
-        CLOSED.store(mappings.closed.all().count(), Ordering::Release);
+        self.count_closed(&mappings);
     }
 
     /// The same for the allocation at an address, before it is freed or changes its size.
     pub fn open_again(&self, address: usize) {
-        if CLOSED.load(Ordering::Acquire) == 0 {
+        if self.closed.load(Ordering::Acquire) == 0 {
             return;
         }
         if let Ok(bytes) = self.heap.usable_bytes(address as *mut u8)
@@ -110,9 +110,27 @@ impl Area {
         }
     }
 
+    /// Counts what is closed, after it changed.
+    fn count_closed(&self, mappings: &Mappings) {
+        let (mut all, mut unreadable) = (0, 0);
+        for (_, prot) in mappings.closed.all() {
+            all += 1;
+            unreadable += usize::from(is_unreadable(prot));
+        }
+        self.closed.store(all, Ordering::Release);
+        let mut counted = self
+            .unreadable
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        *counted = Closing::new(unreadable);
+    }
+
     /// In the child of a fork: what the program closed is closed in the new mapping too.
     pub fn protect_again(&self) {
-        for (piece, prot) in self.mappings().closed.all() {
+        let mappings = self.mappings();
+        self.count_closed(&mappings);
+        for (piece, prot) in mappings.closed.all() {
+            self.heap.end_ahead();
             let (start, len) = self.at(&piece);
             // SAFETY: addresses of the heap, which nobody has touched yet.
             if unsafe { raw::mprotect(start, len, prot) } != 0 {
@@ -124,8 +142,9 @@ impl Area {
     fn protect(&self, pages: Range<u32>, prot: c_int) -> Result<(), Refused> {
         self.promise(pages.clone(), prot)?;
         let (start, len) = self.at(&pages);
-        if prot & libc::PROT_READ == 0 && prot & libc::PROT_WRITE == 0 {
-            // Nobody could read them to take them away later, the runtime neither: they leave first, with nobody writing to them.
+        let closing = is_unreadable(prot).then(|| Closing::new(1));
+        if closing.is_some() {
+            // Read past their protection they cost more: they leave first, with nobody writing to them.
             // SAFETY: addresses of the heap, which the program asks to close.
             unsafe { raw::mprotect(start, len, libc::PROT_READ) };
             let taken = self.heap.take_away(pages.clone());
@@ -145,7 +164,7 @@ impl Area {
         if asked != OPEN {
             mappings.closed.add(pages, asked);
         }
-        CLOSED.store(mappings.closed.all().count(), Ordering::Release);
+        self.count_closed(&mappings);
         Ok(())
     }
 
@@ -235,10 +254,25 @@ impl Area {
     }
 }
 
+/// Whether pages of such a protection are closed to every access.
+fn is_unreadable(prot: c_int) -> bool {
+    prot & (libc::PROT_READ | libc::PROT_WRITE) == 0
+}
+
 /// A range in whole pages, as the kernel rounds it.
 fn whole(start: usize, len: usize) -> Option<(usize, usize)> {
     let len = len.checked_next_multiple_of(PAGE_BYTES)?;
     (start.is_multiple_of(PAGE_BYTES) && start.checked_add(len).is_some()).then_some((start, len))
+}
+
+/// Calls and jumps reach so far.
+const NEAR_BYTES: usize = 4 << 30;
+
+/// Whether a mapping is wanted near the program's code: by who makes code of its own there (V8), and maps files into it. Served memory is elsewhere.
+fn is_for_code(at: usize) -> bool {
+    // SAFETY: a number that the kernel gave the program at its start.
+    let code = unsafe { libc::getauxval(libc::AT_ENTRY) } as usize;
+    at != 0 && code.abs_diff(at) < NEAR_BYTES
 }
 
 fn is_servable(len: usize, prot: c_int, flags: c_int, fd: c_int) -> bool {
@@ -271,6 +305,7 @@ unsafe fn map(
         return fixed(at as usize, len, prot, flags);
     }
     if is_servable(len, prot, flags, fd)
+        && !is_for_code(at as usize)
         && let Some(runtime) = runtime::for_bytes(len)
     {
         let _inside = tls::enter();
@@ -295,9 +330,7 @@ fn fixed(at: usize, len: usize, prot: c_int, flags: c_int) -> *mut c_void {
         Some((area, area.pages(start, len)?))
     };
     match pages() {
-        Some((area, pages)) if plain && prot & libc::PROT_EXEC == 0 => {
-            area.map_over(pages, prot).unwrap_or_else(fail)
-        }
+        Some((area, pages)) if plain => area.map_over(pages, prot).unwrap_or_else(fail),
         _ => fail(libc::ENOMEM),
     }
 }

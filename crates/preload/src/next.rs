@@ -95,6 +95,12 @@ functions! {
     fork() -> libc::pid_t = Some(c"__libc_fork");
     /// As pthread_atfork(3), with whose handlers they are.
     __register_atfork(prepare: Option<unsafe extern "C" fn()>, parent: Option<unsafe extern "C" fn()>, child: Option<unsafe extern "C" fn()>, whose: *mut c_void) -> c_int = None;
+    /// As close(2).
+    close(fd: c_int) -> c_int = Some(c"__close");
+    /// As dup2(2).
+    dup2(from: c_int, to: c_int) -> c_int = Some(c"__dup2");
+    /// As dup3(2).
+    dup3(from: c_int, to: c_int, flags: c_int) -> c_int = None;
     /// As fopen(3).
     fopen(path: *const c_char, mode: *const c_char) -> *mut libc::FILE = None;
     /// As fopen64(3).

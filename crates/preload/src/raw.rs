@@ -18,6 +18,60 @@ pub unsafe fn mmap(
     said as *mut c_void
 }
 
+/// Any system call, as syscall(2).
+#[cfg(target_arch = "x86_64")]
+pub unsafe fn system(number: c_long, args: [c_long; 6]) -> c_long {
+    let said: c_long;
+    // SAFETY: the kernel's convention: it keeps all registers but these; what the call does is the caller's promise.
+    unsafe {
+        std::arch::asm!(
+            "syscall",
+            inlateout("rax") number => said,
+            in("rdi") args[0],
+            in("rsi") args[1],
+            in("rdx") args[2],
+            in("r10") args[3],
+            in("r8") args[4],
+            in("r9") args[5],
+            lateout("rcx") _,
+            lateout("r11") _,
+            options(nostack)
+        );
+    }
+    match said {
+        -4095..=-1 => {
+            set_errno(-said as c_int);
+            -1
+        }
+        said => said,
+    }
+}
+
+/// Any system call, as syscall(2).
+#[cfg(not(target_arch = "x86_64"))]
+pub unsafe fn system(number: c_long, args: [c_long; 6]) -> c_long {
+    let [a, b, c, d, e, f] = args;
+    // SAFETY: the caller's promise.
+    unsafe { libc::syscall(number, a, b, c, d, e, f) }
+}
+
+/// As prlimit(2).
+pub unsafe fn prlimit(
+    pid: libc::pid_t,
+    resource: libc::c_uint,
+    to: *const libc::rlimit,
+    was: *mut libc::rlimit,
+) -> c_int {
+    // SAFETY: the caller's promise.
+    unsafe { libc::syscall(libc::SYS_prlimit64, pid, resource, to, was) as c_int }
+}
+
+/// As close(2).
+pub unsafe fn close(fd: c_int) -> c_int {
+    // SAFETY: the caller's promise.
+    unsafe { libc::syscall(libc::SYS_close, fd) as c_int }
+}
+
 /// As munmap(2).
 pub unsafe fn munmap(at: *mut c_void, len: size_t) -> c_int {
     // SAFETY: the caller's promise.

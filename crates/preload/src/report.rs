@@ -4,9 +4,10 @@
 
 use crate::arena::ARENA;
 use crate::runtime::{self, Pool, Runtime};
-use crate::tls;
+use crate::{descriptors, tls};
 use std::ffi::OsString;
 use std::fmt::Write;
+use std::os::fd::{FromRawFd, IntoRawFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
@@ -18,15 +19,14 @@ static STDERR: AtomicI32 = AtomicI32::new(-1);
 static BELL: AtomicI32 = AtomicI32::new(-1);
 /// Stack of the thread that hears it.
 const STACK_BYTES: usize = 256 << 10;
-/// Copies get numbers from here on, where programs do not look.
-pub const NUMBER_MIN: i32 = 900;
 static DONE: AtomicBool = AtomicBool::new(false);
 
 /// Takes note of where the report goes: a file, `-` for stderr, nothing for nowhere.
 pub fn prepare(to: OsString) {
     if to.as_bytes() == b"-" {
         // SAFETY: makes a descriptor of another.
-        let copy = unsafe { libc::fcntl(2, libc::F_DUPFD_CLOEXEC, NUMBER_MIN) };
+        let copy = unsafe { libc::fcntl(2, libc::F_DUPFD_CLOEXEC, descriptors::number_min()) };
+        terrace_vm::descriptors::list(copy);
         STDERR.store(copy, Ordering::Relaxed);
     }
     // Said once.
@@ -64,7 +64,7 @@ pub fn listen() {
         return;
     }
     // SAFETY: makes a descriptor.
-    let bell = unsafe { libc::eventfd(0, libc::EFD_CLOEXEC) };
+    let bell = kept(unsafe { libc::eventfd(0, libc::EFD_CLOEXEC) });
     BELL.store(bell, Ordering::Release);
     let hear = move || {
         let mut rung = [0u8; 8];
@@ -81,6 +81,15 @@ pub fn listen() {
     }
 }
 
+/// A descriptor made just now, at a number of ours.
+fn kept(made: i32) -> i32 {
+    match made {
+        // SAFETY: made just now, for us.
+        0.. => terrace_vm::descriptors::keep(unsafe { OwnedFd::from_raw_fd(made) }).into_raw_fd(),
+        _ => made,
+    }
+}
+
 /// The process ends: the last report, once. Not from within the runtime, which a signal handler that ends the process may have interrupted.
 pub fn end() {
     if !tls::is_inside() && !DONE.swap(true, Ordering::AcqRel) {
@@ -93,8 +102,14 @@ pub fn end() {
     }
 }
 
-/// In the child of a fork: the report is the parent's.
+/// This process has the pool.
+pub fn here() {
+    DONE.store(false, Ordering::Release);
+}
+
+/// In the child of a fork: the report is the parent's, unless the child opens a pool of its own later.
 pub fn not_here() {
+    terrace_vm::descriptors::list(STDERR.load(Ordering::Relaxed));
     DONE.store(true, Ordering::Release);
 }
 
@@ -151,7 +166,9 @@ pub fn figures(runtime: &Runtime, line: &mut dyn FnMut(&str, u64)) {
     line("page_table_bytes", status_bytes("VmPTE:"));
     line("runtime_bytes", ARENA.used_bytes() as u64);
     line("resident_pages", memory.resident_pages);
-    line("faults", memory.fetched + memory.absent + memory.opened);
+    let accessible = memory.fetched + memory.absent + memory.opened;
+    line("faults", accessible.saturating_sub(memory.ahead));
+    line("pages_ahead", memory.ahead);
     line("faults_first_touch", memory.absent);
     line("faults_by_writing", memory.opened);
     line("pages_fetched", memory.fetched);

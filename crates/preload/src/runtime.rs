@@ -10,7 +10,7 @@ use crate::settings::Settings;
 use crate::{answer, raw, report, tls, token};
 use std::sync::atomic::{AtomicPtr, AtomicU8, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
-use terrace_vm::heap::{HEAP_MAX_BYTES, PageHeap};
+use terrace_vm::heap::{Closing, HEAP_MAX_BYTES, PageHeap};
 use terrace_vm::opp::Heap;
 use terrace_vm::store::{Store, StoreOptions};
 use terrace_vm::{Memory, Options, Way};
@@ -77,6 +77,10 @@ impl Addresses {
 pub struct Area {
     pub heap: PageHeap,
     mappings: Mutex<Mappings>,
+    /// Ranges of it whose protection differs: nothing is looked up while there is none.
+    pub closed: AtomicUsize,
+    /// Of these, those that nobody may read.
+    pub unreadable: Mutex<Closing>,
 }
 
 impl Area {
@@ -85,6 +89,8 @@ impl Area {
         Area {
             heap,
             mappings: Mutex::new(mappings),
+            closed: AtomicUsize::new(0),
+            unreadable: Mutex::new(Closing::new(0)),
         }
     }
 
@@ -160,6 +166,21 @@ pub fn get() -> Option<&'static Runtime> {
     unsafe { runtime.as_ref() }
 }
 
+/// Opens the pool now, where it would be opened later: what comes next may forbid it.
+pub fn open_early() {
+    if STATE.load(Ordering::Acquire) == WAITING {
+        open_or_wait();
+    }
+}
+
+/// Length of the pool's file; 0 if this process is not served.
+pub fn pool_bytes() -> u64 {
+    match is_asked_for() {
+        true => SETTINGS.get().map_or(0, |settings| settings.ssd_bytes),
+        false => 0,
+    }
+}
+
 fn ready_or_open(bytes: usize) -> Option<&'static Runtime> {
     match STATE.load(Ordering::Acquire) {
         OFF => None,
@@ -185,6 +206,7 @@ fn open_or_wait() -> Option<&'static Runtime> {
             match open() {
                 Ok(Some(runtime)) => {
                     publish(runtime);
+                    report::here();
                     report::listen();
                     answer::listen();
                 }

@@ -3,6 +3,7 @@
 //! Promises: a message is read and written whole, through interruptions. Never: allocates, or waits for one who is gone: that is an end of file.
 
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use terrace_vm::descriptors::keep;
 
 /// Pages of one message.
 pub const PAGES_MAX: usize = 64;
@@ -81,7 +82,7 @@ pub fn pair() -> Result<[OwnedFd; 2], i32> {
     // SAFETY: room for two descriptors.
     match unsafe { libc::socketpair(libc::AF_UNIX, kind, 0, ends.as_mut_ptr()) } {
         // SAFETY: made just now, for us.
-        0 => Ok(ends.map(|fd| unsafe { OwnedFd::from_raw_fd(fd) })),
+        0 => Ok(ends.map(|fd| keep(unsafe { OwnedFd::from_raw_fd(fd) }))),
         _ => Err(crate::raw::errno()),
     }
 }
@@ -195,7 +196,7 @@ pub fn receive_descriptor(from: &OwnedFd) -> Result<OwnedFd, Gone> {
                 return Err(Gone);
             }
             let fd = libc::CMSG_DATA(head).cast::<i32>().read_unaligned();
-            Ok(OwnedFd::from_raw_fd(fd))
+            Ok(keep(OwnedFd::from_raw_fd(fd)))
         }
     })
 }

@@ -47,6 +47,8 @@ pub struct Sending<S: Store> {
     pub skip_bytes: usize,
     /// Bytes still to come.
     pub left_bytes: u64,
+    /// What follows them before the line's end.
+    pub tail: Vec<u8>,
     /// The task of the piece being read.
     pub task: Option<S::Task>,
 }
@@ -83,6 +85,8 @@ impl<S: Store> Work<S> {
             && self.assembly.is_none()
             && self.sending.is_none()
             && self.upload_task.is_none()
+            // The assembly is elsewhere while its command runs.
+            && self.assembly_granted_bytes == 0
     }
 }
 

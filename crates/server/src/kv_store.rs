@@ -206,10 +206,10 @@ impl Store for KvStore {
         t: &mut Task,
         keys: &[&[u8]],
         watched: &[Watched],
-        upload: &mut Option<kv::Upload>,
+        uploads: &mut [Option<kv::Upload>],
         f: &mut dyn FnMut(Seen<kv::LargeRef>) -> Result<Edits<R>, StoreError>,
     ) -> Outcome<R> {
-        kv::edit_with(&mut self.worker, t, keys, watched, upload, f)
+        kv::edit_with(&mut self.worker, t, keys, watched, uploads, f)
     }
     fn watch(&mut self, key: &[u8]) -> Watched {
         kv::watch(&self.worker, key)
@@ -241,7 +241,7 @@ impl Store for KvStore {
         old: Option<impl FnOnce(Value<'_, kv::LargeRef>) -> R>,
     ) -> Outcome<(bool, Option<R>)> {
         let mut new = incoming(value);
-        let shows = |value: kv::Value<'_>| old.map(|f| f(shown(value)));
+        let shows = old.map(|f| move |value: kv::Value<'_>| f(shown(value)));
         let outcome = kv::set_item(&mut self.worker, t, key, &mut new, how, shows);
         give_back(value, new, matches!(outcome, Ok(Step::Done((true, _)))));
         answer(outcome)
@@ -314,6 +314,12 @@ impl Store for KvStore {
     }
     fn upload_piece(&mut self, t: &mut Task, upload: &mut kv::Upload, piece: &[u8]) -> Outcome<()> {
         answer(kv::upload_piece(&mut self.worker, t, upload, piece))
+    }
+    fn upload_len(upload: &kv::Upload) -> u64 {
+        upload.len()
+    }
+    fn upload_hold(&mut self, upload: &kv::Upload) -> Option<kv::LargeRef> {
+        upload.hold(&self.worker)
     }
     fn upload_abort(&mut self, upload: kv::Upload) {
         kv::upload_abort(&mut self.worker, upload);

@@ -63,6 +63,8 @@ pub const SCAN_REPLY_BYTES: usize = 64 << 10;
 pub const MULTI_COMMANDS_MAX: usize = 16_384;
 /// The most bytes that all replies of one transaction take.
 pub const EXEC_REPLY_MAX_BYTES: usize = 4 << 20;
+/// The most bytes of values that one transaction makes out of others (SETRANGE, BITOP, COPY), beside those it brought.
+pub const EXEC_MADE_MAX_BYTES: usize = 4 << 20;
 /// Keys that one connection watches.
 pub const WATCHED_KEYS_MAX: usize = 1_024;
 /// What KEYS asks of the budget first; then it doubles.
@@ -71,6 +73,8 @@ pub const KEYS_GRANT_BYTES: usize = 256 << 10;
 pub const KEYS_STEPS_MAX: usize = 16;
 /// Pieces of a long value that one step of a change makes before others are served.
 pub const LONG_STEPS_MAX: usize = 16;
+/// Pairs of bytes that one step of LCS compares before others are served: some milliseconds.
+pub const LCS_STEP_PAIRS: usize = 1 << 20;
 /// How often a change of a long value begins again when others have changed a key meanwhile.
 pub const LONG_TRIES_MAX: u64 = 16;
 /// Arguments of one command that need no grant; above, 16 bytes each are granted while it runs.

@@ -59,6 +59,7 @@ pub(crate) fn pump<S: Store>(env: &mut Env<S>, conn: &mut Conn<S>) -> Advance {
     }
     env.store.release(sending.large);
     if !conn.closing {
+        env.out.extend_from_slice(&sending.tail);
         env.out.extend_from_slice(b"\r\n");
     }
     conn.rest();

@@ -6,6 +6,7 @@ use std::collections::HashMap;
 use std::os::fd::RawFd;
 use std::time::Duration;
 
+use crate::limits::EXEC_MADE_MAX_BYTES;
 use crate::resp::parse::integer;
 use crate::store::{
     Cond, Edit, Edits, ExpireCond, Expiry, ExpiryOf, Held, How, Item, Meta, NewValue, Outcome,
@@ -28,6 +29,15 @@ enum State {
     Pieces(Pieces),
 }
 
+impl State {
+    fn inline_bytes(&self) -> usize {
+        match self {
+            State::Inline(bytes) => bytes.len(),
+            State::Absent | State::Pieces(_) => 0,
+        }
+    }
+}
+
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Entry {
     value: State,
@@ -40,6 +50,9 @@ pub struct Overlay {
     places: HashMap<Vec<u8>, usize>,
     entries: Vec<Entry>,
     changed: Vec<bool>,
+    /// Bytes of changed values, and how many there may be.
+    made_bytes: usize,
+    made_max_bytes: usize,
     now_ms: u64,
     next_cas: u64,
     keys_elsewhere: u64,
@@ -50,8 +63,13 @@ fn refused(what: &str) -> StoreError {
 }
 
 impl Overlay {
-    /// Over what an edit of `keys` was shown, in a store of so many keys.
-    pub fn new<S: Store>(keys: &[&[u8]], seen: Seen<S::Large>, dbsize: u64) -> Self {
+    /// Over what an edit of `keys` was shown, in a store of so many keys, with `brought_bytes` of arguments.
+    pub fn new<S: Store>(
+        keys: &[&[u8]],
+        seen: Seen<S::Large>,
+        dbsize: u64,
+        brought_bytes: usize,
+    ) -> Self {
         let entry = |(from, view): (usize, View<S::Large>)| Entry {
             value: match view.value {
                 Held::Absent => State::Absent,
@@ -74,6 +92,8 @@ impl Overlay {
                 .map(|(at, key)| (key.to_vec(), at))
                 .collect(),
             changed: vec![false; entries.len()],
+            made_bytes: 0,
+            made_max_bytes: brought_bytes + EXEC_MADE_MAX_BYTES,
             entries,
             now_ms: seen.now_ms,
             next_cas: seen.new_cas,
@@ -118,6 +138,18 @@ impl Overlay {
 
     fn put(&mut self, key: &[u8], entry: Entry) -> Result<(), StoreError> {
         let at = self.place(key)?;
+        let before = match self.changed[at] {
+            true => self.entries[at].value.inline_bytes(),
+            false => 0,
+        };
+        let made_bytes = self.made_bytes - before + entry.value.inline_bytes();
+        if made_bytes > self.made_max_bytes {
+            return Err(StoreError::err(format!(
+                "the transaction makes values of more than {} bytes together; split it",
+                self.made_max_bytes
+            )));
+        }
+        self.made_bytes = made_bytes;
         self.entries[at] = entry;
         self.changed[at] = true;
         Ok(())
@@ -239,7 +271,7 @@ impl Store for Overlay {
         (): &mut (),
         keys: &[&[u8]],
         _: &[Watched],
-        _: &mut Option<()>,
+        _: &mut [Option<()>],
         f: &mut dyn FnMut(Seen<Pieces>) -> Result<Edits<R>, StoreError>,
     ) -> Outcome<R> {
         let views: Result<Vec<_>, _> = keys.iter().map(|key| self.view(key)).collect();
@@ -432,6 +464,12 @@ impl Store for Overlay {
     }
     fn upload_piece(&mut self, (): &mut (), (): &mut (), _: &[u8]) -> Outcome<()> {
         Err(refused("a value in pieces"))
+    }
+    fn upload_len((): &()) -> u64 {
+        0
+    }
+    fn upload_hold(&mut self, (): &()) -> Option<Pieces> {
+        None
     }
     fn upload_abort(&mut self, (): ()) {}
     fn large_cas(pieces: &Pieces) -> u64 {

@@ -68,7 +68,7 @@ impl<S: Store> Thread<S> {
         tracing::warn!(
             client = conn.session.client.id,
             held,
-            "cut off: it held buffers without progress while others starved"
+            "cut off: it held buffers without progress while others starved; if this comes often, raise --dram"
         );
         if conn.output.pending() == 0 {
             let error = if conn.session.memcached {

@@ -504,6 +504,7 @@ fn after<S: Store>(
     flow: Flow<S::Large>,
     parked: Parked<S>,
 ) -> bool {
+    let mut tail = Vec::new();
     let (through, large) = match flow {
         Flow::Wait(wait) => {
             conn.block = block_of(wait);
@@ -513,6 +514,10 @@ fn after<S: Store>(
         Flow::LargeThenMore(large) => (false, Some(whole::<S>(large))),
         Flow::Large(large) => (true, Some(whole::<S>(large))),
         Flow::Part(large, bytes) => (true, Some((large, bytes))),
+        Flow::Framed(large, behind) => {
+            tail = behind;
+            (true, Some(whole::<S>(large)))
+        }
         Flow::Done => (true, None),
         Flow::Close => {
             conn.closing = true;
@@ -537,6 +542,7 @@ fn after<S: Store>(
             piece: (bytes.start / piece_bytes) as u32,
             skip_bytes: (bytes.start % piece_bytes) as usize,
             left_bytes: bytes.end - bytes.start,
+            tail,
             task: None,
         });
     }

@@ -179,15 +179,15 @@ pub trait Store: Sized {
         watched: &[Watched],
         f: &mut dyn FnMut(Seen<Self::Large>) -> Result<Edits<R>, StoreError>,
     ) -> Outcome<R> {
-        self.edit_with(t, keys, watched, &mut None, f)
+        self.edit_with(t, keys, watched, &mut [], f)
     }
-    /// The same with a finished upload, which is taken when it became a key's value, and otherwise stays the caller's.
+    /// The same with finished uploads: each is taken when it became a key's value, and otherwise stays the caller's.
     fn edit_with<R>(
         &mut self,
         t: &mut Self::Task,
         keys: &[&[u8]],
         watched: &[Watched],
-        upload: &mut Option<Self::Upload>,
+        uploads: &mut [Option<Self::Upload>],
         f: &mut dyn FnMut(Seen<Self::Large>) -> Result<Edits<R>, StoreError>,
     ) -> Outcome<R>;
     /// Begins to watch a key; to be given back with [`Store::unwatch`].
@@ -265,6 +265,10 @@ pub trait Store: Sized {
         upload: &mut Self::Upload,
         piece: &[u8],
     ) -> Outcome<()>;
+    /// The length of an upload in bytes, when it is whole.
+    fn upload_len(upload: &Self::Upload) -> u64;
+    /// A hold on the value of a finished upload, whatever becomes of that.
+    fn upload_hold(&mut self, upload: &Self::Upload) -> Option<Self::Large>;
     /// Gives an upload up.
     fn upload_abort(&mut self, upload: Self::Upload);
     /// The token that stands for a held value with none kept beside it.

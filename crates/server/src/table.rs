@@ -233,9 +233,9 @@ const ROWS: &[Row] = &[
 
 const fn large_of(id: Id) -> Large {
     match id {
-        Id::Set | Id::Setnx | Id::Getset => Large::At(2),
-        Id::Setex | Id::Psetex => Large::At(3),
-        Id::Mset => Large::EverySecondFrom(2),
+        Id::Set | Id::Setnx | Id::Getset | Id::Append => Large::At(2),
+        Id::Setex | Id::Psetex | Id::Setrange | Id::Restore => Large::At(3),
+        Id::Mset | Id::Msetnx => Large::EverySecondFrom(2),
         _ => Large::No,
     }
 }

@@ -8,7 +8,7 @@ use std::net::{TcpListener, TcpStream};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use support::resp::Client;
+use support::resp::{Client, Reply};
 use support::{Rng, Server, TempDir, seed};
 
 /// How long each of the two runs goes on.
@@ -278,15 +278,43 @@ fn long_command(rng: &mut Rng) -> Vec<Vec<u8>> {
             .collect::<Vec<u8>>()
     };
     let (a, b) = (key(rng), key(rng));
-    let mut words: Vec<Vec<u8>> = match rng.within(0..16) {
+    let mut words: Vec<Vec<u8>> = match rng.within(0..20) {
         0 => {
             let len = rng.within(60 << 10..300 << 10);
             let salt = rng.within(0..251);
             let value = (0..len).map(|i| (i * i % 249 + salt) as u8).collect();
             vec![b"SET".to_vec(), a, value]
         }
-        1 | 2 => vec![b"APPEND".to_vec(), a, part(rng, 20_000)],
-        3 | 4 => vec![b"SETRANGE".to_vec(), a, at(rng, 300_000), part(rng, 60_000)],
+        1 => vec![b"APPEND".to_vec(), a, part(rng, 20_000)],
+        2 => vec![b"APPEND".to_vec(), a, part(rng, 200_000)],
+        3 => vec![b"SETRANGE".to_vec(), a, at(rng, 300_000), part(rng, 60_000)],
+        4 => vec![
+            b"SETRANGE".to_vec(),
+            a,
+            at(rng, 300_000),
+            part(rng, 200_000),
+        ],
+        16 => vec![
+            b"MSETNX".to_vec(),
+            a,
+            part(rng, 200_000),
+            b,
+            part(rng, 200_000),
+        ],
+        17 | 18 => {
+            let text = [
+                "LCS some KEY LEN",
+                "LCS KEY some IDX WITHMATCHLEN",
+                "LCS KEY some",
+            ];
+            let words = text[rng.within(0..3) as usize].split(' ');
+            let word = |word: &str| match word {
+                "KEY" => a.clone(),
+                word => word.as_bytes().to_vec(),
+            };
+            words.map(word).collect()
+        }
+        19 => vec![b"SET".to_vec(), b"some".to_vec(), part(rng, 12)],
         5 | 6 => vec![b"SETBIT".to_vec(), a, at(rng, 2_400_000), at(rng, 2)],
         7 => vec![
             b"BITFIELD".to_vec(),
@@ -323,7 +351,7 @@ fn e2e_changes_of_long_values_are_those_of_redis() {
     println!("differential, long values: seed {seed}");
     let redis = redis();
     let dir = TempDir::new("differential-long");
-    let args = ["--dram", "48M", "--ssd", "256M", "--threads", "2"];
+    let args = ["--dram", "128M", "--ssd", "512M", "--threads", "2"];
     let server = Server::start(&dir.pool(), &args);
     let mut ours = server.client();
     let mut theirs = Client::connect(([127, 0, 0, 1], redis.port).into());
@@ -337,15 +365,67 @@ fn e2e_changes_of_long_values_are_those_of_redis() {
             .collect();
         let (a, b) = (ours.pipeline(&words), theirs.pipeline(&words));
         for ((command, a), b) in commands.iter().zip(a).zip(b) {
+            // Values grow, and LCS of the longest may need more than the connections' buffers have (docs/redis.md).
+            if command[0] == b"LCS" && a.error().is_some_and(|e| e.starts_with("OOM LCS")) {
+                continue;
+            }
             let shown: Vec<_> = command
                 .iter()
                 .map(|w| String::from_utf8_lossy(&w[..w.len().min(20)]))
                 .collect();
-            assert!(a == b, "seed {seed}, after {count}: {}", shown.join(" "));
+            assert!(
+                a == b,
+                "seed {seed}, after {count}: {}: {}, and Redis {}",
+                shown.join(" "),
+                a.shown(),
+                b.shown()
+            );
             count += 1;
         }
     }
     println!("differential, long values: {count} replies alike");
     assert!(count > 200, "only {count} commands");
+    server.shutdown();
+}
+
+/// What one has dumped, short or long, the other restores: Redis packs what it dumps.
+#[test]
+fn e2e_dumps_are_understood_by_both() {
+    let seed = seed();
+    println!("dumps: seed {seed}");
+    let redis = redis();
+    let dir = TempDir::new("differential-dump");
+    let server = Server::start(&dir.pool(), &["--dram", "48M", "--ssd", "256M"]);
+    let mut ours = server.client();
+    let mut theirs = Client::connect(([127, 0, 0, 1], redis.port).into());
+    let mut rng = Rng::new(seed, 8);
+    for round in 0..60 {
+        let len = rng.length(1, 3_000_000);
+        // From what packs well to what does not.
+        let letters = 1 + rng.within(0..round * 4 + 1);
+        let mut value = vec![0; len];
+        rng.fill(&mut value);
+        value
+            .iter_mut()
+            .for_each(|b| *b = (u64::from(*b) % letters) as u8);
+        for from_us in [true, false] {
+            let (from, to) = match from_us {
+                true => (&mut ours, &mut theirs),
+                false => (&mut theirs, &mut ours),
+            };
+            let what = format!("seed {seed}, {round}, from us: {from_us}, {len} bytes");
+            let replies = from.pipeline(&[
+                vec![&b"SET"[..], b"dumped", &value],
+                vec![b"DUMP", b"dumped"],
+            ]);
+            let Reply::Bulk(dump) = &replies[1] else {
+                panic!("{what}: {}", replies[1].shown());
+            };
+            let restore = vec![&b"RESTORE"[..], b"restored", b"0", dump, b"REPLACE"];
+            let replies = to.pipeline(&[restore, vec![b"GET", b"restored"]]);
+            assert!(replies[0].is_ok(), "{what}: {}", replies[0].shown());
+            assert!(replies[1] == Reply::Bulk(value.clone()), "{what}");
+        }
+    }
     server.shutdown();
 }

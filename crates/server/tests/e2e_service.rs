@@ -165,8 +165,29 @@ fn e2e_make_installs_the_server_and_removes_it() {
 fn e2e_the_debian_package_holds_a_server_that_starts() {
     let dir = TempDir::new("deb");
     let out = dir.path().to_str().expect("UTF-8");
-    let package = script(&["scripts/deb.sh", out], &[]);
-    let package = package.trim();
+    let said_by_it = script(&["scripts/deb.sh", out], &[]);
+    let packages: Vec<&str> = said_by_it.lines().collect();
+    let [library, development, package] = packages[..] else {
+        panic!("not three packages: {said_by_it}");
+    };
+    for (package, parts) in [
+        (library, ["usr/lib/libterrace.so.0", "DEBIAN/triggers"]),
+        (
+            development,
+            ["usr/include/terrace.h", "usr/lib/pkgconfig/terrace.pc"],
+        ),
+    ] {
+        let root = dir.path().join(package.replace('/', "-"));
+        let taken = Command::new("dpkg-deb")
+            .args(["-R", package])
+            .arg(&root)
+            .status();
+        assert!(taken.expect("dpkg-deb").success());
+        let all = files(&root);
+        for file in parts {
+            assert!(all.iter().any(|f| f == file), "no {file} in {all:?}");
+        }
+    }
     let root = dir.path().join("root");
     let taken = Command::new("dpkg-deb")
         .args(["-R", package])
@@ -183,6 +204,7 @@ fn e2e_the_debian_package_holds_a_server_that_starts() {
         "etc/terrace/terrace.toml",
         "lib/systemd/system/terrace.service",
         "usr/bin/terrace",
+        "usr/lib/libterrace_preload.so",
         "usr/share/doc/terrace/copyright",
         "usr/share/man/man1/terrace-serve.1.gz",
     ] {
@@ -190,6 +212,11 @@ fn e2e_the_debian_package_holds_a_server_that_starts() {
     }
     let control = std::fs::read_to_string(root.join("DEBIAN/control")).expect("control");
     assert!(control.contains("Depends: libc6 (>= 2."), "{control}");
+    let maintainer = control.lines().find(|l| l.starts_with("Maintainer: "));
+    assert!(
+        maintainer.is_some_and(|l| l.contains(" <") && l.contains('@')),
+        "{control}"
+    );
     let sums = Command::new("md5sum")
         .args(["-c", "--quiet", "DEBIAN/md5sums"])
         .current_dir(&root)

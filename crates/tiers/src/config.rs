@@ -130,6 +130,8 @@ pub enum Rule {
     KeepSuperseded,
     /// An entry is written over only while its epoch is open.
     OverwriteOnlyOpen,
+    /// An entry is staged only once it is known what it replaces.
+    StageOnlyVerified,
     /// Bytes are acknowledged only after the device's flush.
     FlushBeforeAcknowledge,
     /// Rule 6: segments for the whole dirty bound stay reserved.

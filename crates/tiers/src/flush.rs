@@ -120,6 +120,9 @@ impl<D: Snapshot> Lane<D> {
                 }
             }
         };
+        if self.is_unverified(newest) && self.rule(Rule::StageOnlyVerified) {
+            return Err(Stalled);
+        }
         let replaced = self.mem.entry(newest).link();
         if e.kind() == Kind::Tombstone {
             if !replaced.is_none() {
@@ -356,7 +359,7 @@ impl<D: Snapshot> Lane<D> {
     ) {
         if let Err(error) = result {
             self.stats.failed_writes += 1;
-            tracing::error!(lane = self.cfg.lane, segment, %error, "a write failed; writing it elsewhere");
+            tracing::error!(lane = self.cfg.lane, segment, %error, "a write failed; writing it elsewhere; look after the device if this comes again");
             self.restage(segment, header, start);
         }
         // What could not be written anywhere stays readable from its buffer.

@@ -29,7 +29,7 @@ pub(crate) use crate::config::{Config, Look, Phase, Refused, Rule};
 pub(crate) use crate::room::{CLEANER_SEGMENTS, SPARE_SEGMENTS};
 use std::collections::VecDeque;
 use std::sync::Arc;
-use terrace_log::entry::{self, Entry, FLAG_KEEP};
+use terrace_log::entry::{self, Entry, FLAG_KEEP, FLAG_UNVERIFIED};
 use terrace_log::{Kind, Loc, NewEntry, Slot, Snapshot, Subject, Terrace};
 use terrace_media::Arena;
 
@@ -92,6 +92,8 @@ pub struct Lane<D> {
     /// Segments of a warm image, written or being read back.
     pub(crate) warm_written: Vec<u32>,
 
+    /// Entries of user keys that may have a copy below which names the same key.
+    pub(crate) unverified: u64,
     /// Slots of user keys that name tombstones.
     pub(crate) tombs: u64,
     /// Somebody was refused room, and for how many bytes at most.
@@ -170,6 +172,7 @@ impl<D: Snapshot> Lane<D> {
             checkpoint_number: 0,
             warm: None,
             warm_written: Vec::new(),
+            unverified: 0,
             tombs: 0,
             writers_wait: false,
             wanted_bytes: 0,
@@ -218,7 +221,8 @@ impl<D: Snapshot> Lane<D> {
 
     /// Keys of the user: not deleted, not yet noticed as expired.
     pub fn keys(&self) -> u64 {
-        self.dir.len(0) - self.tombs
+        // An update that nobody has verified is taken for one of a key that was there: mostly it is.
+        self.dir.len(0) - self.tombs - self.unverified
     }
     /// Bytes that no durable terrace has yet.
     pub fn dirty_bytes(&self) -> u64 {
@@ -284,38 +288,39 @@ impl<D: Snapshot> Lane<D> {
         is_use: bool,
         known: impl Fn(Loc) -> Option<bool>,
     ) -> Look {
-        let mut read = None;
-        let mut fetched = false;
+        let (mut read, mut below) = (None, None);
         let (mem, middle, ssd) = (&self.mem, &self.middle, &self.ssd);
         let found = self.dir.update(who, |slot| {
             let loc = slot.loc();
             let here = match (loc.terrace(), middle) {
                 (Terrace::Dram, _) => mem.entry(loc).key() == key,
                 (Terrace::Middle, Some(middle)) => middle.entry(loc).key() == key,
-                _ => match known(loc) {
-                    Some(hit) => {
-                        fetched = hit;
-                        hit
-                    }
-                    None => match ssd.buffered(loc) {
-                        Some(entry) => entry.key() == key,
-                        None => {
-                            read = read.or(Some(loc));
-                            false
+                _ => {
+                    // What is above may be newer (see `unverified`), so this one counts when all were seen.
+                    let buffered = || Some(ssd.buffered(loc)?.key() == key);
+                    match (known(loc), known(loc).or_else(buffered)) {
+                        (fetched, Some(true)) => {
+                            below = below.or(Some((slot, fetched.is_some())));
                         }
-                    },
-                },
+                        (_, Some(false)) => {}
+                        (_, None) => read = read.or(Some(loc)),
+                    }
+                    false
+                }
             };
-            here.then(|| match is_use {
-                true => slot.with_heat(policy::warmer(slot.heat())),
-                false => slot,
-            })
+            here.then(|| warmed(slot, is_use))
         });
-        match (found, fetched, read) {
-            (Some(slot), true, _) => Look::Fetched(slot),
-            (Some(slot), false, _) => Look::Memory(slot),
-            (None, _, Some(loc)) => Look::Read(loc),
-            (None, _, None) => Look::Absent,
+        match (found, below, read) {
+            (Some(slot), ..) => Look::Memory(slot),
+            (None, Some((slot, fetched)), _) => {
+                self.dir.swing(who, slot.loc(), warmed(slot, is_use));
+                match fetched {
+                    true => Look::Fetched(slot),
+                    false => Look::Memory(slot),
+                }
+            }
+            (None, None, Some(loc)) => Look::Read(loc),
+            (None, None, None) => Look::Absent,
         }
     }
 
@@ -379,6 +384,9 @@ impl<D: Snapshot> Lane<D> {
     ) -> Result<Slot, Refused> {
         let mut new = *new;
         new.link = prev.map_or(Loc::NONE, |p| self.durable_copy(p));
+        if prev.is_some_and(|p| self.is_unverified(p.loc())) {
+            new.flags |= FLAG_UNVERIFIED;
+        }
         if let Some(p) = prev.filter(|p| self.may_overwrite(p.loc(), &new)) {
             new.write(self.mem.entry_mut(p.loc()));
             let slot = Slot::new(p.loc(), policy::warmer(p.heat()));
@@ -472,6 +480,7 @@ impl<D: Snapshot> Lane<D> {
     pub fn delete(&mut self, who: Subject, prev: Slot, key: &[u8]) -> Result<(), Refused> {
         let loc = prev.loc();
         let never_left = loc.terrace() == Terrace::Dram
+            && !self.is_unverified(loc)
             && self.staged == self.epoch_start
             && self.mem.entry(loc).link().is_none()
             && self
@@ -498,53 +507,6 @@ impl<D: Snapshot> Lane<D> {
         self.put(who, Some(prev), &tombstone).map(|_| ())
     }
 
-    /// Brings an entry that was read from the SSD up to DRAM, if it is still the newest copy.
-    pub fn promote(&mut self, who: Subject, loc: Loc, fetched: &Entry<'_>) {
-        let memory = self.mem.quota() * self.cfg.segment_bytes;
-        if !policy::admit_on_read(fetched.len_bytes(), memory) || fetched.kind() == Kind::Tombstone
-        {
-            return;
-        }
-        self.clean_memory(2 * fetched.len_bytes());
-        let Some(slot) = self.dir.find(who, |s| s.loc() == loc) else {
-            return;
-        };
-        let new = NewEntry {
-            link: loc,
-            flags: fetched.prefix_flag(),
-            version: None,
-            ..fetched.to_new()
-        };
-        let head = match self.ghost.recall(who) {
-            true => {
-                self.stats.recalled += 1;
-                self.stats.recalled_bytes += new.len_bytes() as u64;
-                Head::Main
-            }
-            false => Head::Probation,
-        };
-        if let Some(up) = self.mem.append(head, &new, SPARE_SEGMENTS) {
-            self.dir
-                .swing(who, loc, Slot::new(up, slot.heat().saturating_sub(1)));
-            self.stats.promoted_bytes += new.len_bytes() as u64;
-        }
-    }
-
-    /// Brings an entry of the middle terrace up to DRAM.
-    pub fn promote_middle(&mut self, who: Subject, slot: Slot) {
-        let loc = slot.loc();
-        if loc.terrace() != Terrace::Middle || self.mem.free_segments() <= SPARE_SEGMENTS {
-            return;
-        }
-        let Some(middle) = &self.middle else { return };
-        let old = middle.entry(loc);
-        let len = old.len_bytes();
-        if let Some(up) = self.mem.append(Head::Main, &old.to_new(), SPARE_SEGMENTS) {
-            self.dir.swing(who, loc, Slot::new(up, 0));
-            self.terrace_mut(loc).kill(loc, len);
-        }
-    }
-
     /// Whether `flush_all` may be called: no epoch is under way.
     pub fn can_flush_all(&self) -> bool {
         self.phase == Phase::Idle && self.staged == self.epoch_start
@@ -565,6 +527,7 @@ impl<D: Snapshot> Lane<D> {
         self.warm_drop();
         self.ssd.reset_live();
         self.tombs = 0;
+        self.unverified = 0;
         self.epoch_start = self.mem.dirty_end();
         self.staged = self.epoch_start;
         self.durable = self.epoch_start;
@@ -573,6 +536,13 @@ impl<D: Snapshot> Lane<D> {
         self.flushing_all = Some(self.open_epoch);
         self.stats.updates += 1;
         Ok(())
+    }
+}
+
+fn warmed(slot: Slot, is_use: bool) -> Slot {
+    match is_use {
+        true => slot.with_heat(policy::warmer(slot.heat())),
+        false => slot,
     }
 }
 

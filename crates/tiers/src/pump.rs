@@ -131,6 +131,7 @@ impl<D: Snapshot> Lane<D> {
         let segment = self.cfg.segment_bytes as u64;
         LaneStats {
             keys: self.keys(),
+            unverified: self.unverified,
             dirty_bytes: self.dirty_bytes(),
             dirty_max_bytes: self.dirty_max,
             dram_bytes: self.mem.held() as u64 * segment,

@@ -21,6 +21,8 @@ pub struct LaneStats {
     pub device_read_bytes: u64,
     /// Device reads to verify the key of an update or deletion.
     pub verify_reads: u64,
+    /// Updates of which it is not known yet what they replace (now).
+    pub unverified: u64,
     /// Device reads that brought another key than the one looked for.
     pub wrong_reads: u64,
     /// Updates taken.

@@ -146,6 +146,9 @@ impl<D: Snapshot> Lane<D> {
         let Some(slot) = self.dir.find(who, |s| s.loc() == below) else {
             return;
         };
+        if self.has_newer_above(who, e.key()) {
+            return;
+        }
         let new = NewEntry {
             flags: e.prefix_flag(),
             ..e.to_new()

@@ -18,6 +18,9 @@ use std::sync::atomic::Ordering;
 /// The longest a fault waits for room in the page buffer.
 const WAIT_MS_MAX: u64 = 10_000;
 
+/// How often a page is looked at ahead before it is left: each time others have changed it or room was made.
+const AHEAD_TRIES_MAX: u32 = 4;
+
 /// How a fault ended.
 pub(crate) enum Outcome {
     /// The access goes on when it is tried again. If not `woken`, a thread that sleeps in the fault must be woken.
@@ -77,6 +80,8 @@ struct Fault<'a> {
     touch: Touch,
     /// When it began to wait for room, in milliseconds.
     waits_since: Option<u64>,
+    /// Nobody waits for it yet: what cannot be done at once is not done.
+    ahead: bool,
 }
 
 /// What one look at the page came to.
@@ -97,6 +102,7 @@ impl Core {
             page,
             touch,
             waits_since: None,
+            ahead: false,
         };
         let (block, _) = place(page);
         loop {
@@ -121,6 +127,35 @@ impl Core {
                 }
             }
         }
+    }
+
+    /// Makes a page accessible that nobody waits for. False: it cannot be had at once, or not at all.
+    pub fn bring(&self, page: u64, touch: Touch) -> bool {
+        let mut fault = Fault {
+            core: self,
+            page,
+            touch,
+            waits_since: None,
+            ahead: true,
+        };
+        for _ in 0..AHEAD_TRIES_MAX {
+            let Ok(pinned) = self.space.pin(place(page).0) else {
+                return false;
+            };
+            let Some(region) = self.space.region(page) else {
+                self.unpin(pinned, 1);
+                return false;
+            };
+            match fault.step(pinned, region) {
+                Step::Done { .. } => return true,
+                Step::Again => {}
+                Step::Failed(_) => {
+                    self.unpin(pinned, 1);
+                    return false;
+                }
+            }
+        }
+        false
     }
 
     /// Ends uses of a block; releases it if they were the last.
@@ -169,6 +204,10 @@ impl Fault<'_> {
                 core.unpin(pinned, 1);
                 Step::Done { woken: false }
             }
+            Phase::Dirty if self.ahead => {
+                core.unpin(pinned, 1);
+                Step::Done { woken: false }
+            }
             Phase::Clean | Phase::Dirty if self.touch != Touch::Read => {
                 let counts = seen.phase() == Phase::Clean;
                 if !self.may_dirty(counts) {
@@ -184,6 +223,10 @@ impl Fault<'_> {
                 self.open(pinned, region, seen)
             }
             Phase::Clean | Phase::Dirty => {
+                core.unpin(pinned, 1);
+                Step::Done { woken: false }
+            }
+            _ if self.ahead => {
                 core.unpin(pinned, 1);
                 Step::Done { woken: false }
             }
@@ -263,7 +306,11 @@ impl Fault<'_> {
         }
         // Noted before it is there: whoever is woken by its coming may ask for a write-back that must find it.
         record.note(at);
-        match self.put(region, writable) {
+        let put = match self.ahead && core.ahead.has_ended() {
+            true => Err(self.no_room()),
+            false => self.put(region, writable),
+        };
+        match put {
             Ok(fetched) => {
                 let heat = core.comes(self.page, fetched);
                 let then = match writable {
@@ -279,7 +326,8 @@ impl Fault<'_> {
             }
             Err(cause) => {
                 core.undirty(writable, 1);
-                if core.way != Way::InThread {
+                // Ahead it is left to the fault that will ask for it.
+                if core.way != Way::InThread && !self.ahead {
                     // Told before, since whoever waits for it wakes with the poison.
                     signal::report(&self.failure(region, cause));
                     if core.uffd.poison(core.space.address_of(self.page)).is_ok() {
@@ -312,6 +360,12 @@ impl Fault<'_> {
                 .map_err(Cause::kernel("put it in place"))?;
             Ok(fetched)
         })
+    }
+
+    fn no_room(&self) -> Cause {
+        Cause::NoRoom {
+            pages_max: self.core.pages_now(),
+        }
     }
 
     /// Counts one more dirty page if there may be one more. A page that is dirty already needs no count.
@@ -349,12 +403,15 @@ impl Fault<'_> {
                 return Ok(());
             }
         }
+        if self.ahead {
+            return Err(self.no_room());
+        }
         let now = now_ms();
         let since = *self.waits_since.get_or_insert(now);
         if now.saturating_sub(since) > WAIT_MS_MAX {
             return Err(match *core.failed.lock() {
                 Some(error) => Cause::Stuck { pages_max, error },
-                None => Cause::NoRoom { pages_max },
+                None => self.no_room(),
             });
         }
         Counters::add(&core.counters.waits, 1);

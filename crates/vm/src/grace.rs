@@ -15,6 +15,7 @@ use rustix::io::Errno;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread::JoinHandle;
+use terrace_media::descriptors::keep;
 
 /// The stack of the thread: it calls the kernel and nothing else.
 const STACK_BYTES: usize = 64 << 10;
@@ -31,8 +32,9 @@ pub(crate) struct Grace {
 
 impl Grace {
     pub fn new(kept_bytes: usize) -> Result<Grace, SystemError> {
-        let bell =
-            eventfd(0, EventfdFlags::CLOEXEC).map_err(SystemError::call("making an eventfd"))?;
+        let bell = eventfd(0, EventfdFlags::CLOEXEC)
+            .map(keep)
+            .map_err(SystemError::call("making an eventfd"))?;
         Ok(Grace {
             given_back: AtomicU64::new(0),
             freed: AtomicU64::new(0),

@@ -13,6 +13,7 @@ use rustix::io::Errno;
 use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::Instant;
+use terrace_media::descriptors::keep;
 
 /// The stack of a handler thread: reading a page back needs little.
 const STACK_BYTES: usize = 256 << 10;
@@ -26,6 +27,7 @@ pub(crate) struct Handlers {
 impl Handlers {
     pub fn start(core: &Arc<Core>, threads: usize) -> Result<Handlers, VmError> {
         let stop = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
+            .map(keep)
             .map_err(SystemError::call("making an eventfd"))?;
         let mut handlers = Handlers {
             stop: Arc::new(stop),
@@ -92,6 +94,8 @@ fn serve_ready(core: &Core) {
             Touch::Read
         };
         let began = Instant::now();
+        // Before the thread goes on, or it would meet the next page while that is filling, and wake another handler.
+        core.bring_ahead(event.address, touch);
         let resolved = core.resolve(event.address, touch);
         let ns = began.elapsed().as_nanos() as u64;
         Counters::add(&core.counters.fault_ns, ns);

@@ -4,6 +4,7 @@
 //! Promises: DRAM for materialised pages is bounded; a page that cannot be read back kills only what touches it.
 //! Never: a second cache, a second log or a second cleaner; those are the pool's.
 
+mod ahead;
 mod backing;
 mod balance;
 mod block;
@@ -44,3 +45,5 @@ pub use region::{REGION_PAGES_MAX, Region};
 pub use signal::watch_forks;
 pub use stats::Stats;
 pub use sys::SystemError;
+pub use sys::hold_device;
+pub use terrace_media::descriptors;

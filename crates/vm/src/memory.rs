@@ -3,6 +3,7 @@
 //! Promises: at most `pages_max` pages are materialised at a time; whoever needs one more evicts others or waits, boundedly. Never:
 //! starts a thread where faults are taken in the faulting thread, but for one that waits for the kernel to free page tables.
 
+use crate::ahead::Ahead;
 use crate::backing::{Backing, StoreError};
 use crate::evict::{Hand, Workspace};
 use crate::ghost::Ghost;
@@ -135,6 +136,7 @@ pub(crate) struct Core {
     pub dirty: AtomicUsize,
     pub scratch: Scratch,
     pub ghost: Ghost,
+    pub ahead: Ahead,
     pub grace: Grace,
     pub workspaces: [Lock<Workspace>; EVICTORS_MAX],
     /// Where eviction goes on.
@@ -194,6 +196,7 @@ impl Memory {
             resident: AtomicUsize::new(0),
             dirty: AtomicUsize::new(0),
             scratch: Scratch::new(),
+            ahead: Ahead::default(),
             ghost: Ghost::new(
                 options
                     .remembered

@@ -2,10 +2,10 @@
 //!
 //! | state | the page in the application's view | who may move it on | to |
 //! |---|---|---|---|
-//! | absent | not there | a fault | filling |
+//! | absent | not there | a fault, or who brings it in ahead of one | filling |
 //! | | | who frees it | discarding |
 //! | filling | not there, or just put there | only the thread that fills it | clean (it was read), dirty (it is to be written), absent (it could not be read) |
-//! | clean | there, write-protected, the backing has its contents | a fault by writing | opening |
+//! | clean | there, write-protected, the backing has its contents | a fault by writing, or ahead of one | opening |
 //! | | | an evictor | leaving clean |
 //! | | | who frees it | discarding |
 //! | opening | there, its protection is being taken away | only the thread that opens it | dirty |

@@ -11,6 +11,14 @@ pub(crate) fn batch_pages(pages_max: usize) -> usize {
     (pages_max / 8).clamp(1, BATCH_PAGES_MAX)
 }
 
+/// The most pages that come with one that faults, of a buffer of `pages_max`: the wake-up of a handler is a small part of the time then.
+const AHEAD_PAGES_MAX: u64 = 32;
+
+/// How many of them from a buffer of `pages_max`.
+pub(crate) fn ahead_pages(pages_max: usize) -> u64 {
+    (pages_max as u64 / 16).min(AHEAD_PAGES_MAX)
+}
+
 /// DRAM of a block with a resident page beside the pages: a page table and a record.
 pub(crate) const TABLE_BYTES: usize = crate::PAGE_BYTES + crate::space::RECORD_BYTES;
 

@@ -113,13 +113,20 @@ impl Space {
         } else {
             len + SLOT_BYTES
         };
-        let tables = (
-            Table::new(blocks)?,
-            Table::new(blocks.div_ceil(64))?,
-            Table::new(blocks.min(RECORDS_MAX))?,
-            Table::new(len / SLOT_BYTES)?,
-        );
+        // Before the tables: the kernel would lay them where `base` is, if that is the highest place that is free.
         let mapped = map(asked, base)?;
+        let tables = || {
+            Ok((
+                Table::new(blocks)?,
+                Table::new(blocks.div_ceil(64))?,
+                Table::new(blocks.min(RECORDS_MAX))?,
+                Table::new(len / SLOT_BYTES)?,
+            ))
+        };
+        let tables = tables().inspect_err(|_: &SystemError| {
+            // SAFETY: mapped just now, and nobody knows of it.
+            let _ = unsafe { munmap(mapped, asked) };
+        })?;
         let space = Space {
             mapped: (mapped as usize, asked),
             base: (mapped as usize).next_multiple_of(SLOT_BYTES),

@@ -24,6 +24,7 @@ pub(crate) struct Counters {
     pub failed_faults: AtomicU64,
     pub failed_stores: AtomicU64,
     pub fault_ns: AtomicU64,
+    pub ahead: AtomicU64,
 }
 
 /// What a memory did so far, and what it holds.
@@ -65,6 +66,8 @@ pub struct Stats {
     pub failed_stores: u64,
     /// Time that handler threads spent with faults, nanoseconds; 0 where faults are taken in the faulting thread.
     pub fault_ns: u64,
+    /// Pages that came or were opened with another one that faulted: they are in `fetched`, `absent` and `opened` too.
+    pub ahead: u64,
 }
 
 impl Counters {
@@ -97,6 +100,7 @@ impl Core {
             failed_faults: get(&c.failed_faults),
             failed_stores: get(&c.failed_stores),
             fault_ns: get(&c.fault_ns),
+            ahead: get(&c.ahead),
         }
     }
 }

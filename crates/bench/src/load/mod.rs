@@ -92,6 +92,8 @@ pub struct Load {
     pub new_from: u64,
     /// Length of each value in bytes.
     pub value_bytes: usize,
+    /// Whether half of each value is zeros, so that it packs; else all of it is random.
+    pub packs: bool,
     /// When to end.
     pub until: Until,
     /// How fast.
@@ -117,6 +119,7 @@ impl Load {
             new_every: None,
             new_from: 0,
             value_bytes,
+            packs: false,
             until: Until::Seconds(1.0),
             pace: Pace::Free,
             protocol: Protocol::Resp,
@@ -383,7 +386,7 @@ impl<'a> Run<'a> {
             )?;
             conns.push(conn);
         }
-        let words = Words::new(load.protocol, load.value_bytes);
+        let words = Words::new(load.protocol, load.value_bytes, load.packs);
         let source = Source::new(load);
         let live = conns.len();
         Ok(Run {

@@ -2,7 +2,8 @@
 //!
 //! Promises that building a request is two copies and twelve digits, with no formatting and no allocation, and that a value can
 //! be checked against its key: its first bytes are the key, its last bytes depend on it too, so a torn or misplaced value shows.
-//! The filler is random, so that no compression between the server and its disk (zswap, a clever device) flatters anyone.
+//! The filler is random, so that no compression between the server and its disk (zswap, a clever device) flatters anyone, unless a load
+//! asks for values of which half is zeros.
 
 use super::keys::Rng;
 use super::{Op, Protocol};
@@ -13,7 +14,9 @@ pub const KEY_BYTES: usize = 16;
 pub const VALUE_BYTES_MIN: usize = KEY_BYTES;
 /// The filler of two keys starts at different places of one random run.
 const FILLER_SPREAD_BYTES: u64 = 4096;
-/// How many of a value's last bytes are compared.
+/// Of filler that packs by half, how long random bytes and zeros last.
+const PACKS_RUN_BYTES: usize = 64;
+/// How many of a value's last bytes are compared where they are random.
 const TAIL_BYTES: usize = 8;
 
 /// What stands before the key, and after that of a GET.
@@ -40,6 +43,8 @@ const MEMCACHED: Heads = Heads {
 /// Requests and values for one protocol and value length.
 pub struct Words {
     value_bytes: usize,
+    /// How many of a value's last bytes are compared.
+    tail_bytes: usize,
     heads: &'static Heads,
     /// What stands between the key and the value of a SET.
     value_head: Vec<u8>,
@@ -47,7 +52,8 @@ pub struct Words {
 }
 
 impl Words {
-    pub fn new(protocol: Protocol, value_bytes: usize) -> Words {
+    /// With `packs`, every other [`PACKS_RUN_BYTES`] of the filler are zeros.
+    pub fn new(protocol: Protocol, value_bytes: usize, packs: bool) -> Words {
         assert!(value_bytes >= VALUE_BYTES_MIN);
         let mut rng = Rng::new(0x7e44_ace0);
         let filler_bytes = value_bytes + FILLER_SPREAD_BYTES as usize + 8;
@@ -55,12 +61,18 @@ impl Words {
         while filler.len() < filler_bytes {
             filler.extend_from_slice(&rng.next().to_le_bytes());
         }
+        if packs {
+            let runs = filler.chunks_mut(PACKS_RUN_BYTES);
+            runs.skip(1).step_by(2).for_each(|run| run.fill(0));
+        }
         let (heads, value_head) = match protocol {
             Protocol::Resp => (&RESP, format!("\r\n${value_bytes}\r\n")),
             Protocol::Memcached => (&MEMCACHED, format!(" {value_bytes}\r\n")),
         };
         Words {
             value_bytes,
+            // Ends of zeros would fit any key.
+            tail_bytes: if packs { value_bytes } else { TAIL_BYTES },
             heads,
             value_head: value_head.into_bytes(),
             filler,
@@ -95,7 +107,7 @@ impl Words {
             return false;
         }
         let rest = self.rest(key);
-        let tail = rest.len().min(TAIL_BYTES);
+        let tail = rest.len().min(self.tail_bytes);
         value[value.len() - tail..] == rest[rest.len() - tail..]
     }
 }
@@ -125,7 +137,7 @@ mod tests {
     #[test]
     fn a_value_belongs_to_one_key_only() {
         for value_bytes in [16usize, 17, 20, 100, 1024] {
-            let words = Words::new(Protocol::Resp, value_bytes);
+            let words = Words::new(Protocol::Resp, value_bytes, false);
             let mut out = Vec::new();
             words.push(&mut out, Op::Set, 42);
             let mut value = out[out.len() - 2 - value_bytes..out.len() - 2].to_vec();
@@ -141,8 +153,17 @@ mod tests {
     }
 
     #[test]
+    fn values_that_pack_are_zeros_by_half() {
+        let words = Words::new(Protocol::Resp, 1024, true);
+        for key in [0, 1, 77] {
+            let zeros = words.rest(key).iter().filter(|byte| **byte == 0).count();
+            assert!((440..570).contains(&zeros), "{zeros} of 1008");
+        }
+    }
+
+    #[test]
     fn requests_are_resp() {
-        let words = Words::new(Protocol::Resp, 20);
+        let words = Words::new(Protocol::Resp, 20, false);
         let mut out = Vec::new();
         words.push(&mut out, Op::Get, 7);
         assert_eq!(out, b"*2\r\n$3\r\nGET\r\n$16\r\nkey:000000000007\r\n");
@@ -161,7 +182,7 @@ mod tests {
 
     #[test]
     fn requests_are_meta_commands() {
-        let words = Words::new(Protocol::Memcached, 20);
+        let words = Words::new(Protocol::Memcached, 20, false);
         let mut out = Vec::new();
         for op in [Op::Get, Op::Del, Op::Set] {
             words.push(&mut out, op, 7);

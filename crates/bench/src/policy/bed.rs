@@ -7,7 +7,7 @@ use anyhow::{Result, anyhow, bail};
 use std::os::fd::RawFd;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
-use terrace_kv::{Cond, Expiry, NewValue, Outcome, Step, Task, Value, Worker};
+use terrace_kv::{Expiry, NewValue, Outcome, Step, Task, Value, Worker};
 use terrace_media::{Arena, BLOCK_BYTES, Counters, Device, Disk, Done, MediaError, Op, Wait};
 use terrace_pool::{Durability, ManualClock, Options, Pool, Stats, Superblock};
 
@@ -181,7 +181,7 @@ impl Bed {
         let value = std::mem::take(&mut self.value);
         let done = self.run(|w, t| {
             let mut new = NewValue::Inline(&value[..value_bytes]);
-            terrace_kv::set(w, t, &key, &mut new, Cond::Always, Expiry::None, |_| ())
+            terrace_kv::put(w, t, &key, &mut new, Expiry::None)
         });
         self.value = value;
         done.map(|_| ())

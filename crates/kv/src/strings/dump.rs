@@ -1,6 +1,7 @@
 //! DUMP and RESTORE of strings: Redis's serialised form, version 10: a type byte, the string, the version and a CRC-64.
 //! A string is written as it is or, if it is an integer, as one; compressed ones are read and not written.
 
+use super::lzf;
 use crate::number::parse_i64;
 
 /// The version that Redis 7.0 writes; older ones are read.
@@ -132,38 +133,88 @@ fn string(body: &[u8], most_bytes: usize) -> Option<(Vec<u8>, &[u8])> {
             let (len, rest) = length(rest)?;
             let (packed, len) = (packed.ok()?, len.ok()?);
             let bytes = rest.get(..packed)?;
-            let value = (len <= most_bytes).then(|| unpack(bytes, len))??;
+            let value = (len <= most_bytes).then(|| lzf::unpack(bytes, len))??;
             Some((value, &rest[packed..]))
         }
         Err(_) => None,
     }
 }
 
-/// LZF: runs of bytes, and references to what was unpacked before.
-fn unpack(mut packed: &[u8], len: usize) -> Option<Vec<u8>> {
-    let mut out = Vec::with_capacity(len);
-    while let Some((&control, rest)) = packed.split_first() {
-        packed = rest;
-        if control < 32 {
-            let run = usize::from(control) + 1;
-            out.extend_from_slice(packed.get(..run)?);
-            packed = &packed[run..];
-        } else {
-            let mut run = usize::from(control >> 5) + 2;
-            if run == 9 {
-                run += usize::from(*packed.first()?);
-                packed = &packed[1..];
-            }
-            let back = usize::from(control & 31) << 8 | usize::from(*packed.first()?);
-            packed = &packed[1..];
-            let from = out.len().checked_sub(back + 1)?;
-            (0..run).for_each(|n| out.push(out[from + n]));
-        }
-        if out.len() > len {
+/// What the body of a long dump is.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Body {
+    /// These bytes of the dump.
+    Plain(std::ops::Range<u64>),
+    /// These bytes, packed (LZF), and so many unpacked.
+    Packed(std::ops::Range<u64>, u64),
+}
+
+/// Bytes that [`body`] needs of a dump's start.
+pub const HEAD_MAX_BYTES: usize = 32;
+/// Bytes that [`foot_fits`] needs of its end.
+pub const FOOT: usize = FOOT_BYTES;
+
+/// The body of a long dump of so many bytes, by its first ones.
+///
+/// # Errors
+/// When it is not a string (what is an integer is not long).
+pub fn body(head: &[u8], dump_bytes: u64) -> Result<Body, Refused> {
+    let find = || -> Option<(Body, u64)> {
+        let (&kind, rest) = head.split_first()?;
+        if kind != TYPE_STRING {
             return None;
         }
-    }
-    (out.len() == len).then_some(out)
+        let at = |rest: &[u8]| (head.len() - rest.len()) as u64;
+        let (len, rest) = length(rest)?;
+        Some(match len {
+            Ok(len) => {
+                let bytes = at(rest)..at(rest).checked_add(len as u64)?;
+                (Body::Plain(bytes.clone()), bytes.end)
+            }
+            Err(3) => {
+                let (packed, rest) = length(rest)?;
+                let (len, rest) = length(rest)?;
+                let bytes = at(rest)..at(rest).checked_add(packed.ok()? as u64)?;
+                (Body::Packed(bytes.clone(), len.ok()? as u64), bytes.end)
+            }
+            Err(_) => return None,
+        })
+    };
+    let foot = dump_bytes.saturating_sub(FOOT_BYTES as u64);
+    let found = find().filter(|(_, end)| *end == foot);
+    found.map(|(body, _)| body).ok_or(Refused::Format)
+}
+
+/// The checksum of what was summed before and these bytes; 0 of nothing.
+pub fn sum(before: u64, bytes: &[u8]) -> u64 {
+    let mut digest = CRC.digest_with_initial(before.reverse_bits());
+    digest.update(bytes);
+    digest.finalize()
+}
+
+/// Whether the last bytes of a dump are a foot for this checksum of all before its last eight.
+pub fn foot_fits(foot: &[u8; FOOT_BYTES], summed: u64) -> bool {
+    let version = u16::from_le_bytes([foot[0], foot[1]]);
+    let sum = foot[2..]
+        .iter()
+        .rev()
+        .fold(0u64, |n, &b| n << 8 | u64::from(b));
+    version <= RDB_VERSION && (sum == 0 || sum == summed)
+}
+
+/// What stands before a long string of so many bytes in its dump.
+pub fn head_of(len: u64) -> Vec<u8> {
+    let mut out = vec![TYPE_STRING];
+    write_len(&mut out, len as usize);
+    out
+}
+
+/// What stands behind it, by the checksum of all before.
+pub fn foot_of(summed: u64) -> Vec<u8> {
+    let mut out = RDB_VERSION.to_le_bytes().to_vec();
+    let sum = sum(summed, &out);
+    out.extend_from_slice(&sum.to_le_bytes());
+    out
 }
 
 #[cfg(test)]
@@ -199,9 +250,23 @@ mod tests {
             prop_assert_eq!(restore(&dump(text.as_bytes()), 20).unwrap(), text.as_bytes());
         }
         #[test]
+        fn a_long_one_is_told_by_its_ends(value in proptest::collection::vec(any::<u8>(), 70..20_000), cut in 1usize..60) {
+            let whole = dump(&value);
+            let (head, foot) = (head_of(value.len() as u64), whole.len() - FOOT);
+            let summed = value.chunks(cut).fold(sum(0, &head), sum);
+            prop_assert_eq!([&head[..], &value, &foot_of(summed)].concat(), whole.clone());
+            let bytes = head.len() as u64..foot as u64;
+            let read = body(&whole[..HEAD_MAX_BYTES], whole.len() as u64);
+            prop_assert_eq!(read, Ok(Body::Plain(bytes)));
+            let foot: [u8; FOOT] = whole[foot..].try_into().unwrap();
+            prop_assert!(foot_fits(&foot, sum(summed, &foot[..2])));
+            prop_assert!(!foot_fits(&foot, summed ^ 1));
+        }
+        #[test]
         fn garbage_never_panics(bytes in proptest::collection::vec(any::<u8>(), 0..60)) {
             let mut bytes = bytes;
             let _ = restore(&bytes, 1000);
+            let _ = body(&bytes, bytes.len() as u64);
             // With a good foot the body is looked at.
             bytes.extend_from_slice(&RDB_VERSION.to_le_bytes());
             bytes.extend_from_slice(&[0; 8]);

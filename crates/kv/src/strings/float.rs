@@ -1,6 +1,6 @@
 //! INCRBYFLOAT's arithmetic: numbers with a mantissa of 64 bits, as the `long double` of x86-64 that Redis computes with,
-//! read from decimals and written as decimals, both rounded correctly. So sums are those of Redis to the last digit.
-//! Left out: hexadecimal numbers, and the loss of digits below 2^-16382.
+//! read from decimals (or hexadecimals, as strtold takes them too) and written as decimals, all rounded correctly. So sums are
+//! those of Redis to the last digit. Left out: the loss of digits below 2^-16382.
 
 use num_bigint::BigUint;
 use num_traits::{ToPrimitive, Zero};
@@ -76,7 +76,7 @@ fn round(negative: bool, n: &BigUint, d: &BigUint, power: i64) -> Option<Float> 
     })
 }
 
-/// Reads a decimal number as `strtold` does, with nothing around it.
+/// Reads a number as `strtold` does, with nothing around it.
 pub fn parse(text: &[u8]) -> Option<Parsed> {
     if text.is_empty() || text.len() >= TEXT_MAX_BYTES {
         return None;
@@ -89,22 +89,18 @@ pub fn parse(text: &[u8]) -> Option<Parsed> {
     if rest.eq_ignore_ascii_case(b"inf") || rest.eq_ignore_ascii_case(b"infinity") {
         return Some(Parsed::Infinite);
     }
-    let (digits, exponent) = match rest.iter().position(|b| b.eq_ignore_ascii_case(&b'e')) {
-        None => (rest, 0),
-        Some(at) => (&rest[..at], exponent(&rest[at + 1..])?),
-    };
-    let (whole, part) = match digits.iter().position(|&b| b == b'.') {
-        None => (digits, &[][..]),
-        Some(at) => (&digits[..at], &digits[at + 1..]),
-    };
-    let all: Vec<u8> = whole.iter().chain(part).copied().collect();
-    if all.is_empty() || !all.iter().all(u8::is_ascii_digit) {
-        return None;
+    if let [b'0', b'x' | b'X', hex @ ..] = rest {
+        let (n, decimals, exponent) = digits(hex, 16, b'p')?;
+        let power = exponent - 4 * decimals;
+        if power.abs() > 4 * POWER_MAX {
+            return n.is_zero().then(|| Parsed::Finite(zero(negative)));
+        }
+        return round(negative, &n, &BigUint::from(1u8), power).map(Parsed::Finite);
     }
-    let n = BigUint::parse_bytes(&all, 10)?;
-    let scale = exponent - part.len() as i64;
+    let (n, decimals, exponent) = digits(rest, 10, b'e')?;
+    let scale = exponent - decimals;
     let one = BigUint::from(1u8);
-    if scale > EXPONENT_MAX || scale < -EXPONENT_MAX - all.len() as i64 {
+    if scale > EXPONENT_MAX || scale < -EXPONENT_MAX - rest.len() as i64 {
         // strtold reports a range error, which Redis takes for no number, unless it is plain zero.
         return n.is_zero().then(|| Parsed::Finite(zero(negative)));
     }
@@ -114,6 +110,26 @@ pub fn parse(text: &[u8]) -> Option<Parsed> {
         false => round(negative, &n, &ten, 0),
     };
     number.map(Parsed::Finite)
+}
+
+/// Digits with a point somewhere, perhaps, and an exponent behind `mark`: all digits as one number, how many stood behind
+/// the point, and the exponent.
+fn digits(text: &[u8], radix: u32, mark: u8) -> Option<(BigUint, i64, i64)> {
+    let (digits, exponent) = match text.iter().position(|b| b.eq_ignore_ascii_case(&mark)) {
+        None => (text, 0),
+        Some(at) => (&text[..at], exponent(&text[at + 1..])?),
+    };
+    let (whole, part) = match digits.iter().position(|&b| b == b'.') {
+        None => (digits, &[][..]),
+        Some(at) => (&digits[..at], &digits[at + 1..]),
+    };
+    let all: Vec<u8> = whole.iter().chain(part).copied().collect();
+    // `parse_bytes` takes underscores and a sign, too.
+    if !all.iter().all(|b| char::from(*b).is_digit(radix)) {
+        return None;
+    }
+    let n = BigUint::parse_bytes(&all, radix)?;
+    Some((n, part.len() as i64, exponent))
 }
 
 fn zero(negative: bool) -> Float {
@@ -133,7 +149,7 @@ fn exponent(text: &[u8]) -> Option<i64> {
     if digits.is_empty() || !digits.iter().all(u8::is_ascii_digit) {
         return None;
     }
-    let add = |n: i64, b: &u8| (n * 10 + i64::from(b - b'0')).min(10 * EXPONENT_MAX);
+    let add = |n: i64, b: &u8| (n * 10 + i64::from(b - b'0')).min(10 * POWER_MAX);
     let n = digits.iter().fold(0i64, add);
     Some(if negative { -n } else { n })
 }
@@ -215,6 +231,9 @@ mod tests {
         assert_eq!(sum("18446744073709551615", "1"), "18446744073709551616");
         assert_eq!(sum("18446744073709551616", "1"), "18446744073709551616");
         assert_eq!(sum("-0", "-1e-30"), "0");
+        assert_eq!(sum("0X732", "0x.8p1"), "1843");
+        assert_eq!(sum("-0x1.8p3", "0"), "-12");
+        assert_eq!(sum("0x10000000000000001", "0"), "18446744073709551616");
     }
 
     #[test]
@@ -231,6 +250,13 @@ mod tests {
             "--1",
             "nan",
             "1e5000000",
+            "0x",
+            "0x.",
+            "0x1p",
+            "0x1e+5",
+            "0xg",
+            "0x1p9000000",
+            "0x1_0",
         ] {
             assert_eq!(parse(bad.as_bytes()), None, "{bad:?}");
         }

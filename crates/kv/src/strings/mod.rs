@@ -6,6 +6,7 @@ pub mod bits;
 pub mod dump;
 pub mod float;
 pub mod lcs;
+pub mod lzf;
 pub mod ranges;
 
 /// The longest string of Redis's commands on parts, bytes (its `proto-max-bulk-len`).

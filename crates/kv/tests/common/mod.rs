@@ -207,17 +207,7 @@ impl Rig {
         expiry: terrace_kv::Expiry,
     ) -> Result<Option<u64>, String> {
         let mut new = self.value(value)?;
-        let r = self.run(|w, t| {
-            terrace_kv::set(
-                w,
-                t,
-                key,
-                &mut new,
-                terrace_kv::Cond::Always,
-                expiry,
-                |_| (),
-            )
-        });
+        let r = self.run(|w, t| terrace_kv::put(w, t, key, &mut new, expiry));
         r.map(|(_, epoch)| epoch)
     }
 

@@ -119,6 +119,7 @@ rules! {
     rule_7_a_move_is_compare_and_set MoveIsCompareAndSet false
     an_epoch_keeps_what_was_superseded_later KeepSuperseded false
     only_the_open_epoch_is_written_over OverwriteOnlyOpen false
+    what_is_staged_is_known_to_replace_what_it_does StageOnlyVerified false
     flush_before_acknowledge FlushBeforeAcknowledge false
 }
 

@@ -273,20 +273,21 @@ fn bring(rig: &mut Rig, key: &[u8], v: &[u8], expiry_ms: Option<u64>) -> Result<
             .set(key, v, expiry_ms.map_or(Expiry::None, Expiry::At))
             .map(|_| ());
     };
-    let mut upload = Some(upload);
+    let mut uploads = [Some(upload)];
     let put = (
         0,
         Edit::Upload {
+            nr: 0,
             expiry_ms,
             meta: None,
         },
     );
     let done = rig.run(|w, t| {
-        terrace_kv::edit_with::<(), KvError>(w, t, &[key], &[], &mut upload, &mut |_| {
+        terrace_kv::edit_with::<(), KvError>(w, t, &[key], &[], &mut uploads, &mut |_| {
             Ok((vec![put.clone()], ()))
         })
     });
-    if let Some(upload) = upload {
+    for upload in uploads.into_iter().flatten() {
         terrace_kv::upload_abort(&mut rig.worker, upload);
     }
     done.map(|_| ())

@@ -4,6 +4,7 @@
 
 #[path = "../../../server/tests/support/cgroup.rs"]
 pub mod cgroup;
+pub mod cluster;
 
 use cgroup::Cgroup;
 use std::net::{SocketAddr, TcpListener, TcpStream};

@@ -6,7 +6,7 @@ use terrace_kv::strings::bitfield::{self, Op, Overflow, Step as Field, Type};
 use terrace_kv::strings::bits::{self, BitOp, Unit};
 use terrace_kv::strings::ranges::set_range;
 
-use super::long::{self, Job, Keeps, Plan, is_long};
+use super::long::{self, Job, Keeps, Layer, Plan, is_long, len_of as len_of_view};
 use super::options::int_arg;
 use super::part::{bytes_of, changed, edit_one};
 use super::{Cx, Done, Fault, Flow, SYNTAX, ready};
@@ -65,7 +65,11 @@ pub fn setbit<S: Store>(cx: &mut Cx<'_, S>, args: &[&[u8]]) -> Done<S> {
     let byte = at / 8..at / 8 + 1;
     let job = Job {
         keys: &args[1..2],
-        plan: &|lens| Ok(Some(patch_of_bits(lens[0], byte.clone(), byte.end))),
+        arg: &[],
+        plan: &|views| {
+            let before = len_of_view::<S>(&views[0]);
+            Ok(Some(patch_of_bits(before, byte.clone(), byte.end)))
+        },
         patch: &|window, _, reply| {
             encode::int(reply, i64::from(bits::set_bit(window, at % 8, on)));
         },
@@ -352,12 +356,14 @@ fn bitop_long<S: Store>(
 ) -> Done<S> {
     let job = Job {
         keys,
-        plan: &|lens| {
-            let len = sources.iter().filter_map(|&at| lens[at]).max();
+        arg: &[],
+        plan: &|views| {
+            let lens = sources.iter().map(|&at| len_of_view::<S>(&views[at]));
+            let len = lens.flatten().max();
+            let layers = sources.iter().map(|&at| Layer::Value(at, Some(op)));
             Ok(Some(Plan {
-                sources: sources.to_vec(),
-                op: Some(op),
-                keeps: Keeps::Nothing,
+                layers: layers.collect(),
+                keeps: Keeps::NOTHING,
                 ..Plan::patch(len.unwrap_or(0), 0..0)
             }))
         },
@@ -454,7 +460,11 @@ fn bitfield_long<S: Store>(cx: &mut Cx<'_, S>, key: &[u8], steps: &[Field]) -> D
     let resp3 = cx.session.resp3;
     let job = Job {
         keys: &[key],
-        plan: &|lens| Ok(Some(patch_of_bits(lens[0], bytes.clone(), needed))),
+        arg: &[],
+        plan: &|views| {
+            let before = len_of_view::<S>(&views[0]);
+            Ok(Some(patch_of_bits(before, bytes.clone(), needed)))
+        },
         patch: &|window, plan, reply| {
             let apply = |step: &Field| {
                 let offset = step.offset - plan.window.start * 8;

@@ -4,74 +4,35 @@
 //! others every few pieces; a crash leaves the old value or the new one. Never: keeps anything held between two steps but
 //! versions of values.
 
-use std::ops::Range;
+mod pieces;
+mod plan;
 
 use terrace_kv::strings::STRING_MAX_BYTES;
-use terrace_kv::strings::bits::{self, BitOp};
 
 use super::{Cx, Fault, Flow};
 use crate::limits::{INLINE_MAX_BYTES, LONG_STEPS_MAX, LONG_TRIES_MAX, PIECE_BYTES};
 use crate::store::{Edit, Held, Meta, Step, Store, StoreError, View, Watched};
+use pieces::{Making, fill, read_window};
+pub use plan::{Keeps, Layer, Plan, Source};
 
-/// Whose expiry and memcached's part of it the result is kept with.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Keeps {
-    /// Those of the key that gets it, under a new token.
-    Own,
-    /// Those of the key of this number.
-    Of(usize),
-    /// None.
-    Nothing,
-}
-
-/// What is to be made of the keys of a command.
-#[derive(Debug, Clone)]
-pub struct Plan {
-    /// The number of the key that gets the result.
-    pub target: usize,
-    /// The numbers of the keys whose values make it.
-    pub sources: Vec<usize>,
-    /// How, if not one alone does.
-    pub op: Option<BitOp>,
-    /// Its length, bytes.
-    pub len: u64,
-    /// The bytes of it that change, zeros where the source has none.
-    pub window: Range<u64>,
-    /// A result that is the value before is no change.
-    pub only_if_changed: bool,
-    /// What it is kept with.
-    pub keeps: Keeps,
-}
-
-impl Plan {
-    /// A change of some bytes of the first key.
-    pub fn patch(len: u64, window: Range<u64>) -> Plan {
-        Plan {
-            target: 0,
-            sources: vec![0],
-            op: None,
-            len,
-            window,
-            only_if_changed: false,
-            keeps: Keeps::Own,
-        }
-    }
-}
+/// What unpacking keeps beside the piece.
+const UNPACK_BYTES: usize = 16 << 10;
 
 /// A change of values in pieces that is under way.
 pub struct Long<S: Store> {
     watched: Vec<Watched>,
-    /// The values of the keys at one moment; none before they were looked at.
-    values: Option<Vec<Held<S::Large>>>,
+    /// The keys at one moment; none before they were looked at.
+    values: Vec<View<S::Large>>,
+    /// The argument, if it came in pieces.
+    arg: Option<Held<S::Large>>,
     plan: Option<Plan>,
     window: Vec<u8>,
     window_done: bool,
-    /// The next piece that is read for the window, or made.
-    next: u64,
-    /// How many sources are in the piece.
-    sources_in: usize,
-    piece: Vec<u8>,
+    making: Making,
+    /// Where a result in pieces goes.
     upload: Option<S::Upload>,
+    /// And one that is not.
+    short: Vec<u8>,
     reply: Vec<u8>,
     granted_bytes: usize,
 }
@@ -80,14 +41,14 @@ impl<S: Store> Default for Long<S> {
     fn default() -> Self {
         Long {
             watched: Vec::new(),
-            values: None,
+            values: Vec::new(),
+            arg: None,
             plan: None,
             window: Vec::new(),
             window_done: false,
-            next: 0,
-            sources_in: 0,
-            piece: Vec::new(),
+            making: Making::default(),
             upload: None,
+            short: Vec::new(),
             reply: Vec::new(),
             granted_bytes: 0,
         }
@@ -100,7 +61,8 @@ impl<S: Store> Long<S> {
         for watched in self.watched {
             store.unwatch(watched);
         }
-        for value in self.values.unwrap_or_default() {
+        let values = self.values.into_iter().map(|view| view.value);
+        for value in values.chain(self.arg) {
             if let Held::Large(large) = value {
                 store.release(large);
             }
@@ -125,14 +87,9 @@ impl<S: Store> Long<S> {
         Ok(())
     }
 
-    /// The lengths of the values that were looked at; none: no such key.
-    fn lens(&self) -> Vec<Option<u64>> {
-        let len = |value: &Held<S::Large>| match value {
-            Held::Absent => None,
-            Held::Inline(bytes) => Some(bytes.len() as u64),
-            Held::Large(large) => Some(S::large_len(large)),
-        };
-        self.values.iter().flatten().map(len).collect()
+    /// The length of a key's value; none: no such key.
+    fn len_of(&self, at: usize) -> Option<u64> {
+        self.values.get(at).and_then(len_of::<S>)
     }
 }
 
@@ -150,17 +107,19 @@ pub fn is_long<S: Store>(value: &Held<S::Large>, result_bytes: u64) -> bool {
     S::IN_PIECES && (matches!(value, Held::Large(_)) || result_bytes > INLINE_MAX_BYTES as u64)
 }
 
-/// Makes the plan for keys whose values have these lengths.
-type PlanOf<'j> = dyn Fn(&[Option<u64>]) -> Result<Option<Plan>, Fault> + 'j;
+/// Makes the plan for keys that hold this.
+type PlanOf<'j, S> = dyn Fn(&[View<<S as Store>::Large>]) -> Result<Option<Plan>, Fault> + 'j;
 /// Changes the bytes of the window, and writes the reply.
 type Patch<'j> = dyn Fn(&mut [u8], &Plan, &mut Vec<u8>) + 'j;
 
 /// What a command says of its keys.
-pub struct Job<'j> {
+pub struct Job<'j, S: Store> {
     /// No two of them equal.
     pub keys: &'j [&'j [u8]],
-    /// What is to be made of values of these lengths; none: what is for the way of short values.
-    pub plan: &'j PlanOf<'j>,
+    /// The argument of `Source::Arg`, unless it came in pieces.
+    pub arg: &'j [u8],
+    /// What is to be made of these values; none: what is for the way of short values.
+    pub plan: &'j PlanOf<'j, S>,
     /// Changes the bytes of the window, and writes the reply for a result of this length.
     pub patch: &'j Patch<'j>,
 }
@@ -183,7 +142,7 @@ macro_rules! step {
 }
 
 /// Does a part of the job; when it is through, the reply is written.
-pub fn run<S: Store>(cx: &mut Cx<'_, S>, job: &Job<'_>) -> Result<Flow<S::Large>, Fault> {
+pub fn run<S: Store>(cx: &mut Cx<'_, S>, job: &Job<'_, S>) -> Result<Flow<S::Large>, Fault> {
     let mut long = cx.progress.long.take().unwrap_or_default();
     let next = advance(cx, job, &mut long);
     match next {
@@ -218,8 +177,12 @@ pub fn run<S: Store>(cx: &mut Cx<'_, S>, job: &Job<'_>) -> Result<Flow<S::Large>
     }
 }
 
-fn advance<S: Store>(cx: &mut Cx<'_, S>, job: &Job<'_>, long: &mut Long<S>) -> Result<Next, Fault> {
-    if long.values.is_none() {
+fn advance<S: Store>(
+    cx: &mut Cx<'_, S>,
+    job: &Job<'_, S>,
+    long: &mut Long<S>,
+) -> Result<Next, Fault> {
+    if long.values.is_empty() {
         step!(look(cx, job.keys, long));
     }
     let Some(plan) = long.plan.take() else {
@@ -239,31 +202,34 @@ fn look<S: Store>(
     if long.watched.is_empty() {
         long.watched = keys.iter().map(|key| cx.store.watch(key)).collect();
     }
-    let looked = cx.store.edit(cx.task, keys, &[], &mut |seen| {
-        let values: Vec<_> = seen.views.into_iter().map(|view| view.value).collect();
-        Ok((Vec::new(), values))
-    })?;
+    let looked = cx
+        .store
+        .edit(cx.task, keys, &[], &mut |seen| Ok((Vec::new(), seen.views)))?;
     let values = match looked {
         Step::Wait(wait) => return Ok(Step::Wait(wait)),
         Step::Done(values) => values,
     };
     cx.renew_task();
-    for (watched, value) in long.watched.iter_mut().zip(&values) {
-        watched.existed = !matches!(value, Held::Absent);
+    for (watched, view) in long.watched.iter_mut().zip(&values) {
+        watched.existed = view.exists();
     }
-    let inline = values.iter().map(|value| match value {
+    let inline = values.iter().map(|view| match &view.value {
         Held::Inline(bytes) => bytes.len(),
         _ => 0,
     });
     let inline_bytes = inline.sum();
-    long.values = Some(values);
+    long.values = values;
     long.grant(cx.store, inline_bytes)?;
     Ok(Step::Done(()))
 }
 
 /// Makes the plan and has its memory granted.
-fn begin<S: Store>(cx: &mut Cx<'_, S>, job: &Job<'_>, long: &mut Long<S>) -> Result<Next, Fault> {
-    let Some(plan) = (job.plan)(&long.lens())? else {
+fn begin<S: Store>(
+    cx: &mut Cx<'_, S>,
+    job: &Job<'_, S>,
+    long: &mut Long<S>,
+) -> Result<Next, Fault> {
+    let Some(plan) = (job.plan)(&long.values)? else {
         return Ok(Next::Stale);
     };
     if plan.len > STRING_MAX_BYTES {
@@ -278,14 +244,23 @@ fn begin<S: Store>(cx: &mut Cx<'_, S>, job: &Job<'_>, long: &mut Long<S>) -> Res
             plan.len
         )));
     }
-    if plan.len <= INLINE_MAX_BYTES as u64 {
+    if plan.len == 0 {
         return Ok(Next::Stale);
     }
     let window_bytes = (plan.window.end - plan.window.start) as usize;
+    let short_bytes = if is_short(&plan) {
+        plan.len as usize
+    } else {
+        0
+    };
     // The window twice: as it was, and as it becomes.
-    long.grant(cx.store, PIECE_BYTES + 2 * window_bytes)?;
+    let bytes = PIECE_BYTES + UNPACK_BYTES + 2 * window_bytes + short_bytes;
+    long.grant(cx.store, bytes)?;
     long.window = vec![0; window_bytes];
-    long.next = plan.window.start / PIECE_BYTES as u64;
+    long.making.next = plan.window.start / PIECE_BYTES as u64;
+    if let Some(upload) = cx.large.first().and_then(|arg| arg.upload.as_ref()) {
+        long.arg = cx.store.upload_hold(upload).map(Held::Large);
+    }
     long.plan = Some(plan);
     // The rest is for the next step, so that this one never does two.
     Ok(Next::Flow(Step::Done(())))
@@ -294,24 +269,27 @@ fn begin<S: Store>(cx: &mut Cx<'_, S>, job: &Job<'_>, long: &mut Long<S>) -> Res
 /// Reads the window, brings the result in, and puts it in place.
 fn make<S: Store>(
     cx: &mut Cx<'_, S>,
-    job: &Job<'_>,
+    job: &Job<'_, S>,
     long: &mut Long<S>,
     plan: &Plan,
 ) -> Result<Next, Fault> {
     if !long.window_done {
-        if !step!(read_window(cx, long, plan)) {
+        if !step!(read_window(cx, job, long, plan)) {
             return Ok(Next::Flow(Step::Done(())));
         }
         let before = long.window.clone();
         (job.patch)(&mut long.window, plan, &mut long.reply);
-        let source = plan.sources.first().and_then(|&at| long.lens()[at]);
+        let source = match plan.layers.first() {
+            Some(&Layer::Value(at, _)) => long.len_of(at),
+            _ => None,
+        };
         if plan.only_if_changed && before == long.window && source == Some(plan.len) {
             return Ok(Next::Through);
         }
         long.window_done = true;
-        long.next = 0;
+        long.making.next = 0;
     }
-    if long.upload.is_none() {
+    if long.upload.is_none() && !is_short(plan) {
         let upload = step!(cx.store.upload_begin(cx.task, plan.len));
         long.upload = Some(upload);
         cx.renew_task();
@@ -319,128 +297,27 @@ fn make<S: Store>(
     let pieces = plan.len.div_ceil(PIECE_BYTES as u64);
     let mut left = LONG_STEPS_MAX;
     loop {
-        if long.next == pieces {
+        if long.making.next == pieces {
             return commit(cx, job.keys, long, plan);
         }
-        if !step!(fill(cx, long, plan, &mut left)) {
+        if !step!(fill(cx, job, long, plan, &mut left)) {
             return Ok(Next::Flow(Step::Done(())));
         }
-        let Some(upload) = &mut long.upload else {
-            return Ok(Next::Stale);
-        };
-        step!(cx.store.upload_piece(cx.task, upload, &long.piece));
-        cx.renew_task();
-        long.next += 1;
-        long.sources_in = 0;
-    }
-}
-
-/// What two ranges share, as places in each.
-fn shared(a: &Range<u64>, b: &Range<u64>) -> Option<(Range<usize>, Range<usize>)> {
-    let both = a.start.max(b.start)..a.end.min(b.end);
-    let within = |r: &Range<u64>| (both.start - r.start) as usize..(both.end - r.start) as usize;
-    (!both.is_empty()).then(|| (within(a), within(b)))
-}
-
-/// Copies what a source has of the window; answers whether that is all of it.
-fn read_window<S: Store>(
-    cx: &mut Cx<'_, S>,
-    long: &mut Long<S>,
-    plan: &Plan,
-) -> Result<Step<bool>, Fault> {
-    let values = long.values.as_deref().unwrap_or_default();
-    let window = &mut long.window;
-    let mut copy = |bytes: &[u8], from: u64| {
-        let here = from..from + bytes.len() as u64;
-        if let Some((at, of)) = shared(&plan.window, &here) {
-            window[at].copy_from_slice(&bytes[of]);
-        }
-    };
-    let large = match plan.sources.first().map(|&at| &values[at]) {
-        Some(Held::Large(large)) => large,
-        Some(Held::Inline(bytes)) => {
-            copy(bytes, 0);
-            return Ok(Step::Done(true));
-        }
-        _ => return Ok(Step::Done(true)),
-    };
-    let end = plan.window.end.min(S::large_len(large));
-    let mut left = LONG_STEPS_MAX;
-    while long.next * (PIECE_BYTES as u64) < end && !plan.window.is_empty() {
-        if left == 0 {
-            return Ok(Step::Done(false));
-        }
-        left -= 1;
-        let (n, from) = (long.next as u32, long.next * PIECE_BYTES as u64);
-        let read = cx
-            .store
-            .read_piece(cx.task, large, n, |bytes| copy(bytes, from));
-        if let Step::Wait(wait) = read? {
-            return Ok(Step::Wait(wait));
-        }
-        cx.renew_task();
-        long.next += 1;
-    }
-    Ok(Step::Done(true))
-}
-
-/// Makes the next piece of the result, of so many sources more at most; answers whether it is whole.
-fn fill<S: Store>(
-    cx: &mut Cx<'_, S>,
-    long: &mut Long<S>,
-    plan: &Plan,
-    left: &mut usize,
-) -> Result<Step<bool>, Fault> {
-    let from = long.next * PIECE_BYTES as u64;
-    let here = from..plan.len.min(from + PIECE_BYTES as u64);
-    let len = (here.end - here.start) as usize;
-    if long.sources_in == 0 {
-        long.piece.clear();
-        long.piece.resize(len, 0);
-    }
-    let values = long.values.as_deref().unwrap_or_default();
-    while let Some(&at) = plan.sources.get(long.sources_in) {
-        if *left == 0 {
-            return Ok(Step::Done(false));
-        }
-        *left -= 1;
-        let op = plan
-            .op
-            .filter(|op| long.sources_in > 0 || *op == BitOp::Not);
-        let piece = &mut long.piece;
-        match &values[at] {
-            Held::Large(large) if from < S::large_len(large) => {
-                let n = long.next as u32;
-                let read = cx.store.read_piece(cx.task, large, n, |bytes| {
-                    join(piece, bytes, op);
-                });
-                if let Step::Wait(wait) = read? {
-                    return Ok(Step::Wait(wait));
-                }
+        match &mut long.upload {
+            Some(upload) => {
+                let piece = &long.making.bytes;
+                step!(cx.store.upload_piece(cx.task, upload, piece));
                 cx.renew_task();
             }
-            Held::Inline(bytes) => join(piece, bytes.get(from as usize..).unwrap_or(&[]), op),
-            _ => join(piece, &[], op),
+            None => long.short.extend_from_slice(&long.making.bytes),
         }
-        long.sources_in += 1;
+        long.making.go_on();
     }
-    if let Some((to, of)) = shared(&here, &plan.window) {
-        long.piece[to].copy_from_slice(&long.window[of]);
-    }
-    Ok(Step::Done(true))
 }
 
-/// Brings a source into a piece: without an operation it is the first.
-fn join(piece: &mut [u8], source: &[u8], op: Option<BitOp>) {
-    let source = &source[..source.len().min(piece.len())];
-    match op {
-        None => piece[..source.len()].copy_from_slice(source),
-        Some(BitOp::Not) => {
-            piece[..source.len()].copy_from_slice(source);
-            piece.iter_mut().for_each(|byte| *byte = !*byte);
-        }
-        Some(op) => bits::combine_into(op, piece, source),
-    }
+/// Whether the result is no value in pieces.
+fn is_short(plan: &Plan) -> bool {
+    plan.len <= INLINE_MAX_BYTES as u64
 }
 
 /// Puts the result in place, if all is as it was.
@@ -451,11 +328,15 @@ fn commit<S: Store>(
     plan: &Plan,
 ) -> Result<Next, Fault> {
     let Long {
-        watched, upload, ..
+        watched,
+        upload,
+        short,
+        ..
     } = long;
+    let uploads = std::slice::from_mut(upload);
     let committed = cx
         .store
-        .edit_with(cx.task, keys, watched, upload, &mut |seen| {
+        .edit_with(cx.task, keys, watched, uploads, &mut |seen| {
             // One that has expired was changed by nobody.
             let same = watched
                 .iter()
@@ -465,7 +346,19 @@ fn commit<S: Store>(
                 return Ok((Vec::new(), false));
             }
             let (expiry_ms, meta) = kept::<S>(plan, &seen.views, seen.new_cas)?;
-            Ok((vec![(plan.target, Edit::Upload { expiry_ms, meta })], true))
+            let edit = match is_short(plan) {
+                true => Edit::Put {
+                    value: short.clone(),
+                    expiry_ms,
+                    meta,
+                },
+                false => Edit::Upload {
+                    nr: 0,
+                    expiry_ms,
+                    meta,
+                },
+            };
+            Ok((vec![(plan.target, edit)], true))
         });
     Ok(match step!(committed) {
         true => Next::Through,
@@ -489,6 +382,6 @@ fn kept<S: Store>(
             (view.expiry_ms, view.meta.map(|meta| Meta { cas, ..meta }))
         }
         Keeps::Of(at) => (of(at)?.expiry_ms, of(at)?.meta),
-        Keeps::Nothing => (None, None),
+        Keeps::These(expiry_ms, meta) => (expiry_ms, meta),
     })
 }

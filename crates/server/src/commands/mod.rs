@@ -7,10 +7,12 @@ mod bits;
 mod client;
 mod config;
 mod describe;
+mod dump;
 mod help;
 mod insight;
 mod keys;
-mod long;
+mod lcs;
+pub(crate) mod long;
 pub(crate) mod multi;
 mod options;
 mod part;
@@ -18,7 +20,7 @@ mod places;
 mod scan;
 mod strings;
 
-pub(crate) use part::edit_one;
+pub(crate) use part::{Part, edit_one, put_part};
 
 use std::borrow::Cow;
 use std::sync::Arc;
@@ -42,6 +44,8 @@ pub enum Flow<L> {
     Large(L),
     /// Its reply ends with these bytes of this value; the header is written.
     Part(L, std::ops::Range<u64>),
+    /// Its reply ends with this value and these bytes; the header is written.
+    Framed(L, Vec<u8>),
     /// This value is to follow, then the command goes on.
     LargeThenMore(L),
     /// The command goes on when the output has drained.
@@ -128,6 +132,8 @@ pub struct Session {
     pub reply: Reply,
     /// The transaction that is being queued.
     pub multi: Option<Box<multi::Multi>>,
+    /// Its transaction is being executed, perhaps not for the last time: nothing is counted yet.
+    pub in_exec: bool,
     /// Keys that are watched for it.
     pub watched: Vec<Watched>,
 }
@@ -143,6 +149,7 @@ impl Session {
             kind: NO_KIND,
             reply: Reply::On,
             multi: None,
+            in_exec: false,
             watched: Vec::new(),
         }
     }
@@ -161,12 +168,16 @@ pub struct Progress<S: Store> {
     /// How many keys it has seen, at least one a step; what a command has counted; or how often a change began
     /// again.
     pub seen: u64,
+    /// What a command has summed up.
+    pub sum: u64,
     /// The length of the value that a command goes through, once it was asked (none: no such key).
     pub begun_len: Option<Option<u64>>,
     /// The value in pieces that a command goes through.
     pub held: Option<S::Large>,
     /// The change of values in pieces that is under way.
     pub long: Option<Box<long::Long<S>>>,
+    /// The LCS that is under way.
+    pub common: Option<Box<lcs::Common<S>>>,
     /// What `found` was granted of the buffer budget.
     pub granted_bytes: usize,
     /// The epoch that the reply waits for, beside that of the task.
@@ -185,6 +196,9 @@ impl<S: Store> Progress<S> {
         if let Some(long) = self.long {
             long.end(store);
         }
+        if let Some(common) = self.common {
+            common.end(store);
+        }
         if self.granted_bytes > 0 {
             store.ungrant(self.granted_bytes);
         }
@@ -195,6 +209,7 @@ impl<S: Store> Progress<S> {
         self.window.is_empty()
             && self.held.is_none()
             && self.long.is_none()
+            && self.common.is_none()
             && self.granted_bytes == 0
     }
 }
@@ -207,9 +222,11 @@ impl<S: Store> Default for Progress<S> {
             window: Vec::new(),
             found: Vec::new(),
             seen: 0,
+            sum: 0,
             begun_len: None,
             held: None,
             long: None,
+            common: None,
             granted_bytes: 0,
             durable_at: None,
         }
@@ -271,11 +288,15 @@ pub fn execute<S: Store>(cx: &mut Cx<'_, S>, args: &[&[u8]]) -> Flow<S::Large> {
                     ran = false;
                     Err(client::not_trusted())
                 }
-                false if cx.shared.paused.is_on() && is_paused(cx, command) => {
+                false if cx.shared.paused.is_on() && waits(cx, command) => {
                     Ok(Flow::Wait(Wait::Room))
                 }
                 false => dispatch(cx, command, args),
-                true => multi::queue(cx, command, args).inspect_err(|_| multi::spoil(cx.session)),
+                true => {
+                    // It is counted when it runs.
+                    ran = false;
+                    multi::queue(cx, command, args).inspect_err(|_| multi::spoil(cx.session))
+                }
             }
         }
         Some(command) => {
@@ -301,23 +322,31 @@ pub fn execute<S: Store>(cx: &mut Cx<'_, S>, args: &[&[u8]]) -> Flow<S::Large> {
                 Fault::Err(_) => "ERR",
                 Fault::Prefixed(prefix, _) => prefix,
             };
-            cx.shared.count_error(cx.counters, prefix);
-            cx.counters.calls.failed(kind, ran);
+            if !cx.session.in_exec {
+                cx.shared.count_error(cx.counters, prefix);
+                cx.counters.calls.failed(kind, ran);
+            }
             write_fault(cx.out, &fault);
             Flow::Done
         }
     }
 }
 
-/// Whether the command waits for the end of CLIENT PAUSE; what has begun goes on, and CLIENT can end it.
+/// Whether the command waits for the end of CLIENT PAUSE; CLIENT can end it.
 #[cold]
-fn is_paused<S: Store>(cx: &Cx<'_, S>, command: &Command) -> bool {
+fn waits<S: Store>(cx: &Cx<'_, S>, command: &Command) -> bool {
     let writes = command.flags.contains(&"write") || command.id == Id::Exec;
+    command.id != Id::Client && is_paused(cx, writes)
+}
+
+/// Whether a command waits for the end of CLIENT PAUSE; what has begun goes on.
+#[cold]
+pub(crate) fn is_paused<S: Store>(cx: &Cx<'_, S>, writes: bool) -> bool {
     let now_ms = cx.shared.started.elapsed().as_millis() as u64;
     cx.shared.paused.holds(now_ms, writes)
-        && command.id != Id::Client
         && !cx.progress.begun
         && cx.progress.long.is_none()
+        && cx.progress.common.is_none()
         && cx.progress.window.is_empty()
 }
 
@@ -400,7 +429,7 @@ fn dispatch<S: Store>(cx: &mut Cx<'_, S>, command: &Command, args: &[&[u8]]) -> 
         Id::Getex => part::getex(cx, args),
         Id::Msetnx => part::msetnx(cx, args),
         Id::Incrbyfloat => part::incrbyfloat(cx, args),
-        Id::Lcs => part::lcs(cx, args),
+        Id::Lcs => lcs::lcs(cx, args),
         Id::Setbit => bits::setbit(cx, args),
         Id::Getbit => bits::getbit(cx, args),
         Id::Bitcount => bits::bitcount(cx, args),
@@ -412,8 +441,8 @@ fn dispatch<S: Store>(cx: &mut Cx<'_, S>, command: &Command, args: &[&[u8]]) -> 
         Id::Renamenx => places::rename(cx, args, true),
         Id::Copy => places::copy(cx, args),
         Id::Object => places::object(cx, args),
-        Id::Dump => places::dump(cx, args),
-        Id::Restore => places::restore(cx, args),
+        Id::Dump => dump::dump(cx, args),
+        Id::Restore => dump::restore(cx, args),
         Id::Randomkey => places::randomkey(cx),
         Id::Keys => places::keys(cx, args),
         Id::Scan => scan::scan(cx, args),

@@ -3,6 +3,7 @@
 //! nobody comes in between, and a crash leaves all of it or nothing.
 
 use std::collections::HashMap;
+use std::time::Instant;
 
 use super::{Cx, Done, Fault, Flow, Progress, Session, execute, key_positions, ready};
 use crate::limits::{EXEC_REPLY_MAX_BYTES, INLINE_MAX_BYTES, MULTI_COMMANDS_MAX, WATCHED_KEYS_MAX};
@@ -187,6 +188,20 @@ pub fn exec<S: Store>(cx: &mut Cx<'_, S>) -> Done<S> {
     }
 }
 
+/// What became of a command of a transaction.
+struct Ended {
+    kind: u16,
+    ns: u64,
+    /// The first word of its error.
+    error: Option<String>,
+}
+
+/// The first word of a reply that is an error.
+fn error_of(reply: &[u8]) -> Option<String> {
+    let word = reply.strip_prefix(b"-")?.split(|b| *b == b' ').next()?;
+    Some(String::from_utf8_lossy(word).into_owned())
+}
+
 enum Ran {
     /// The replies are written.
     Through { closes: bool },
@@ -231,32 +246,52 @@ fn run<S: Store>(
         out,
         ..
     } = cx;
+    let brought_bytes = queue.iter().flatten().map(|arg| arg.len()).sum();
+    let mut ended: Vec<Ended> = Vec::new();
+    session.in_exec = true;
     let ran = store.edit(task, &keys, watched, &mut |seen| {
         out.truncate(start);
+        ended.clear();
         // The watched keys come first, in their order.
         let gone = watched.iter().zip(&seen.views).any(|(w, view)| w.existed && !view.exists());
         if !seen.unchanged || gone {
             return Ok((Vec::new(), Ran::Stale));
         }
-        let mut overlay = Overlay::new::<S>(&keys, seen, dbsize);
+        let mut overlay = Overlay::new::<S>(&keys, seen, dbsize, brought_bytes);
         let mut closes = false;
         encode::array(out, queue.len());
         for args in queue {
             let args: Vec<&[u8]> = args.iter().map(|a| &**a).collect();
             let before = out.len();
-            let mut inner = Cx {
-                store: &mut overlay,
-                task: &mut (),
-                owner: *owner,
-                progress: &mut Progress::default(),
-                large: &mut [],
-                session,
-                shared,
-                counters,
-                out,
+            let (mut progress, mut part) = (Progress::default(), Vec::new());
+            let began = Instant::now();
+            // A command that answers in parts goes on when one has left.
+            let flow = loop {
+                let mut inner = Cx {
+                    store: &mut overlay,
+                    task: &mut (),
+                    owner: *owner,
+                    progress: &mut progress,
+                    large: &mut [],
+                    session,
+                    shared,
+                    counters,
+                    out: &mut part,
+                };
+                let flow = execute(&mut inner, &args);
+                out.append(&mut part);
+                let fits = out.len() - start <= EXEC_REPLY_MAX_BYTES;
+                if !(fits && matches!(flow, Flow::OutputFull)) {
+                    break flow;
+                }
             };
-            match execute(&mut inner, &args) {
-                Flow::Done => {}
+            ended.push(Ended {
+                kind: session.kind,
+                ns: began.elapsed().as_nanos() as u64,
+                error: error_of(&out[before..]),
+            });
+            match flow {
+                Flow::Done | Flow::OutputFull => {}
                 Flow::Close => closes = true,
                 _ => {
                     out.truncate(before);
@@ -276,6 +311,17 @@ fn run<S: Store>(
         }
         Ok((overlay.edits(), Ran::Through { closes }))
     });
+    session.in_exec = false;
+    if matches!(ran, Ok(Step::Done(_))) {
+        // As commands they were counted when they came.
+        for Ended { kind, ns, error } in ended {
+            counters.calls.took(kind, ns);
+            if let Some(prefix) = error {
+                shared.count_error(counters, &prefix);
+                counters.calls.failed(kind, true);
+            }
+        }
+    }
     // One that must wait comes again, and one that failed has its error: neither has replied.
     if !matches!(ran, Ok(Step::Done(_))) {
         out.truncate(start);

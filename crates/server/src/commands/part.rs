@@ -1,16 +1,15 @@
-//! The commands on a part of a string: APPEND, SETRANGE, GETRANGE, LCS and the like. What they mean is in
+//! The commands on a part of a string: APPEND, SETRANGE, GETRANGE and the like. What they mean is in
 //! `terrace_kv::strings`; here are their arguments and replies. A value above `INLINE_MAX_BYTES` is read in parts, and
 //! changed by bringing the new one in (`long`).
 
-use terrace_kv::strings::{float, lcs, ranges};
+use terrace_kv::strings::{float, ranges};
 
-use super::long::{self, Job, Plan, is_long};
+use super::long::{self, Job, Layer, Plan, Source, is_long};
 use super::options::{get_options, int_arg};
 use super::strings::{Shown, show};
-use super::{Cx, Done, Fault, Flow, NOT_AN_INTEGER, SYNTAX, ready, wrong_arity};
+use super::{Cx, Done, Fault, Flow, ready, wrong_arity};
 use crate::limits::INLINE_MAX_BYTES;
 use crate::resp::encode;
-use crate::resp::parse::integer;
 use crate::shared::add;
 use crate::store::{Edit, Expiry, Held, Meta, Outcome, Seen, Store, StoreError, Value, View};
 
@@ -56,22 +55,41 @@ pub(super) fn too_long_to_change() -> StoreError {
     ))
 }
 
+/// An argument: its bytes, or its length alone if it came in pieces.
+#[derive(Clone, Copy)]
+pub(crate) struct Part<'a> {
+    pub bytes: &'a [u8],
+    pub len: u64,
+    pub in_pieces: bool,
+}
+
+impl<'a> Part<'a> {
+    /// The argument of this number.
+    pub fn of<S: Store>(cx: &Cx<'_, S>, args: &[&'a [u8]], index: usize) -> Self {
+        let large = cx.large.iter().find(|l| l.index as usize == index);
+        let upload = large.and_then(|l| l.upload.as_ref());
+        Part {
+            bytes: args[index],
+            len: upload.map_or(args[index].len() as u64, S::upload_len),
+            in_pieces: upload.is_some(),
+        }
+    }
+}
+
 /// APPEND key value
 pub fn append<S: Store>(cx: &mut Cx<'_, S>, args: &[&[u8]]) -> Done<S> {
-    let more = args[2].len() as u64;
-    if cx.progress.long.is_none() {
+    let part = Part::of(cx, args, 2);
+    if cx.progress.long.is_none() && !part.in_pieces {
         let len = ready!(edit_one(cx, args[1], |view, cas| {
             let before = long::len_of::<S>(&view).unwrap_or(0);
-            if is_long::<S>(&view.value, before + more) {
+            if is_long::<S>(&view.value, before + part.len) {
                 return Ok((None, None));
             }
             let kept = (view.expiry_ms, view.meta);
             let mut value = bytes_of(view.value)?;
-            value.extend_from_slice(args[2]);
-            Ok((
-                Some(changed(value.clone(), kept, cas)),
-                Some(value.len() as u64),
-            ))
+            value.extend_from_slice(part.bytes);
+            let len = value.len() as u64;
+            Ok((Some(changed(value, kept, cas)), Some(len)))
         }));
         if let Some(len) = len {
             encode::count(cx.out, len);
@@ -79,60 +97,70 @@ pub fn append<S: Store>(cx: &mut Cx<'_, S>, args: &[&[u8]]) -> Done<S> {
         }
         cx.renew_task();
     }
-    put_bytes(cx, args[1], args[2], |before| before)
+    put_bytes(cx, args[1], part, |before| before)
 }
 
 /// Puts `part` into a long value, at the place that `at` says for its length, and answers the new length.
 fn put_bytes<S: Store>(
     cx: &mut Cx<'_, S>,
     key: &[u8],
-    part: &[u8],
+    part: Part<'_>,
     at: impl Fn(u64) -> u64,
 ) -> Done<S> {
     let job = Job {
         keys: &[key],
-        plan: &|lens| {
-            let before = lens[0].unwrap_or(0);
-            let from = at(before);
-            let end = from.saturating_add(part.len() as u64);
-            Ok(Some(Plan::patch(before.max(end), from..end)))
+        arg: &[],
+        plan: &|views| {
+            let before = long::len_of::<S>(&views[0]).unwrap_or(0);
+            Ok(Some(put_part(before, part, at(before))))
         },
         patch: &|window, plan, reply| {
-            window.copy_from_slice(part);
+            if !part.in_pieces {
+                window.copy_from_slice(part.bytes);
+            }
             encode::count(reply, plan.len);
         },
     };
     long::run(cx, &job)
 }
 
+/// The plan for a value of so many bytes with an argument put into it: as a patch, or as a layer of pieces.
+pub(crate) fn put_part(before: u64, part: Part<'_>, at: u64) -> Plan {
+    let end = at.saturating_add(part.len);
+    let len = before.max(end);
+    if !part.in_pieces {
+        return Plan::patch(len, at..end);
+    }
+    let mut plan = Plan::patch(len, 0..0);
+    plan.layers.push(Layer::Copy(Source::Arg, 0..part.len, at));
+    plan
+}
+
 /// SETRANGE key offset value
 pub fn setrange<S: Store>(cx: &mut Cx<'_, S>, args: &[&[u8]]) -> Done<S> {
     let offset = int_arg(args[2])?;
     let offset = u64::try_from(offset).map_err(|_| Fault::text("offset is out of range"))?;
-    if cx.progress.long.is_some() {
-        return put_bytes(cx, args[1], args[3], |_| offset);
+    let part = Part::of(cx, args, 3);
+    if cx.progress.long.is_some() || part.in_pieces {
+        return put_bytes(cx, args[1], part, |_| offset);
     }
-    let end = offset.saturating_add(args[3].len() as u64);
+    let end = offset.saturating_add(part.len);
     let len = ready!(edit_one(cx, args[1], |view, cas| {
         let kept = (view.expiry_ms, view.meta);
-        if args[3].is_empty() {
-            let len = match view.value {
-                Held::Large(large) => S::large_len(&large),
-                other => bytes_of(other)?.len() as u64,
-            };
-            return Ok((None, Some(len)));
+        if part.bytes.is_empty() {
+            return Ok((None, Some(long::len_of::<S>(&view).unwrap_or(0))));
         }
         if is_long::<S>(&view.value, end) {
             return Ok((None, None));
         }
         let value = bytes_of(view.value)?;
-        let value = ranges::set_range(&value, offset, args[3], INLINE_MAX_BYTES)?;
+        let value = ranges::set_range(&value, offset, part.bytes, INLINE_MAX_BYTES)?;
         let len = value.len() as u64;
         Ok((Some(changed(value, kept, cas)), Some(len)))
     }));
     let Some(len) = len else {
         cx.renew_task();
-        return put_bytes(cx, args[1], args[3], |_| offset);
+        return put_bytes(cx, args[1], part, |_| offset);
     };
     encode::count(cx.out, len);
     Ok(Flow::Done)
@@ -213,27 +241,47 @@ pub fn msetnx<S: Store>(cx: &mut Cx<'_, S>, args: &[&[u8]]) -> Done<S> {
     if args.len().is_multiple_of(2) {
         return Err(wrong_arity("msetnx"));
     }
-    // Named twice, the last one counts.
-    let mut last: std::collections::BTreeMap<&[u8], &[u8]> = Default::default();
-    for pair in args[1..].chunks_exact(2) {
-        last.insert(pair[0], pair[1]);
+    // Named twice, the last one counts: by its number among the arguments.
+    let mut last: std::collections::BTreeMap<&[u8], usize> = Default::default();
+    for at in (1..args.len()).step_by(2) {
+        last.insert(args[at], at + 1);
     }
     let keys: Vec<&[u8]> = last.keys().copied().collect();
-    let set = ready!(cx.store.edit(cx.task, &keys, &[], &mut |seen| {
-        if seen.views.iter().any(View::exists) {
-            return Ok((Vec::new(), false));
-        }
-        let put = |(at, value): (usize, &&[u8])| {
-            let edit = Edit::Put {
-                value: value.to_vec(),
-                expiry_ms: None,
-                meta: None,
+    let index_of = |at: usize| cx.large.iter().position(|l| l.index as usize == at);
+    let long: Vec<Option<usize>> = last.values().map(|&at| index_of(at)).collect();
+    let mut uploads: Vec<_> = cx.large.iter_mut().map(|l| l.upload.take()).collect();
+    let set = cx
+        .store
+        .edit_with(cx.task, &keys, &[], &mut uploads, &mut |seen| {
+            if seen.views.iter().any(View::exists) {
+                return Ok((Vec::new(), false));
+            }
+            let put = |(at, (&arg, &long)): (usize, (&usize, &Option<usize>))| {
+                let (expiry_ms, meta) = (None, None);
+                let edit = match long {
+                    Some(nr) => Edit::Upload {
+                        nr,
+                        expiry_ms,
+                        meta,
+                    },
+                    None => Edit::Put {
+                        value: args[arg].to_vec(),
+                        expiry_ms,
+                        meta,
+                    },
+                };
+                (at, edit)
             };
-            (at, edit)
-        };
-        Ok((last.values().enumerate().map(put).collect(), true))
-    }));
-    encode::int(cx.out, i64::from(set));
+            Ok((
+                last.values().zip(&long).enumerate().map(put).collect(),
+                true,
+            ))
+        });
+    // What was not taken is given up with the command, or taken when it comes again.
+    for (arg, upload) in cx.large.iter_mut().zip(uploads) {
+        arg.upload = upload;
+    }
+    encode::int(cx.out, i64::from(ready!(set)));
     Ok(Flow::Done)
 }
 
@@ -257,85 +305,4 @@ pub fn incrbyfloat<S: Store>(cx: &mut Cx<'_, S>, args: &[&[u8]]) -> Done<S> {
     }));
     encode::bulk(cx.out, text.as_bytes());
     Ok(Flow::Done)
-}
-
-struct LcsOptions {
-    len: bool,
-    idx: bool,
-    with_len: bool,
-    least: i64,
-}
-
-fn lcs_options(options: &[&[u8]]) -> Result<LcsOptions, Fault> {
-    let mut found = LcsOptions {
-        len: false,
-        idx: false,
-        with_len: false,
-        least: 0,
-    };
-    let mut rest = options.iter();
-    while let Some(option) = rest.next() {
-        if option.eq_ignore_ascii_case(b"IDX") {
-            found.idx = true;
-        } else if option.eq_ignore_ascii_case(b"LEN") {
-            found.len = true;
-        } else if option.eq_ignore_ascii_case(b"WITHMATCHLEN") {
-            found.with_len = true;
-        } else if option.eq_ignore_ascii_case(b"MINMATCHLEN") {
-            let text = rest.next().ok_or(SYNTAX)?;
-            found.least = integer(text).ok_or(NOT_AN_INTEGER)?.max(0);
-        } else {
-            return Err(SYNTAX);
-        }
-    }
-    match found.idx && found.len {
-        true => Err(Fault::text(
-            "If you want both the length and indexes, please just use IDX.",
-        )),
-        false => Ok(found),
-    }
-}
-
-/// LCS key1 key2 [LEN] [IDX] [MINMATCHLEN len] [WITHMATCHLEN]
-pub fn lcs<S: Store>(cx: &mut Cx<'_, S>, args: &[&[u8]]) -> Done<S> {
-    let options = lcs_options(&args[3..])?;
-    let keys = match args[1] == args[2] {
-        true => &args[1..2],
-        false => &args[1..3],
-    };
-    let found = ready!(cx.store.edit(cx.task, keys, &[], &mut |seen| {
-        let values = seen.views.into_iter().map(|view| bytes_of(view.value));
-        let values = values.collect::<Result<Vec<_>, _>>()?;
-        let (first, last) = (&values[0], &values[values.len() - 1]);
-        Ok((Vec::new(), lcs::lcs(first, last)?))
-    }));
-    if options.len {
-        encode::count(cx.out, found.bytes.len() as u64);
-    } else if options.idx {
-        show_matches(cx, &found, &options);
-    } else {
-        encode::bulk(cx.out, &found.bytes);
-    }
-    Ok(Flow::Done)
-}
-
-fn show_matches<S: Store>(cx: &mut Cx<'_, S>, found: &lcs::Lcs, options: &LcsOptions) {
-    let wanted = |m: &&lcs::Match| i64::from(m.len_bytes()) >= options.least;
-    let matches: Vec<_> = found.matches.iter().filter(wanted).collect();
-    encode::map(cx.out, cx.session.resp3, 2);
-    encode::bulk(cx.out, b"matches");
-    encode::array(cx.out, matches.len());
-    for m in matches {
-        encode::array(cx.out, if options.with_len { 3 } else { 2 });
-        for (first, last) in [m.a, m.b] {
-            encode::array(cx.out, 2);
-            encode::int(cx.out, i64::from(first));
-            encode::int(cx.out, i64::from(last));
-        }
-        if options.with_len {
-            encode::int(cx.out, i64::from(m.len_bytes()));
-        }
-    }
-    encode::bulk(cx.out, b"len");
-    encode::count(cx.out, found.bytes.len() as u64);
 }

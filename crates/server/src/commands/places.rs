@@ -1,13 +1,11 @@
 //! The commands that move keys and tell about them: RENAME, COPY, OBJECT, DUMP, RESTORE, RANDOMKEY, KEYS.
 
-use terrace_kv::strings::dump::{self, Refused};
-
 use super::long::{self, Job, Keeps, Plan, is_long};
-use super::options::{expire_command_at, int_arg};
+use super::options::int_arg;
 use super::part::too_long_to_change;
 use super::{Cx, Done, Fault, Flow, SYNTAX, ready, unknown_subcommand, wrong_arity};
 use crate::glob;
-use crate::limits::{INLINE_MAX_BYTES, KEYS_GRANT_BYTES, KEYS_STEPS_MAX, SCAN_STEP_KEYS};
+use crate::limits::{KEYS_GRANT_BYTES, KEYS_STEPS_MAX, SCAN_STEP_KEYS};
 use crate::resp::encode;
 use crate::resp::parse::integer;
 use crate::store::{Edit, Held, Step, Store, StoreError, Value, View};
@@ -105,13 +103,15 @@ pub fn copy<S: Store>(cx: &mut Cx<'_, S>, args: &[&[u8]]) -> Done<S> {
 fn copy_long<S: Store>(cx: &mut Cx<'_, S>, args: &[&[u8]], replace: bool) -> Done<S> {
     let job = Job {
         keys: &args[1..3],
-        plan: &|lens| {
+        arg: &[],
+        plan: &|views| {
             let plan = |len| Plan {
                 target: 1,
                 keeps: Keeps::Of(0),
                 ..Plan::patch(len, 0..0)
             };
-            Ok(lens[0].filter(|_| replace || lens[1].is_none()).map(plan))
+            let len = long::len_of::<S>(&views[0]);
+            Ok(len.filter(|_| replace || !views[1].exists()).map(plan))
         },
         patch: &|_, _, reply| encode::int(reply, 1),
     };
@@ -170,99 +170,6 @@ pub fn object<S: Store>(cx: &mut Cx<'_, S>, args: &[&[u8]]) -> Done<S> {
             ));
         }
     }
-    Ok(Flow::Done)
-}
-
-/// DUMP key
-pub fn dump<S: Store>(cx: &mut Cx<'_, S>, args: &[&[u8]]) -> Done<S> {
-    let value = ready!(cx.store.get(cx.task, args[1], |value| match value {
-        Value::Absent => Ok(None),
-        Value::Inline(bytes) => Ok(Some(dump::dump(bytes))),
-        Value::Large(large) => Err(large),
-    }));
-    match value {
-        Ok(Some(bytes)) => encode::bulk(cx.out, &bytes),
-        Ok(None) => encode::null(cx.out, cx.session.resp3),
-        Err(large) => {
-            cx.store.release(large);
-            return Err(too_long_to_change().into());
-        }
-    }
-    Ok(Flow::Done)
-}
-
-struct RestoreOptions {
-    replace: bool,
-    absolute: bool,
-}
-
-fn restore_options(options: &[&[u8]]) -> Result<RestoreOptions, Fault> {
-    let mut found = RestoreOptions {
-        replace: false,
-        absolute: false,
-    };
-    let mut rest = options;
-    while let [option, more @ ..] = rest {
-        rest = more;
-        if option.eq_ignore_ascii_case(b"REPLACE") {
-            found.replace = true;
-        } else if option.eq_ignore_ascii_case(b"ABSTTL") {
-            found.absolute = true;
-        } else if option.eq_ignore_ascii_case(b"IDLETIME") && !more.is_empty() {
-            if int_arg(more[0])? < 0 {
-                return Err(Fault::text("Invalid IDLETIME value, must be >= 0"));
-            }
-            rest = &more[1..];
-        } else if option.eq_ignore_ascii_case(b"FREQ") && !more.is_empty() {
-            if !(0..=255).contains(&int_arg(more[0])?) {
-                return Err(Fault::text("Invalid FREQ value, must be >= 0 and <= 255"));
-            }
-            rest = &more[1..];
-        } else {
-            return Err(SYNTAX);
-        }
-    }
-    Ok(found)
-}
-
-/// RESTORE key ttl serialized-value [REPLACE] [ABSTTL] [IDLETIME seconds] [FREQ frequency]
-pub fn restore<S: Store>(cx: &mut Cx<'_, S>, args: &[&[u8]]) -> Done<S> {
-    let options = restore_options(&args[4..])?;
-    let now_ms = cx.store.now_ms();
-    ready!(super::part::edit_one(cx, args[1], |view, _| {
-        if view.exists() && !options.replace {
-            return Err(StoreError {
-                prefix: "BUSYKEY",
-                text: "Target key name already exists.".to_string(),
-            });
-        }
-        let ttl = int_arg(args[2]).map_err(StoreError::from)?;
-        if ttl < 0 {
-            return Err(StoreError::err("Invalid TTL value, must be >= 0"));
-        }
-        let value = dump::restore(args[3], INLINE_MAX_BYTES).map_err(|why| match why {
-            Refused::Foot => StoreError::err("DUMP payload version or checksum are wrong"),
-            Refused::Format => StoreError::err("Bad data format"),
-        })?;
-        let expiry_ms = match ttl {
-            0 => None,
-            _ => {
-                let at = expire_command_at(args[2], 1, !options.absolute, now_ms, "restore");
-                Some(at.map_err(StoreError::from)?)
-            }
-        };
-        let edit = match (expiry_ms.is_some_and(|at| at <= now_ms), view.exists()) {
-            (true, true) => Some(Edit::Delete),
-            (true, false) => None,
-            (false, _) => Some(Edit::Put {
-                value,
-                expiry_ms,
-                meta: None,
-            }),
-        };
-        Ok((edit, ()))
-    }));
-    encode::ok(cx.out);
     Ok(Flow::Done)
 }
 

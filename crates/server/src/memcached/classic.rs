@@ -8,7 +8,8 @@ use super::{
     BAD_CHUNK, BAD_LINE, Done, Fault, MEMCACHED_VERSION, TOO_LARGE, key_of, line, number, ready,
     say, told, unsigned,
 };
-use crate::commands::{Cx, Flow, edit_one};
+use crate::commands::long::{self, Job, Layer, Plan, Source};
+use crate::commands::{Cx, Flow, Part, edit_one, put_part};
 use crate::limits::{INLINE_MAX_BYTES, MGET_WINDOW_KEYS, OUTPUT_LIMIT_BYTES};
 use crate::resp::parse::integer;
 use crate::shared::add;
@@ -250,45 +251,99 @@ pub fn store<S: Store>(cx: &mut Cx<'_, S>, words: &[&[u8]]) -> Done<S> {
 /// append, prepend key flags exptime bytes [noreply]: flags and time count for nothing.
 fn extend<S: Store>(cx: &mut Cx<'_, S>, words: &[&[u8]]) -> Done<S> {
     storage_line(words)?;
-    let last = words.len() - 1;
-    if !cx.large.is_empty() {
-        return Err(TOO_LARGE.into());
+    let part = Part::of(cx, words, words.len() - 1);
+    let behind = words[0] == b"append";
+    if cx.progress.long.is_none() {
+        let stored = ready!(edit_one(cx, words[1], |view: View<S::Large>, cas| {
+            Ok(match extended::<S>(&view, part, behind) {
+                Extended::Absent => (None, Some(false)),
+                Extended::Long => (None, None),
+                Extended::Value(value) => {
+                    let meta = Meta {
+                        cas,
+                        ..view.meta.unwrap_or_default()
+                    };
+                    let edit = Edit::Put {
+                        value,
+                        expiry_ms: view.expiry_ms,
+                        meta: Some(meta),
+                    };
+                    (Some(edit), Some(true))
+                }
+            })
+        }));
+        if let Some(stored) = stored {
+            return answer(cx, if stored { "STORED" } else { "NOT_STORED" });
+        }
+        cx.renew_task();
     }
-    let stored = ready!(edit_one(cx, words[1], |view: View<S::Large>, cas| {
-        Ok(match extended(&view, words[last], words[0] == b"append")? {
-            Some(value) => {
-                let meta = Meta {
-                    cas,
-                    ..view.meta.unwrap_or_default()
-                };
-                let edit = Edit::Put {
-                    value,
-                    expiry_ms: view.expiry_ms,
-                    meta: Some(meta),
-                };
-                (Some(edit), true)
-            }
-            None => (None, false),
-        })
-    }));
-    answer(cx, if stored { "STORED" } else { "NOT_STORED" })
+    let most = cx.shared.max_value_bytes;
+    let job = Job {
+        keys: &words[1..2],
+        arg: &[],
+        plan: &|views| match views[0].exists() {
+            true => Ok(Some(extension::<S>(&views[0], part, behind, most)?)),
+            false => Ok(None),
+        },
+        patch: &|window, _, reply| {
+            put_into(window, part);
+            say(reply, "STORED");
+        },
+    };
+    Ok(long::run(cx, &job).map_err(crate::store::StoreError::from)?)
 }
 
-/// A value with bytes before or behind it. None: there is none.
-pub fn extended<L>(
-    view: &View<L>,
-    part: &[u8],
-    behind: bool,
-) -> Result<Option<Vec<u8>>, crate::store::StoreError> {
+/// What putting bytes before or behind a value comes to.
+pub enum Extended {
+    /// There is no value.
+    Absent,
+    /// The new value.
+    Value(Vec<u8>),
+    /// It is one in pieces, or becomes so.
+    Long,
+}
+
+/// A value with bytes before or behind it.
+pub fn extended<S: Store>(view: &View<S::Large>, part: Part<'_>, behind: bool) -> Extended {
     match &view.value {
-        Held::Absent => Ok(None),
-        Held::Inline(value) if value.len() + part.len() <= INLINE_MAX_BYTES => {
-            Ok(Some(match behind {
-                true => [value, part].concat(),
-                false => [part, value].concat(),
-            }))
+        Held::Absent => Extended::Absent,
+        Held::Inline(value) if value.len() as u64 + part.len <= INLINE_MAX_BYTES as u64 => {
+            Extended::Value(match behind {
+                true => [value, part.bytes].concat(),
+                false => [part.bytes, value].concat(),
+            })
         }
-        _ => Err(line(TOO_LARGE)),
+        _ => Extended::Long,
+    }
+}
+
+/// The plan for the same with a value in pieces.
+pub fn extension<S: Store>(
+    view: &View<S::Large>,
+    part: Part<'_>,
+    behind: bool,
+    most_bytes: u64,
+) -> Result<Plan, crate::store::StoreError> {
+    let before = long::len_of::<S>(view).unwrap_or(0);
+    if before + part.len > most_bytes {
+        return Err(line(TOO_LARGE));
+    }
+    if behind {
+        return Ok(put_part(before, part, before));
+    }
+    let mut plan = Plan::patch(before + part.len, 0..0);
+    plan.layers = vec![Layer::Copy(Source::Key(0), 0..before, part.len)];
+    match part.in_pieces {
+        true => plan.layers.push(Layer::Copy(Source::Arg, 0..part.len, 0)),
+        false => plan.window = 0..part.len,
+    }
+    Ok(plan)
+}
+
+/// Bytes that did not come in pieces are a patch.
+pub fn put_into(window: &mut [u8], part: Part<'_>) {
+    if !part.in_pieces {
+        window.copy_from_slice(part.bytes);
     }
 }
 

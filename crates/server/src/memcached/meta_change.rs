@@ -2,10 +2,11 @@
 
 use terrace_kv::memcached::{self as rules, Told};
 
-use super::classic::{NOT_A_NUMBER, extended};
+use super::classic::{Extended, NOT_A_NUMBER, extended, extension, put_into};
 use super::meta::{Asked, Shown, asked, flags, item, left_s, len_of, token_of};
-use super::{BAD_LINE, Done, TOO_LARGE, line, ready, say, unsigned};
-use crate::commands::{Cx, Flow, edit_one};
+use super::{BAD_LINE, Done, line, ready, say, unsigned};
+use crate::commands::long::{self, Job, Keeps, Layer, Plan, Source};
+use crate::commands::{Cx, Flow, Part, edit_one};
 use crate::store::{Cond, Edit, Expiry, Held, How, Meta, NewValue, Store, StoreError, Value, View};
 
 /// What a command that changes an item came to.
@@ -18,6 +19,11 @@ enum Ended {
 }
 
 fn end<S: Store>(cx: &mut Cx<'_, S>, asked: &Asked<'_>, ended: Ended, quiet: &[&str]) -> Done<S> {
+    tell(cx.out, asked, ended, quiet);
+    Ok(Flow::Done)
+}
+
+fn tell(out: &mut Vec<u8>, asked: &Asked<'_>, ended: Ended, quiet: &[&str]) {
     let (code, shown) = match ended {
         Ended::Done { cas, len } => {
             let shown = Shown {
@@ -35,12 +41,11 @@ fn end<S: Store>(cx: &mut Cx<'_, S>, asked: &Asked<'_>, ended: Ended, quiet: &[&
         Ended::NotFound => ("NF", None),
     };
     if asked.quiet && quiet.contains(&code) {
-        return Ok(Flow::Done);
+        return;
     }
-    cx.out.extend_from_slice(code.as_bytes());
-    flags(cx.out, asked, shown.as_ref());
-    say(cx.out, "");
-    Ok(Flow::Done)
+    out.extend_from_slice(code.as_bytes());
+    flags(out, asked, shown.as_ref());
+    say(out, "");
 }
 
 /// ms key datalen flags*
@@ -56,10 +61,8 @@ pub(super) fn set<S: Store>(cx: &mut Cx<'_, S>, words: &[&[u8]]) -> Done<S> {
     }
     let extends = b"AP".contains(&mode);
     if extends || asked.invalidate {
-        if !cx.large.is_empty() {
-            return Err(TOO_LARGE.into());
-        }
-        return set_by_edit(cx, &asked, data, expiry_ms, mode);
+        let part = Part::of(cx, words, words.len() - 1);
+        return set_by_edit(cx, &asked, part, expiry_ms, mode);
     }
     let cond = match (asked.token, mode) {
         (Some(token), _) => Cond::IfToken(token),
@@ -100,64 +103,126 @@ pub(super) fn set<S: Store>(cx: &mut Cx<'_, S>, words: &[&[u8]]) -> Done<S> {
     end(cx, &asked, ended, &["HD"])
 }
 
+/// What a mode that needs what was there does to it: the state of the new item, and whether the old value stays in it.
+fn decided<S: Store>(
+    view: &View<S::Large>,
+    asked: &Asked<'_>,
+    mode: u8,
+) -> Result<(u32, bool), Ended> {
+    let (extends, here) = (b"AP".contains(&mode), token_of::<S>(view));
+    let mut state = 0;
+    match asked.token {
+        Some(_) if !view.exists() => return Err(Ended::NotFound),
+        // Who is late leaves a value that is stale at once.
+        Some(token) if asked.invalidate && token < here => state = Meta::STALE,
+        Some(token) if token != here => return Err(Ended::Exists),
+        _ => {}
+    }
+    match (extends, view.exists()) {
+        (true, false) if asked.vivify.is_none() => Err(Ended::NotStored),
+        (false, true) if mode == b'E' => Err(Ended::NotStored),
+        (false, false) if mode == b'R' => Err(Ended::NotStored),
+        (extends, exists) => Ok((state, extends && exists)),
+    }
+}
+
+/// What is kept with the new item.
+fn beside<L>(
+    view: &View<L>,
+    asked: &Asked<'_>,
+    mode: u8,
+    state: u32,
+    (expiry_ms, now_ms, cas): (Option<u64>, u64, u64),
+) -> (Option<u64>, Meta) {
+    let extends = b"AP".contains(&mode);
+    let kept = view.meta.filter(|_| extends).unwrap_or(Meta {
+        client_flags: asked.client_flags,
+        ..Meta::default()
+    });
+    let meta = Meta {
+        cas: asked.new_token.unwrap_or(cas),
+        state,
+        ..kept
+    };
+    let vivify = asked.vivify.filter(|_| !view.exists());
+    let expiry_ms = match (extends, vivify) {
+        (true, Some(ttl)) => rules::expiry_ms(ttl, now_ms),
+        (true, None) => view.expiry_ms,
+        _ => expiry_ms,
+    };
+    (expiry_ms, meta)
+}
+
 /// The modes that need what was there: append, prepend, and a set by somebody who is late.
 fn set_by_edit<S: Store>(
     cx: &mut Cx<'_, S>,
     asked: &Asked<'_>,
-    data: &[u8],
+    part: Part<'_>,
     expiry_ms: Option<u64>,
     mode: u8,
 ) -> Done<S> {
     let now_ms = cx.store.now_ms();
-    let ended = ready!(edit_one(cx, &asked.key, |view: View<S::Large>, cas| {
-        let (extends, here) = (b"AP".contains(&mode), token_of::<S>(&view));
-        let mut state = 0;
-        match asked.token {
-            Some(_) if !view.exists() => return Ok((None, Ended::NotFound)),
-            // Who is late leaves a value that is stale at once.
-            Some(token) if asked.invalidate && token < here => state = Meta::STALE,
-            Some(token) if token != here => return Ok((None, Ended::Exists)),
-            _ => {}
-        }
-        let vivify = asked.vivify.filter(|_| extends && !view.exists());
-        let value = match (extends, vivify) {
-            (true, None) => match extended(&view, data, mode == b'A')? {
-                Some(value) => value,
-                None => return Ok((None, Ended::NotStored)),
-            },
-            _ if mode == b'E' && view.exists() => return Ok((None, Ended::NotStored)),
-            _ if mode == b'R' && !view.exists() => return Ok((None, Ended::NotStored)),
-            _ => data.to_vec(),
-        };
-        let kept = view.meta.filter(|_| extends).unwrap_or(Meta {
-            client_flags: asked.client_flags,
-            ..Meta::default()
-        });
-        let meta = Meta {
-            cas: asked.new_token.unwrap_or(cas),
-            state,
-            ..kept
-        };
-        let expiry_ms = match (extends, vivify) {
-            (true, Some(ttl)) => rules::expiry_ms(ttl, now_ms),
-            (true, None) => view.expiry_ms,
-            _ => expiry_ms,
-        };
-        let ended = Ended::Done {
-            cas: meta.cas,
-            len: value.len() as u64,
-        };
-        let meta = Some(meta);
-        Ok((
-            Some(Edit::Put {
+    if cx.progress.long.is_none() {
+        let ended = ready!(edit_one(cx, &asked.key, |view: View<S::Large>, cas| {
+            let (state, stays) = match decided::<S>(&view, asked, mode) {
+                Ok(decided) => decided,
+                Err(ended) => return Ok((None, Some(ended))),
+            };
+            let value = match stays.then(|| extended::<S>(&view, part, mode == b'A')) {
+                Some(Extended::Value(value)) => value,
+                None if !part.in_pieces => part.bytes.to_vec(),
+                _ => return Ok((None, None)),
+            };
+            let times = (expiry_ms, now_ms, cas);
+            let (expiry_ms, meta) = beside(&view, asked, mode, state, times);
+            let ended = Ended::Done {
+                cas: meta.cas,
+                len: value.len() as u64,
+            };
+            let meta = Some(meta);
+            let edit = Edit::Put {
                 value,
                 expiry_ms,
                 meta,
-            }),
-            ended,
-        ))
-    }));
-    end(cx, asked, ended, &["HD"])
+            };
+            Ok((Some(edit), Some(ended)))
+        }));
+        if let Some(ended) = ended {
+            return end(cx, asked, ended, &["HD"]);
+        }
+        cx.renew_task();
+    }
+    let (most, cas) = (cx.shared.max_value_bytes, cx.store.new_cas());
+    let job = Job {
+        keys: &[&asked.key],
+        arg: &[],
+        plan: &|views| {
+            let view = &views[0];
+            // How it ends without a new value is for the short way to tell.
+            let Ok((state, stays)) = decided::<S>(view, asked, mode) else {
+                return Ok(None);
+            };
+            let mut plan = match stays {
+                true => extension::<S>(view, part, mode == b'A', most)?,
+                false => Plan {
+                    layers: vec![Layer::Copy(Source::Arg, 0..part.len, 0)],
+                    ..Plan::patch(part.len, 0..0)
+                },
+            };
+            let times = (expiry_ms, now_ms, cas);
+            let (expiry_ms, meta) = beside(view, asked, mode, state, times);
+            plan.keeps = Keeps::These(expiry_ms, Some(meta));
+            Ok(Some(plan))
+        },
+        patch: &|window, plan, reply| {
+            put_into(window, part);
+            if let Keeps::These(_, Some(meta)) = plan.keeps {
+                let (cas, len) = (meta.cas, plan.len);
+                tell(reply, asked, Ended::Done { cas, len }, &["HD"]);
+            }
+        },
+    };
+    Ok(long::run(cx, &job).map_err(StoreError::from)?)
 }
 
 /// md key flags*

@@ -9,14 +9,14 @@ mod told;
 
 use smallvec::SmallVec;
 
-use crate::commands::{Cx, Flow};
+use crate::commands::{Cx, Flow, is_paused};
 use crate::conn::Conn;
 use crate::limits::{ASSEMBLE_ABOVE_BYTES, MEMCACHED_LINE_MAX_BYTES, VALUE_MAX_BYTES};
 use crate::resp::assemble::Assembly;
 use crate::service::{execute_args, is_full};
 use crate::shared::add;
 use crate::sight::calls::memcached_kind;
-use crate::store::{Store, StoreError};
+use crate::store::{Store, StoreError, Wait};
 use crate::thread::Env;
 
 /// The version whose commands and texts are followed; clients may choose their behaviour by it.
@@ -202,6 +202,9 @@ pub(crate) fn execute<S: Store>(cx: &mut Cx<'_, S>, words: &[&[u8]]) -> Flow<S::
     if !cx.session.trusted {
         return authenticate(cx, words);
     }
+    if cx.shared.paused.is_on() && is_paused(cx, writes(words)) {
+        return Flow::Wait(Wait::Room);
+    }
     let done = match words[0] {
         b"get" => classic::get(cx, words, false),
         b"set" => classic::store(cx, words),
@@ -228,6 +231,18 @@ pub(crate) fn execute<S: Store>(cx: &mut Cx<'_, S>, words: &[&[u8]]) -> Flow<S::
             }
             Flow::Done
         }
+    }
+}
+
+/// Whether CLIENT PAUSE WRITE holds a command; a mg does when it may make an item, or give it another time.
+#[cold]
+fn writes(words: &[&[u8]]) -> bool {
+    match words[0] {
+        b"get" | b"gets" | b"mn" | b"me" | b"stats" | b"version" | b"verbosity" | b"quit" => false,
+        b"mg" => words[2.min(words.len())..]
+            .iter()
+            .any(|flag| matches!(flag[0], b'N' | b'R' | b'T')),
+        _ => true,
     }
 }
 

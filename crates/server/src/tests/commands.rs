@@ -464,6 +464,19 @@ fn the_bounds_of_a_transaction() {
         "-ERR Command not allowed inside a transaction\r\n"
     );
     assert!(c.ask(&["EXEC"]).starts_with("-EXECABORT"));
+    // Short commands make long values: only so many.
+    c.ask(&["MULTI"]);
+    for n in 0..200 {
+        c.ask(&["SETRANGE", &format!("made:{n}"), "60000", "x"]);
+    }
+    let got = c.ask(&["EXEC"]);
+    assert_eq!(
+        got.matches("-ERR the transaction makes values").count(),
+        131,
+        "{got}"
+    );
+    assert_eq!(c.ask(&["STRLEN", "made:68"]), ":60001\r\n");
+    assert_eq!(c.ask(&["EXISTS", "made:69"]), ":0\r\n");
     server.stop();
 }
 

@@ -127,6 +127,24 @@ fn a_pause_holds_what_it_names_until_it_ends() {
 }
 
 #[test]
+fn a_pause_holds_memcacheds_clients_too() {
+    use super::memcached::{ask, connect, start};
+    let server = start(plain());
+    let (mut c, mut other) = (server.client(), connect(&server));
+    c.ask(&["CLIENT", "PAUSE", "100", "WRITE"]);
+    let began = Instant::now();
+    assert_eq!(ask(&mut other, b"get a\r\nmg a v\r\n"), "END\r\nEN\r\n");
+    assert!(began.elapsed() < Duration::from_millis(90));
+    assert_eq!(ask(&mut other, b"set a 0 0 1\r\n1\r\n"), "STORED\r\n");
+    assert!(began.elapsed() >= Duration::from_millis(90));
+    let began = Instant::now();
+    c.ask(&["CLIENT", "PAUSE", "100"]);
+    assert_eq!(ask(&mut other, b"get a\r\n"), "VALUE a 0 1\r\n1\r\nEND\r\n");
+    assert!(began.elapsed() >= Duration::from_millis(90));
+    server.stop();
+}
+
+#[test]
 fn what_a_key_takes_is_told() {
     let server = Running::start_with(plain(), ServerOptions::default());
     let mut c = server.client();

@@ -134,6 +134,183 @@ fn changes_in_sync_mode() {
     });
 }
 
+/// Arguments above 64 KiB of commands that change a part, or several keys.
+fn long_arguments(settings: Settings) {
+    let server = Running::start(settings, 1);
+    let mut c = server.client();
+    for (len, more) in [
+        (0, 65_537),
+        (10, 70_000),
+        (61_440, 122_880),
+        (200_000, 65_537),
+    ] {
+        let mut model = bytes(len, 3);
+        c.send(encode(&[b"SET", b"k", &model, b"EX", b"100"]));
+        assert_eq!(c.reply(), b"+OK\r\n");
+        let part = bytes(more, 5);
+        c.send(encode(&[b"APPEND", b"k", &part]));
+        model.extend_from_slice(&part);
+        assert_eq!(c.reply(), format!(":{}\r\n", model.len()).as_bytes());
+        for at in [0, 7, 61_439, model.len() - 10, model.len() + 70_000] {
+            let part = bytes(more + at % 5, at as u64);
+            let place = at.to_string();
+            c.send(encode(&[b"SETRANGE", b"k", place.as_bytes(), &part]));
+            model.resize(model.len().max(at + part.len()), 0);
+            model[at..at + part.len()].copy_from_slice(&part);
+            assert_eq!(c.reply(), format!(":{}\r\n", model.len()).as_bytes());
+        }
+        c.send(encode(&[b"GET", b"k"]));
+        assert!(c.reply() == bulk(&model), "{len} {more}");
+        assert_ne!(c.ask(&["TTL", "k"]), ":-1\r\n");
+        let (a, b) = (bytes(more, 1), bytes(more + 1, 2));
+        for (keys, want) in [([b"a", b"b"], ":1\r\n"), ([b"b", b"c"], ":0\r\n")] {
+            c.send(encode(&[
+                b"MSETNX", keys[0], &a, b"s", b"short", keys[1], &b,
+            ]));
+            assert_eq!(c.reply(), want.as_bytes());
+        }
+        // Named twice, the last one counts.
+        c.send(encode(&[b"MSETNX", b"d", &a, b"e", b"x", b"d", &b]));
+        assert_eq!(c.reply(), b":1\r\n");
+        for (key, want) in [("a", &a), ("b", &b), ("d", &b)] {
+            c.send(encode(&[b"GET", key.as_bytes()]));
+            assert!(c.reply() == bulk(want), "{key}");
+        }
+        assert_eq!(c.ask(&["DEL", "k", "a", "b", "c", "d", "e", "s"]), ":6\r\n");
+    }
+    drop(c);
+    server.stop();
+}
+
+#[test]
+fn long_arguments_at_once() {
+    long_arguments(plain());
+}
+
+#[test]
+fn long_arguments_with_waits() {
+    long_arguments(Settings {
+        wait_per_mille: 300,
+        sync: true,
+        ..plain()
+    });
+}
+
+/// What a bulk reply holds.
+fn held(reply: &[u8]) -> &[u8] {
+    let start = reply.iter().position(|b| *b == b'\n').expect("a header") + 1;
+    &reply[start..reply.len() - 2]
+}
+
+#[test]
+fn long_values_are_dumped_and_restored() {
+    let server = Running::start(
+        Settings {
+            wait_per_mille: 200,
+            ..plain()
+        },
+        1,
+    );
+    let mut c = server.client();
+    // The payload of the first is above 64 KiB, and the value is not.
+    for len in [65_530, 65_537, 122_880, 122_871, 122_875, 300_000] {
+        let value = bytes(len, 9);
+        c.send(encode(&[b"SET", b"k", &value]));
+        assert_eq!(c.reply(), b"+OK\r\n");
+        c.send(encode(&[b"DUMP", b"k"]));
+        let reply = c.reply();
+        let dump = held(&reply);
+        assert!(dump == terrace_kv::strings::dump::dump(&value), "{len}");
+        c.send(encode(&[b"RESTORE", b"k", b"0", dump]));
+        assert_eq!(c.reply(), b"-BUSYKEY Target key name already exists.\r\n");
+        c.send(encode(&[b"RESTORE", b"r", b"-1", dump]));
+        assert_eq!(c.reply(), b"-ERR Invalid TTL value, must be >= 0\r\n");
+        let mut bad = dump.to_vec();
+        bad[len / 2] ^= 1;
+        c.send(encode(&[b"RESTORE", b"r", b"0", &bad]));
+        let wrong = b"-ERR DUMP payload version or checksum are wrong\r\n";
+        assert_eq!(c.reply(), wrong);
+        // No checksum, and no string.
+        let end = bad.len() - 8;
+        bad[end..].fill(0);
+        bad[0] = 2;
+        c.send(encode(&[b"RESTORE", b"r", b"0", &bad]));
+        assert_eq!(c.reply(), b"-ERR Bad data format\r\n");
+        c.send(encode(&[b"RESTORE", b"r", b"100000", dump]));
+        assert_eq!(c.reply(), b"+OK\r\n");
+        c.send(encode(&[b"GET", b"r"]));
+        assert!(c.reply() == bulk(&value), "{len}");
+        assert_ne!(c.ask(&["TTL", "r"]), ":-1\r\n");
+        c.send(encode(&[
+            b"RESTORE", b"r", b"1", dump, b"ABSTTL", b"REPLACE",
+        ]));
+        assert_eq!(c.reply(), b"+OK\r\n");
+        assert_eq!(c.ask(&["EXISTS", "r"]), ":0\r\n");
+    }
+    // Packed: a literal of 32 bytes, then references of 264 bytes each, 32 back: short packed, long unpacked, and both long.
+    for runs in [250, 300, 25_000] {
+        let mut packed = vec![31];
+        packed.extend(1..=32);
+        let len = 32 + runs * 264;
+        (0..runs).for_each(|_| packed.extend_from_slice(&[7 << 5, 255, 31]));
+        let mut dump = vec![0, 0xc3, 0x80];
+        dump.extend_from_slice(&(packed.len() as u32).to_be_bytes());
+        dump.push(0x80);
+        dump.extend_from_slice(&(len as u32).to_be_bytes());
+        let at = dump.len();
+        dump.extend_from_slice(&packed);
+        dump.extend_from_slice(&[10, 0, 0, 0, 0, 0, 0, 0, 0, 0]);
+        c.send(encode(&[b"RESTORE", b"p", b"0", &dump, b"REPLACE"]));
+        assert_eq!(c.reply(), b"+OK\r\n", "{runs}");
+        let want: Vec<u8> = (0..len).map(|i| (i % 32) as u8 + 1).collect();
+        c.send(encode(&[b"GET", b"p"]));
+        assert!(c.reply() == bulk(&want), "{runs}");
+        // One reference too few, and one before the start.
+        let end = dump.len() - 10;
+        let mut short = dump.clone();
+        short.drain(end - 3..end);
+        let packed = (packed.len() - 3) as u32;
+        short[3..7].copy_from_slice(&packed.to_be_bytes());
+        dump[at + 33] |= 31;
+        for bad in [&short, &dump] {
+            c.send(encode(&[b"RESTORE", b"p", b"0", bad, b"REPLACE"]));
+            assert_eq!(c.reply(), b"-ERR Bad data format\r\n", "{runs}");
+        }
+        c.send(encode(&[b"GET", b"p"]));
+        assert!(c.reply() == bulk(&want), "{runs}");
+    }
+    drop(c);
+    server.stop();
+}
+
+#[test]
+fn long_values_have_something_in_common() {
+    let server = Running::start(
+        Settings {
+            wait_per_mille: 200,
+            ..plain()
+        },
+        1,
+    );
+    let mut c = server.client();
+    let mut value = vec![b'.'; 200_000];
+    value[3] = b'x';
+    value[100_000] = b'y';
+    value[199_999] = b'z';
+    c.send(encode(&[b"SET", b"long", &value]));
+    assert_eq!(c.reply(), b"+OK\r\n");
+    c.ask(&["SET", "short", "1x2y3z"]);
+    assert_eq!(c.ask(&["LCS", "long", "short"]), "$3\r\nxyz\r\n");
+    assert_eq!(c.ask(&["LCS", "short", "long", "LEN"]), ":3\r\n");
+    let idx = c.ask(&["LCS", "long", "short", "IDX", "MINMATCHLEN", "1"]);
+    assert!(idx.contains(":199999\r\n:199999"), "{idx}");
+    assert_eq!(c.ask(&["LCS", "long", "none", "LEN"]), ":0\r\n");
+    let refused = c.ask(&["LCS", "long", "long"]);
+    assert!(refused.starts_with("-ERR Insufficient memory"), "{refused}");
+    drop(c);
+    server.stop();
+}
+
 #[test]
 fn every_append_of_many_connections_is_in_the_value() {
     let server = Running::start(
@@ -214,6 +391,31 @@ fn what_has_no_room_is_refused_and_leaves_nothing() {
     assert_eq!(c.ask(&["STRLEN", "k"]), format!(":{}\r\n", value.len() + 4));
     let peak = server.factory.granted_peak.load(Ordering::SeqCst);
     assert!(peak <= budget_bytes, "{peak}");
+    drop(c);
+    server.stop();
+}
+
+#[test]
+fn replies_of_a_transaction_may_be_long_together() {
+    let server = Running::start(plain(), 1);
+    let mut c = server.client();
+    let value = "v".repeat(50_000);
+    c.ask(&["SET", "k", &value]);
+    c.ask(&["MULTI"]);
+    c.ask(&["MGET", "k", "k", "none", "k", "k"]);
+    c.ask(&["MGET", "k", "k"]);
+    let replies = c.ask(&["EXEC"]);
+    let one = format!("$50000\r\n{value}\r\n");
+    let want = format!("*2\r\n*5\r\n{one}{one}$-1\r\n{one}{one}*2\r\n{one}{one}");
+    assert!(replies == want, "{} bytes", replies.len());
+    c.ask(&["MULTI"]);
+    let many = vec!["k"; 90];
+    c.ask(&[&["MGET"], &many[..]].concat());
+    let refused = c.ask(&["EXEC"]);
+    assert!(
+        refused.starts_with("-ERR the replies of the transaction are longer"),
+        "{refused}"
+    );
     drop(c);
     server.stop();
 }

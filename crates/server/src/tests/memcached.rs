@@ -8,7 +8,7 @@ use super::double::Settings;
 use super::{Running, plain};
 use crate::ServerOptions;
 
-fn start(settings: Settings) -> Running {
+pub(super) fn start(settings: Settings) -> Running {
     Running::start_with(
         settings,
         ServerOptions {
@@ -19,7 +19,7 @@ fn start(settings: Settings) -> Running {
     )
 }
 
-fn connect(server: &Running) -> TcpStream {
+pub(super) fn connect(server: &Running) -> TcpStream {
     let stream = TcpStream::connect(server.memcached.expect("served")).unwrap();
     stream
         .set_read_timeout(Some(Duration::from_secs(10)))
@@ -28,7 +28,7 @@ fn connect(server: &Running) -> TcpStream {
 }
 
 /// Sends, then `mn` as a mark, and answers all that came before its reply.
-fn ask(stream: &mut TcpStream, text: &[u8]) -> String {
+pub(super) fn ask(stream: &mut TcpStream, text: &[u8]) -> String {
     stream.write_all(text).unwrap();
     stream.write_all(b"mn\r\n").unwrap();
     let mut got = Vec::new();

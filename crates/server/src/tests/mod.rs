@@ -9,6 +9,7 @@ mod large;
 mod lists;
 mod long;
 mod memcached;
+mod memcached_long;
 mod parser;
 mod sight;
 mod tls;

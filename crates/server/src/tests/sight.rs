@@ -80,7 +80,14 @@ fn commands_are_counted_by_name() {
     c.ask(&["NONSENSE"]);
     c.ask(&["MULTI"]);
     c.ask(&["GET", "a"]);
+    c.ask(&["INCR", "a"]);
+    c.ask(&["STRLEN", "a"]);
+    c.ask(&["GET", "a"]);
     c.ask(&["EXEC"]);
+    // What is only queued is not counted.
+    c.ask(&["MULTI"]);
+    c.ask(&["GET", "a"]);
+    c.ask(&["DISCARD"]);
     let mut m = Talk::new(server.memcached.unwrap());
     m.send("get a\r\nincr a 1\r\n");
     while !m.stream_text().contains("CLIENT_ERROR") {}
@@ -92,13 +99,15 @@ fn commands_are_counted_by_name() {
     };
     assert!(line("cmdstat_set:").contains("calls=10,"));
     assert!(line("cmdstat_set:").ends_with("rejected_calls=0,failed_calls=0"));
-    assert!(line("cmdstat_incr:").contains("calls=1,"));
-    assert!(line("cmdstat_incr:").ends_with("rejected_calls=1,failed_calls=1"));
+    assert!(line("cmdstat_incr:").contains("calls=2,"));
+    assert!(line("cmdstat_incr:").ends_with("rejected_calls=1,failed_calls=2"));
+    assert!(line("cmdstat_get:").contains("calls=2,"));
+    assert!(line("cmdstat_strlen:").contains("calls=1,"));
     assert!(line("cmdstat_exec:").contains("calls=1,"));
     assert!(line("cmdstat_memcached|get:").contains("calls=1,"));
     assert!(line("cmdstat_memcached|incr:").ends_with("failed_calls=1"));
     let errors = c.ask(&["INFO", "errorstats"]);
-    assert!(errors.contains("errorstat_ERR:count=3\r\n"), "{errors}");
+    assert!(errors.contains("errorstat_ERR:count=4\r\n"), "{errors}");
     assert!(
         errors.contains("errorstat_CLIENT_ERROR:count=1\r\n"),
         "{errors}"

@@ -70,9 +70,15 @@ impl PageHeap {
     /// them back.
     pub fn take_away(&self, pages: Range<u32>) -> Result<(), AllocError> {
         let range = u64::from(pages.start)..u64::from(pages.end);
+        self.end_ahead();
         self.region()
             .take_away(range)
             .map_err(|e| AllocError::Heap(e.into()))
+    }
+
+    /// From now on no page is brought in before it is touched: some are closed, and what nobody may read cannot be written back either.
+    pub fn end_ahead(&self) {
+        self.region().memory_core().ahead.end();
     }
 
     /// The page that an address lies on, if it is one of the heap's.

@@ -10,6 +10,7 @@
 
 mod alloc;
 mod class;
+mod closed;
 mod fork;
 mod ground;
 mod map;
@@ -26,6 +27,7 @@ use crate::store::View;
 use crate::store::{ObjectError, Pages, Store, Versions};
 use crate::sys::Lock;
 use class::CLASSES;
+pub use closed::{Closable, Closing, none_closed};
 pub use fork::HeldHeap;
 pub use ground::Ground;
 use runs::Runs;
@@ -153,7 +155,8 @@ impl PageHeap {
     pub fn with_views(heap: &Heap, bytes_max: u64) -> Result<(PageHeap, Arc<View>), AllocError> {
         PageHeap::make(heap, bytes_max, |store, table, pages| {
             let view = Arc::new(Versions::of(store, table, pages)?);
-            Ok((view.clone(), view))
+            let closable: Arc<dyn Backing> = Arc::new(Closable::new(view.clone()));
+            Ok((closable, view))
         })
     }
 

@@ -13,6 +13,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 use std::time::Duration;
+use terrace_media::descriptors::keep;
 use terrace_pool::{Contents, Pool, PoolError};
 
 /// Longest wait of one round of help.
@@ -42,6 +43,7 @@ impl Driver {
     /// Starts the background thread of `pool`, if there is to be one.
     pub(crate) fn start(pool: &Arc<Pool<Tables>>, background: bool) -> Result<Driver, PoolError> {
         let bell = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
+            .map(keep)
             .map_err(|e| system_error(pool, e.into()))?;
         let shared = Arc::new(Shared {
             hands: Mutex::new(None),

@@ -8,6 +8,7 @@ use rustix::fd::{AsRawFd, OwnedFd};
 use rustix::io::Errno;
 use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous, munmap};
 use rustix::process::{PidfdFlags, getpid, pidfd_open};
+use terrace_media::descriptors::keep;
 
 /// Ranges of one call.
 pub(crate) const RANGES_MAX: usize = 1024;
@@ -33,7 +34,7 @@ pub(crate) struct Unmapper {
 impl Unmapper {
     /// Tries batches on a page of its own.
     pub fn new() -> Result<Unmapper, SystemError> {
-        let batches = pidfd_open(getpid(), PidfdFlags::empty()).ok();
+        let batches = pidfd_open(getpid(), PidfdFlags::empty()).ok().map(keep);
         let mut unmapper = Unmapper { batches };
         if !unmapper
             .works()

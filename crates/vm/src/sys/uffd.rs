@@ -4,9 +4,12 @@
 //! linux/userfaultfd.h, which older headers lack in part.
 
 use super::SystemError;
-use rustix::fd::{AsFd, BorrowedFd, FromRawFd, OwnedFd};
+use rustix::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use rustix::io::Errno;
 use rustix::ioctl::{Opcode, Updater, ioctl, opcode};
+use std::fs::File;
+use std::sync::OnceLock;
+use terrace_media::descriptors::{self, keep_file};
 
 const UFFD_API: u64 = 0xAA;
 const GROUP: u8 = 0xAA;
@@ -97,7 +100,8 @@ impl Uffd {
                 since: "6.6",
             });
         }
-        let uffd = Uffd::open(in_thread)?;
+        let Uffd(fd) = Uffd::open(in_thread)?;
+        let uffd = Uffd(descriptors::keep(fd));
         uffd.handshake(needed)?;
         Ok(uffd)
     }
@@ -109,15 +113,14 @@ impl Uffd {
             Ok(uffd) => return Ok(uffd),
             Err(errno) => errno,
         };
-        if let Ok(device) = std::fs::File::open("/dev/userfaultfd") {
+        let opened = match DEVICE.get() {
+            Some(device) => device.try_clone(),
+            None => File::open(DEVICE_PATH),
+        };
+        if let Ok(device) = opened {
             // SAFETY: takes flags as its argument, and answers with a new descriptor.
-            let fd = unsafe {
-                libc::ioctl(
-                    std::os::fd::AsRawFd::as_raw_fd(&device),
-                    libc::c_ulong::from(IOCTL_NEW),
-                    flags,
-                )
-            };
+            let fd =
+                unsafe { libc::ioctl(device.as_raw_fd(), libc::c_ulong::from(IOCTL_NEW), flags) };
             if fd >= 0 {
                 // SAFETY: made for us by the call above.
                 return Ok(Uffd(unsafe { OwnedFd::from_raw_fd(fd) }));
@@ -253,6 +256,23 @@ impl Uffd {
 impl AsFd for Uffd {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.0.as_fd()
+    }
+}
+
+const DEVICE_PATH: &str = "/dev/userfaultfd";
+static DEVICE: OnceLock<File> = OnceLock::new();
+
+/// Opens the device that faults can be had from, if it is there and may be opened, and keeps it: for a process that gives its rights up before it needs
+/// memory. Calling it again changes nothing.
+pub fn hold_device() {
+    if DEVICE.get().is_none()
+        && let Ok(device) = File::open(DEVICE_PATH)
+    {
+        // Another thread's is as good.
+        let _ = DEVICE.set(keep_file(device));
+    }
+    if let Some(device) = DEVICE.get() {
+        descriptors::list(device.as_raw_fd());
     }
 }
 

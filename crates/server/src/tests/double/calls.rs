@@ -130,7 +130,7 @@ impl Store for Double {
         t: &mut Task,
         keys: &[&[u8]],
         watched: &[Watched],
-        upload: &mut Option<Upload>,
+        uploads: &mut [Option<Upload>],
         f: &mut dyn FnMut(Seen<Held>) -> Result<Edits<R>, StoreError>,
     ) -> Outcome<R> {
         let (now_ms, new_cas) = (self.now_ms(), self.new_cas());
@@ -172,8 +172,12 @@ impl Store for Double {
                     let (value, _) = before[*from].clone().expect("bound");
                     self.put_item(keys[*at], value, *expiry_ms, *meta);
                 }
-                Edit::Upload { expiry_ms, meta } => {
-                    let upload = upload.take().expect("one upload for one key");
+                Edit::Upload {
+                    nr,
+                    expiry_ms,
+                    meta,
+                } => {
+                    let upload = uploads[*nr].take().expect("an upload for one key");
                     assert_eq!(upload.bytes.len() as u64, upload.len, "received whole");
                     self.open(-1);
                     self.put_item(keys[*at], Arc::new(upload.bytes), *expiry_ms, *meta);
@@ -386,6 +390,13 @@ impl Store for Double {
         );
         upload.bytes.extend_from_slice(piece);
         Ok(Step::Done(()))
+    }
+    fn upload_len(upload: &Upload) -> u64 {
+        upload.len
+    }
+    fn upload_hold(&mut self, upload: &Upload) -> Option<Held> {
+        assert_eq!(upload.bytes.len() as u64, upload.len, "received whole");
+        Some(Held::new(Arc::new(upload.bytes.clone()), &self.home))
     }
     fn upload_abort(&mut self, _: Upload) {
         self.open(-1);

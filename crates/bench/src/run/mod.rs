@@ -1,0 +1,67 @@
+//! `bench run`: unmodified programs under `terrace run`, and the same programs on swap in a cgroup of the same limit.
+//!
+//! Parts have the letters of the table they were asked for with: `a`, memcached with values that pack by half; `b`, with values that do not; `c`, Redis,
+//! and a snapshot of it while it serves; `d`, sqlite3, numpy and sort; `e`, what fits the cap beside running without Terrace. That the cgroup of cap + 32 MiB
+//! is never outgrown (row `f`) is judged in each part. Promises: both sides run in turns in one run. Never: changes a program.
+
+mod programs;
+mod servers;
+mod snapshot;
+
+use crate::Setting;
+use crate::report::{Bar, Report, Side};
+use anyhow::{Context, Result};
+use serde_json::Value;
+use std::collections::HashMap;
+use std::os::linux::net::SocketAddrExt;
+use std::os::unix::net::{SocketAddr, UnixStream};
+use std::time::Duration;
+
+/// What a cgroup has above the cap.
+const SLACK_BYTES: u64 = 32 << 20;
+
+/// How long a program may take to say its counters.
+const ANSWER_MAX: Duration = Duration::from_secs(10);
+
+/// What may be asked for with `--only`.
+pub const PARTS: &[&str] = &["a", "b", "c", "d", "e"];
+
+/// Runs the parts that are wanted.
+pub fn run(setting: &Setting, report: &mut Report) -> Result<()> {
+    for row in servers::ROWS {
+        if setting.wants(row.name) {
+            servers::run(setting, report, row)?;
+        }
+    }
+    for row in programs::ROWS {
+        if setting.wants(row.name) {
+            programs::run(setting, report, row)?;
+        }
+    }
+    Ok(())
+}
+
+/// The counters of a process under `terrace run`, by name: what `terrace top` asks it for.
+pub fn figures(pid: u32) -> Result<HashMap<String, f64>> {
+    let ask = || -> Result<Value> {
+        let addr = SocketAddr::from_abstract_name(format!("terrace-run-{pid}"))?;
+        let socket = UnixStream::connect_addr(&addr)?;
+        socket.set_read_timeout(Some(ANSWER_MAX))?;
+        Ok(serde_json::from_reader(socket)?)
+    };
+    let told = ask().with_context(|| format!("asking process {pid} under terrace run"))?;
+    let figures = told.as_object().into_iter().flatten();
+    let number = |(name, value): (&String, &Value)| Some((name.clone(), value.as_f64()?));
+    Ok(figures.filter_map(number).collect())
+}
+
+/// The bars of row `f` for one part.
+fn judge_group(report: &mut Report, what: &str, limit_bytes: u64, usage: crate::cgroup::Usage) {
+    let peak = usage.peak_bytes.map(|bytes| bytes as f64);
+    let name = format!("f, {what}: peak of the cgroup, bytes");
+    let limit = limit_bytes as f64;
+    report.bars.push(Bar::new(name, Side::AtMost, limit, peak));
+    let kills = usage.oom_kills.map(|kills| kills as f64);
+    let name = format!("f, {what}: OOM kills");
+    report.bars.push(Bar::new(name, Side::AtMost, 0.0, kills));
+}

@@ -1,0 +1,312 @@
+//! Rows `a`, `b`, `c` and the server of `e`: memcached and redis-server, loaded once, then driven in turns with their twins.
+//!
+//! Promises: both sides are the same binary with the same arguments, loaded with the same keys by the same generator outside of the cgroups, and warmed before
+//! the first round of a case. Never: lets a server drop a key; one that is missing fails the run.
+
+use super::{SLACK_BYTES, judge_group, snapshot};
+use crate::load::{KeyChoice, Load, Until};
+use crate::progress::Progress;
+use crate::report::{Bar, Part, Report, Side};
+use crate::rounds::{Lineup, Measured, draw, drive, spec};
+use crate::serve::tiered::ZIPF;
+use crate::server::{Memory, Peer, Server, Spec};
+use crate::{Setting, stop};
+use anyhow::Result;
+
+const VALUE_BYTES: usize = 1 << 10;
+const CAP_BYTES: u64 = 512 << 20;
+const CAP_BYTES_MIN: u64 = 64 << 20;
+/// 4 GiB of values.
+const KEYS: u64 = 4 << 20;
+/// Values that fit the cap with room to spare.
+const KEYS_FITTING: u64 = 128 << 10;
+/// The pool on the SSD over the values: what a server has beside them.
+const SSD_OVER_VALUES: u64 = 2;
+/// Over that, where it forks: there must be room for a second version of all that it has.
+const SSD_OF_FORKS: u64 = 2;
+/// Swap over the values.
+const SWAP_OVER_VALUES: u64 = 2;
+/// Threads of memcached; Redis has one.
+const THREADS: usize = 4;
+/// Driving before the first case, in round lengths: what is hot must come to DRAM. Before a later one a third of it.
+const WARM_ROUNDS: f64 = 6.0;
+const COLUMNS: &[&str] = &[
+    "ops_per_s",
+    "latency_p50_us",
+    "latency_p99_us",
+    "latency_p999_us",
+    "server_cpu_ns_per_op",
+    "faults_per_op",
+    "fault_us",
+    "pages_swapped_in_per_op",
+    "pages_swapped_out_per_op",
+    "disk_reads_per_op",
+    "disk_write_bytes_per_op",
+    "disk_queue_depth",
+    "cgroup_peak_bytes",
+    "cgroup_limit_hits",
+    "cgroup_oom_kills",
+];
+
+/// A load, and what ours must reach over the other side.
+pub struct Case {
+    name: &'static str,
+    get_percent: u32,
+    ratio_min: f64,
+    p99_max: Option<f64>,
+}
+
+/// A server and what is done to it.
+pub struct ServerRow {
+    /// Its letter.
+    pub name: &'static str,
+    about: &'static str,
+    peer: fn(Memory) -> Peer,
+    beside: Memory,
+    keys: u64,
+    choice: KeyChoice,
+    packs: bool,
+    cases: &'static [Case],
+    snapshot: bool,
+}
+
+const fn case(name: &'static str, get_percent: u32, ratio_min: f64, p99_max: Option<f64>) -> Case {
+    Case {
+        name,
+        get_percent,
+        ratio_min,
+        p99_max,
+    }
+}
+
+/// All of them.
+pub const ROWS: &[ServerRow] = &[
+    ServerRow {
+        name: "a",
+        about: "memcached, values that pack by half",
+        peer: Peer::MemcachedOn,
+        beside: Memory::Swap,
+        keys: KEYS,
+        choice: ZIPF,
+        packs: true,
+        cases: &[
+            case("95 % GET", 95, 1.3, Some(0.7)),
+            case("50 % GET", 50, 1.5, Some(0.7)),
+        ],
+        snapshot: false,
+    },
+    ServerRow {
+        name: "b",
+        about: "memcached, values that do not pack",
+        peer: Peer::MemcachedOn,
+        beside: Memory::Swap,
+        keys: KEYS,
+        choice: ZIPF,
+        packs: false,
+        cases: &[
+            case("95 % GET", 95, 0.9, None),
+            case("50 % GET", 50, 0.9, None),
+        ],
+        snapshot: false,
+    },
+    ServerRow {
+        name: "c",
+        about: "redis-server, values that pack by half",
+        peer: Peer::RedisOn,
+        beside: Memory::Swap,
+        keys: KEYS,
+        choice: ZIPF,
+        packs: true,
+        cases: &[
+            case("95 % GET", 95, 1.2, None),
+            case("50 % GET", 50, 1.2, None),
+        ],
+        snapshot: true,
+    },
+    ServerRow {
+        name: "e",
+        about: "memcached, all in DRAM",
+        peer: Peer::MemcachedOn,
+        beside: Memory::Plain,
+        keys: KEYS_FITTING,
+        choice: KeyChoice::Uniform,
+        packs: true,
+        cases: &[
+            case("memcached, 95 % GET", 95, 0.97, None),
+            case("memcached, 50 % GET", 50, 0.97, None),
+        ],
+        snapshot: false,
+    },
+];
+
+/// What a row comes to at the run's scale.
+#[derive(Clone, Copy)]
+pub struct Sizes {
+    /// How many keys are loaded.
+    pub keys: u64,
+    cap_bytes: u64,
+    limit_bytes: u64,
+    ssd_bytes: u64,
+    swap_bytes: u64,
+}
+
+impl Sizes {
+    fn of(setting: &Setting, row: &ServerRow) -> Sizes {
+        let divisor = setting.options.scale_divisor;
+        let cap_bytes = (CAP_BYTES / divisor).max(CAP_BYTES_MIN);
+        let keys = (row.keys / divisor).max(1_000);
+        let values_bytes = keys * VALUE_BYTES as u64;
+        let ssd_bytes = values_bytes * SSD_OVER_VALUES;
+        Sizes {
+            keys,
+            cap_bytes,
+            limit_bytes: cap_bytes + SLACK_BYTES,
+            ssd_bytes: (ssd_bytes * if row.snapshot { SSD_OF_FORKS } else { 1 }).max(cap_bytes * 2),
+            swap_bytes: (values_bytes * SWAP_OVER_VALUES).max(cap_bytes),
+        }
+    }
+}
+
+/// Runs a row.
+pub fn run(setting: &Setting, report: &mut Report, row: &ServerRow) -> Result<()> {
+    let sizes = Sizes::of(setting, row);
+    let title = format!(
+        "{}: {} keys of {VALUE_BYTES} B under a cap of {} MiB in a cgroup of {} MiB, {}, beside {}",
+        row.about,
+        sizes.keys,
+        sizes.cap_bytes >> 20,
+        sizes.limit_bytes >> 20,
+        match row.choice {
+            KeyChoice::Zipf { .. } => "Zipf 0.99",
+            _ => "uniform",
+        },
+        row.beside.name(),
+    );
+    let mut part = Part::new(row.name, &title, COLUMNS);
+    let mut lineup = start(setting, &mut part, row, sizes)?;
+    let progress = Progress::new(lineup.steps(setting, row.cases.len()));
+    fill(&mut lineup, &mut part, &progress, row, sizes)?;
+    for (at, case) in row.cases.iter().enumerate() {
+        let load = load(setting, row, sizes, case.get_percent);
+        let part_of = if at == 0 { 1.0 } else { 3.0 };
+        warm(setting, &mut lineup, &load, WARM_ROUNDS / part_of)?;
+        let measured = lineup.case(setting, &mut part, &progress, case.name, &load)?;
+        judge(report, row, case, &measured);
+    }
+    if row.snapshot {
+        let ours = lineup.servers.iter_mut().find(|s| s.peer().is_ours());
+        if let Some(server) = ours {
+            let load = load(setting, row, sizes, 50);
+            snapshot::run(setting, report, &mut part, server, &load, sizes.keys)?;
+        }
+    }
+    if let Some(usage) = lineup.add_usage(&mut part) {
+        judge_group(report, row.name, sizes.limit_bytes, usage);
+    }
+    draw(setting, report, &part, &title, "ops_per_s");
+    draw(setting, report, &part, &title, "latency_p99_us");
+    report.parts.push(part);
+    drop(progress);
+    lineup.stop()
+}
+
+fn server_spec(setting: &Setting, row: &ServerRow, sizes: Sizes, memory: Memory) -> Spec {
+    Spec {
+        cpu: None,
+        threads: THREADS,
+        ..spec(
+            setting,
+            &format!("run-{}", row.name),
+            (row.peer)(memory),
+            sizes.cap_bytes,
+            sizes.ssd_bytes,
+        )
+    }
+}
+
+fn start(setting: &Setting, part: &mut Part, row: &ServerRow, sizes: Sizes) -> Result<Lineup> {
+    let mut lineup = Lineup::default();
+    let ours = server_spec(setting, row, sizes, Memory::Run);
+    lineup.add(part, &ours, Some(sizes.limit_bytes))?;
+    let theirs = server_spec(setting, row, sizes, row.beside);
+    match row.beside {
+        Memory::Swap => {
+            let (limit, swap) = (sizes.limit_bytes, sizes.swap_bytes);
+            lineup.add_swapping(setting, part, &theirs, limit, swap);
+        }
+        _ => lineup.add(part, &theirs, None)?,
+    }
+    Ok(lineup)
+}
+
+fn fill(
+    lineup: &mut Lineup,
+    part: &mut Part,
+    progress: &Progress,
+    row: &ServerRow,
+    sizes: Sizes,
+) -> Result<()> {
+    for server in &mut lineup.servers {
+        let name = server.peer().name();
+        progress.step(format!("{}: loading, {name}", row.name));
+        let rate = fill_one(server, row, sizes.keys)?;
+        part.notes
+            .push(format!("{name}: loaded at {rate:.0} keys/s"));
+    }
+    Ok(())
+}
+
+fn fill_one(server: &mut Server, row: &ServerRow, keys: u64) -> Result<f64> {
+    let load = Load {
+        connections: 8,
+        in_flight: 32,
+        choice: KeyChoice::InOrder { from: 0 },
+        get_percent: 0,
+        packs: row.packs,
+        until: Until::Requests(keys),
+        ..Load::of(keys, VALUE_BYTES)
+    };
+    Ok(drive(server, &load, "loading")?.ops_per_s())
+}
+
+fn load(setting: &Setting, row: &ServerRow, sizes: Sizes, get_percent: u32) -> Load {
+    Load {
+        choice: row.choice,
+        get_percent,
+        packs: row.packs,
+        until: Until::Seconds(setting.options.seconds),
+        seed: 500,
+        ..Load::of(sizes.keys, VALUE_BYTES)
+    }
+}
+
+fn warm(setting: &Setting, lineup: &mut Lineup, load: &Load, rounds: f64) -> Result<()> {
+    for server in &mut lineup.servers {
+        stop::check()?;
+        let warming = Load {
+            until: Until::Seconds(setting.options.seconds * rounds),
+            seed: 7,
+            ..*load
+        };
+        drive(server, &warming, "warming")?;
+    }
+    Ok(())
+}
+
+fn judge(report: &mut Report, row: &ServerRow, case: &Case, measured: &Measured) {
+    let beside = (row.peer)(row.beside);
+    let name = format!(
+        "{}, {}: throughput over {}",
+        row.name,
+        case.name,
+        beside.name()
+    );
+    let ratio = measured.ratio_to_most(&[beside], "ops_per_s");
+    let bar = Bar::new(name, Side::AtLeast, case.ratio_min, ratio);
+    report.bars.push(bar);
+    if let Some(most) = case.p99_max {
+        let name = format!("{}, {}: p99 over {}'s", row.name, case.name, beside.name());
+        let ratio = measured.ratio_to_least(&[beside], "latency_p99_us");
+        report.bars.push(Bar::new(name, Side::AtMost, most, ratio));
+    }
+}

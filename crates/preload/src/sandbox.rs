@@ -1,0 +1,138 @@
+//! What takes rights away from the process, in front of the C library's: filters of system calls, and limits.
+//!
+//! The runtime's threads need their system calls as long as the program lives. A filter of the calling thread alone is the program's business, and the pool
+//! is opened before it comes; one for all threads, or a limit below the pool's file, would cost the program its memory later, in the middle of
+//! anything. Promises: those are refused with EPERM and a line that says why. Never: changes what is asked.
+
+use crate::{raw, runtime, tls};
+use libc::{c_int, c_long, c_uint, c_ulong, rlimit};
+
+const SECCOMP_FILTER_FLAG_TSYNC: c_ulong = 1;
+
+/// Before a filter: what it may forbid is done now.
+fn before_a_filter() {
+    if !tls::is_inside() {
+        runtime::open_early();
+    }
+}
+
+/// As seccomp(2).
+fn may_filter(operation: c_long, flags: c_long) -> bool {
+    if operation != c_long::from(libc::SECCOMP_SET_MODE_FILTER) || tls::is_inside() {
+        return true;
+    }
+    before_a_filter();
+    if flags as c_ulong & SECCOMP_FILTER_FLAG_TSYNC == 0 || !runtime::is_asked_for() {
+        return true;
+    }
+    raw::say(format_args!(
+        "a filter of system calls for all threads (SECCOMP_FILTER_FLAG_TSYNC) is refused: it would forbid the threads that bring memory back theirs; \
+         one of the calling thread alone is possible"
+    ));
+    raw::set_errno(libc::EPERM);
+    false
+}
+
+/// As prctl(2).
+///
+/// # Safety
+/// As there.
+#[cfg_attr(not(test), unsafe(no_mangle))]
+pub unsafe extern "C" fn prctl(
+    what: c_int,
+    a: c_ulong,
+    b: c_ulong,
+    c: c_ulong,
+    d: c_ulong,
+) -> c_int {
+    if what == libc::PR_SET_SECCOMP {
+        before_a_filter();
+    }
+    // SAFETY: the program's promise.
+    unsafe {
+        raw::system(
+            libc::SYS_prctl,
+            [what.into(), a as _, b as _, c as _, d as _, 0],
+        ) as c_int
+    }
+}
+
+/// As syscall(2), whose arguments are as many as the call has: those behind are whatever is there.
+///
+/// # Safety
+/// As there.
+#[cfg(target_arch = "x86_64")]
+#[cfg_attr(not(test), unsafe(no_mangle))]
+pub unsafe extern "C" fn syscall(
+    number: c_long,
+    a: c_long,
+    b: c_long,
+    c: c_long,
+    d: c_long,
+    e: c_long,
+    f: c_long,
+) -> c_long {
+    if number == libc::SYS_seccomp && !may_filter(a, b) {
+        return -1;
+    }
+    // SAFETY: the program's promise.
+    unsafe { raw::system(number, [a, b, c, d, e, f]) }
+}
+
+/// Whether a limit may be set.
+fn may_limit(resource: c_uint, to: *const rlimit) -> bool {
+    if resource != libc::RLIMIT_FSIZE as c_uint || to.is_null() || tls::is_inside() {
+        return true;
+    }
+    // SAFETY: the program's promise.
+    let bytes = unsafe { (*to).rlim_cur };
+    let pool_bytes = runtime::pool_bytes();
+    if pool_bytes <= bytes {
+        return true;
+    }
+    raw::say(format_args!(
+        "a limit of {bytes} bytes a file (RLIMIT_FSIZE) is refused: the pool's file, of {pool_bytes} bytes, is written by this process"
+    ));
+    raw::set_errno(libc::EPERM);
+    false
+}
+
+macro_rules! limits {
+    ($($(#[$doc:meta])* $set:ident, $of:ident;)*) => {
+        $(
+            $(#[$doc])*
+            ///
+            /// # Safety
+            /// As there.
+            #[cfg_attr(not(test), unsafe(no_mangle))]
+            pub unsafe extern "C" fn $set(resource: c_uint, to: *const rlimit) -> c_int {
+                match may_limit(resource, to) {
+                    // SAFETY: the program's promise.
+                    true => unsafe { raw::prlimit(0, resource, to, std::ptr::null_mut()) },
+                    false => -1,
+                }
+            }
+
+            $(#[$doc])*
+            ///
+            /// # Safety
+            /// As there.
+            #[cfg_attr(not(test), unsafe(no_mangle))]
+            pub unsafe extern "C" fn $of(pid: libc::pid_t, resource: c_uint, to: *const rlimit, was: *mut rlimit) -> c_int {
+                let own = pid == 0 || pid as u32 == std::process::id();
+                match !own || may_limit(resource, to) {
+                    // SAFETY: the program's promise.
+                    true => unsafe { raw::prlimit(pid, resource, to, was) },
+                    false => -1,
+                }
+            }
+        )*
+    };
+}
+
+limits! {
+    /// As setrlimit(2), or prlimit(2).
+    setrlimit, prlimit;
+    /// The same, where limits had 32 bits.
+    setrlimit64, prlimit64;
+}

@@ -1,0 +1,212 @@
+//! What programs do to their own process under `terrace run`, most of their memory being on the SSD: they close descriptors that they did not open, lower
+//! limits, enter a sandbox, drop privileges, load libraries, die with a core, are looked into. It is right, or refused with the reason.
+
+mod support;
+
+use std::io::{BufRead, BufReader, Read, Write};
+use std::os::unix::fs::FileExt;
+use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+use support::{Server, command, compiled, free_port, output, value};
+
+const CAP_MIB: u64 = 32;
+/// An end takes no longer.
+const LONGEST: Duration = Duration::from_secs(60);
+
+fn odd(dir: &std::path::Path, args: &[&str]) -> Command {
+    let program = compiled(dir, "odd.c", &[]);
+    let mut command = command(CAP_MIB, &["--ssd", "1G", "--report", "none"], None);
+    command.arg(program).args(args);
+    command
+}
+
+fn is_ok(args: &[&str]) -> String {
+    let dir = tempfile::tempdir().expect("a directory");
+    let (well, said) = output(&mut odd(dir.path(), args));
+    assert!(well && said.contains("OK\n"), "{args:?}: {said}");
+    said
+}
+
+#[test]
+fn e2e_descriptors_of_the_pool_are_not_the_programs_to_close() {
+    is_ok(&["descriptors"]);
+}
+
+#[test]
+fn e2e_a_shell_has_its_own_numbers_for_files() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let script = "x=$(seq 1 300000); for n in 3 4 5 6 7 8 9; do eval \"exec $n>file$n\"; done; \
+                  for n in 3 4 5 6 7 8 9; do eval \"echo mine >&$n\"; done; echo ${#x}";
+    let mut command = command(CAP_MIB, &["--report", "none"], None);
+    command.args(["bash", "-c", script]).current_dir(dir.path());
+    let (well, said) = output(&mut command);
+    assert!(well && said == "1988894\n", "{said}");
+    for n in 3..=9 {
+        let file = std::fs::read_to_string(dir.path().join(format!("file{n}")));
+        assert_eq!(file.expect("a file"), "mine\n", "file {n}");
+    }
+}
+
+#[test]
+fn e2e_limits_that_fall() {
+    let said = is_ok(&["limits"]);
+    assert!(said.contains("RLIMIT_FSIZE) is refused"), "{said}");
+}
+
+#[test]
+fn e2e_a_sandbox_of_the_thread_holds_and_one_of_all_is_refused() {
+    is_ok(&["sandbox"]);
+    let dir = tempfile::tempdir().expect("a directory");
+    let (well, said) = output(&mut odd(dir.path(), &["sandbox-of-all"]));
+    let reason = "SECCOMP_FILTER_FLAG_TSYNC) is refused";
+    assert!(
+        !well && said.contains(reason) && said.contains("errno 1"),
+        "{said}"
+    );
+}
+
+#[cfg(target_arch = "x86_64")]
+#[test]
+fn e2e_code_that_is_made_as_it_goes() {
+    is_ok(&["code"]);
+}
+
+#[test]
+fn e2e_pages_are_closed_while_others_touch_them_and_they_leave() {
+    is_ok(&["closing"]);
+}
+
+#[test]
+fn e2e_handlers_of_its_own_get_what_is_theirs() {
+    is_ok(&["handlers"]);
+}
+
+#[test]
+fn e2e_vectors_of_direct_files_in_served_memory() {
+    is_ok(&["direct"]);
+}
+
+#[test]
+fn e2e_a_library_that_comes_late() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let library = compiled(dir.path(), "late.c", &["-shared", "-fPIC"]);
+    is_ok(&["library", library.to_str().expect("a name")]);
+}
+
+#[test]
+fn e2e_a_core_is_written_and_the_end_is_abort() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let mut command = odd(dir.path(), &["abort"]);
+    command.current_dir(dir.path());
+    let all = libc::rlimit {
+        rlim_cur: libc::RLIM_INFINITY,
+        rlim_max: libc::RLIM_INFINITY,
+    };
+    // SAFETY: a system call, which is allowed between fork and exec; where it is refused no core is written.
+    unsafe {
+        command.pre_exec(move || {
+            libc::setrlimit(libc::RLIMIT_CORE, &all);
+            Ok(())
+        })
+    };
+    let since = Instant::now();
+    let ended = command.output().expect("it starts");
+    assert!(since.elapsed() < LONGEST, "it took {:?}", since.elapsed());
+    assert_eq!(ended.status.signal(), Some(libc::SIGABRT), "{ended:?}");
+}
+
+/// Eight bytes of another process.
+fn peek(pid: u32, at: u64) -> u64 {
+    let mut word = 0u64;
+    let part = |base: *mut libc::c_void| libc::iovec {
+        iov_base: base,
+        iov_len: 8,
+    };
+    let (here, there) = (part((&raw mut word).cast()), part(at as *mut libc::c_void));
+    // SAFETY: room for eight bytes here; the kernel checks what is there.
+    let got = unsafe { libc::process_vm_readv(pid as i32, &here, 1, &there, 1, 0) };
+    assert_eq!(got, 8, "{}", std::io::Error::last_os_error());
+    word
+}
+
+/// Another process reads its memory, as a debugger does: what is not in DRAM comes, or is refused.
+#[test]
+fn e2e_another_process_reads_what_is_on_the_ssd() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let mut command = odd(dir.path(), &["wait"]);
+    command.stdin(Stdio::piped()).stdout(Stdio::piped());
+    let mut child = command.spawn().expect("it starts");
+    let mut out = BufReader::new(child.stdout.take().expect("a pipe"));
+    let mut line = String::new();
+    out.read_line(&mut line).expect("an address");
+    let start = u64::from_str_radix(line.trim().trim_start_matches("0x"), 16);
+    let start = start.expect("an address");
+    let mixed = |n: u64| {
+        let n = (n ^ (n >> 31)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        n ^ (n >> 29)
+    };
+    let file = std::fs::File::open(format!("/proc/{}/mem", child.id()));
+    let file = file.expect("one's own child may be looked into");
+    let mut refused = 0;
+    for page in (0..16_384u64).step_by(37) {
+        let mut word = [0; 8];
+        let at = page * 4096;
+        // The kernel does not wait for a page here: what is not in DRAM cannot be read, which is not the same as read wrongly.
+        match file.read_exact_at(&mut word, start + at) {
+            Ok(()) => assert_eq!(u64::from_ne_bytes(word), mixed(at / 8), "page {page}"),
+            Err(e) => {
+                assert_eq!(e.raw_os_error(), Some(libc::EIO));
+                refused += 1;
+            }
+        }
+        assert_eq!(peek(child.id(), start + at), mixed(at / 8), "page {page}");
+    }
+    assert!(refused > 0);
+    writeln!(child.stdin.take().expect("a pipe"), "go").expect("it reads");
+    let mut said = String::new();
+    out.read_to_string(&mut said).expect("its end");
+    assert!(
+        child.wait().expect("its status").success() && said == "OK\n",
+        "{said}"
+    );
+}
+
+#[test]
+fn e2e_memcached_that_drops_its_privileges() {
+    // SAFETY: asks for a number.
+    if unsafe { libc::geteuid() } != 0 {
+        return println!("not judged: only root has privileges to drop");
+    }
+    let port = free_port();
+    let mut command = command(CAP_MIB, &["--ssd", "1G", "--report", "none"], None);
+    command.args(["memcached", "-m", "512", "-U", "0", "-u", "nobody"]);
+    command.args(["-l", "127.0.0.1", "-p", &port.to_string()]);
+    let server = Server::start(&mut command, port);
+    let status = std::fs::read_to_string(format!("/proc/{}/status", server.child.id()));
+    let status = status.expect("it runs");
+    let user = status.lines().find(|line| line.starts_with("Uid:"));
+    assert!(user.is_some_and(|line| !line.contains("\t0\t")), "{status}");
+    let stream = server.connect();
+    let (mut ask, mut reply) = (stream.try_clone().expect("a copy"), BufReader::new(stream));
+    let mut line = String::new();
+    for n in 0..160 {
+        let bytes = value(n, 500_000);
+        write!(ask, "set k{n} 0 0 {}\r\n", bytes.len()).expect("sent");
+        ask.write_all(&bytes).expect("sent");
+        ask.write_all(b"\r\n").expect("sent");
+        line.clear();
+        reply.read_line(&mut line).expect("a reply");
+        assert_eq!(line, "STORED\r\n");
+    }
+    for n in 0..160 {
+        write!(ask, "get k{n}\r\n").expect("sent");
+        line.clear();
+        reply.read_line(&mut line).expect("a reply");
+        assert_eq!(line, format!("VALUE k{n} 0 500000\r\n"));
+        let mut got = vec![0; 500_007];
+        reply.read_exact(&mut got).expect("a value");
+        assert!(got.starts_with(&value(n, 500_000)), "value {n}");
+    }
+    assert!(server.stop().success());
+}

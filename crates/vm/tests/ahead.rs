@@ -1,0 +1,103 @@
+//! Pages that come before they are touched, where faults go along the addresses: the same contents, no failure that nobody asked for, none where faults are
+//! scattered.
+
+mod common;
+
+use common::Plain;
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+use terrace_vm::{
+    Backing, Changed, FetchError, Fetched, Memory, Options, Page, Region, StoreError, Way,
+};
+
+const PAGES: u64 = 2000;
+
+/// Pages from `end` on cannot be read.
+struct Broken {
+    plain: Plain,
+    end: u64,
+}
+
+impl Backing for Broken {
+    fn fetch(&self, page: u64, into: &mut Page) -> Result<Fetched, FetchError> {
+        match page < self.end {
+            true => self.plain.fetch(page, into),
+            false => Err(FetchError::Io {
+                offset: 0,
+                len: 1,
+                errno: libc::EIO,
+            }),
+        }
+    }
+
+    fn store(&self, pages: &[Changed<'_>]) -> Result<usize, StoreError> {
+        self.plain.store(pages)
+    }
+
+    fn discard(&self, page: u64) {
+        self.plain.discard(page);
+    }
+}
+
+fn memory() -> Memory {
+    Memory::new(Options {
+        way: Way::Handlers(2),
+        pages_max: 600,
+        reserve_bytes: 4 << 30,
+        ..Options::default()
+    })
+    .unwrap()
+}
+
+fn word(region: &Region, page: u64) -> &std::sync::atomic::AtomicU64 {
+    region.word(page as usize * 512)
+}
+
+#[test]
+fn what_is_touched_in_order_comes_ahead_as_it_was() {
+    let memory = memory();
+    let region = memory.region(PAGES, Arc::new(Plain::new())).unwrap();
+    for round in 0..4 {
+        let before = memory.stats();
+        for page in 0..PAGES {
+            let word = word(&region, page);
+            assert_eq!(word.load(Relaxed), round * (page + 1));
+            word.store((round + 1) * (page + 1), Relaxed);
+        }
+        let after = memory.stats();
+        assert!(after.ahead - before.ahead > PAGES / 2, "{after:?}");
+        assert!(after.resident_pages <= 600);
+    }
+    assert_eq!(memory.stats().failed_faults, 0);
+}
+
+#[test]
+fn scattered_touches_bring_nothing_else() {
+    let memory = memory();
+    let region = memory.region(PAGES, Arc::new(Plain::new())).unwrap();
+    // Two side by side are no sequence.
+    for at in 0..PAGES / 2 {
+        let page = at * 1_498 % PAGES;
+        for page in [page, (page + 1) % PAGES] {
+            word(&region, page).fetch_add(1, Relaxed);
+        }
+    }
+    assert_eq!(memory.stats().ahead, 0);
+}
+
+#[test]
+fn what_cannot_be_had_ahead_fails_nobody() {
+    let memory = memory();
+    let end = 700;
+    let plain = Plain::new();
+    let region = memory
+        .region(PAGES, Arc::new(Broken { plain, end }))
+        .unwrap();
+    for round in 0..3 {
+        for page in 0..end {
+            assert_eq!(word(&region, page).fetch_add(1, Relaxed), round);
+        }
+    }
+    let stats = memory.stats();
+    assert!(stats.ahead > 0 && stats.failed_faults == 0, "{stats:?}");
+}
