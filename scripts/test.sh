@@ -10,6 +10,8 @@ set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 : "${CARGO_TARGET_DIR:?}" "${TERRACE_BIN:?}"
 mkdir -p "$CARGO_TARGET_DIR"
+# Five times what either half of the tests takes on two cores.
+readonly TESTS_SECONDS_MAX="${TESTS_SECONDS_MAX:-2400}"
 readonly LOG="$CARGO_TARGET_DIR/test-output.log"
 : >"$LOG"
 
@@ -32,6 +34,29 @@ brief() {
         { if (blank) print ""; blank = 0; print; fflush() }'
 }
 
+# Runs a command for so many seconds at most. If it takes longer, what runs then is printed before all of it is stopped:
+# a test that hangs on somebody else's machine cannot be looked at later.
+bounded() {
+    local limit="$1" status=0 work watch
+    shift
+    timeout --kill-after=30 "$((limit + 10))" "$@" &
+    work=$!
+    trap 'kill "$work"' INT TERM
+    {
+        sleep "$limit" &
+        trap 'kill $!; exit' TERM
+        wait $!
+        echo "not done after $limit s; what runs:"
+        ps -eo pid,ppid,stat,etimes,wchan:20,args --sort=etimes | grep -v ' \[' | cut -c1-150 | head -60 || true
+    } &
+    watch=$!
+    wait "$work" || status=$?
+    trap - INT TERM
+    kill "$watch" 2>/dev/null || true
+    wait "$watch" || true
+    return "$status"
+}
+
 step() {
     local name="$1" start="$SECONDS"
     shift
@@ -49,7 +74,7 @@ if [ "${1:-}" = soak ]; then
     step "soak" cargo test --locked --release --workspace --tests -- --ignored soak
 else
     step "build (tests)" cargo test --locked --workspace --no-run
-    step "unit tests" cargo test --locked --workspace -- --skip e2e_
-    step "end-to-end tests" cargo test --locked --workspace --tests -- e2e_
+    step "unit tests" bounded "$TESTS_SECONDS_MAX" cargo test --locked --workspace -- --skip e2e_
+    step "end-to-end tests" bounded "$TESTS_SECONDS_MAX" cargo test --locked --workspace --tests -- e2e_
 fi
 echo "all passed in $SECONDS s"

@@ -11,15 +11,18 @@
 use crate::arena::Arena;
 use std::sync::Weak;
 use std::sync::mpsc::{Receiver, Sender, channel};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// What one page table entry of the second level covers on x86-64 and on ARM with pages of 4 KiB.
 pub(crate) const BLOCK_BYTES: usize = 2 << 20;
 /// Smaller arenas stay as they are: their addresses fit the processor's table, and a second copy of a block is much to them.
 const ARENA_BYTES_MIN: usize = 64 << 20;
-/// Rest after each block. Moving one takes the kernel 0.3 to 6 ms of a processor, during which whoever touches it waits: with a rest of
-/// 5 ms, SETs into a DRAM terrace that was filling cost 12 % more, beside a server on the same processor (docs/adr/0028).
-const REST: Duration = Duration::from_millis(40);
+/// Rest after each block: so many times what moving it took, and at least [`REST_MIN`]. The kernel takes 0.3 ms for a block, and 6 where both
+/// processors are busy; whoever touches the block meanwhile waits, and a server on the same processor loses that time. One part in a
+/// hundred is less than anyone measures (docs/adr/0028 has the table).
+const REST_TIMES: u32 = 100;
+/// What a block that moved in no time is followed by.
+const REST_MIN: Duration = Duration::from_millis(40);
 
 /// How the kernel answered.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -129,11 +132,12 @@ pub(crate) fn start(arena: Weak<Arena>, told: Receiver<usize>) {
             let Some(arena) = arena.upgrade() else {
                 return;
             };
+            let began = Instant::now();
             if arena.make_huge(block) == Answer::Refused {
                 return;
             }
             drop(arena);
-            std::thread::sleep(REST);
+            std::thread::sleep((began.elapsed() * REST_TIMES).max(REST_MIN));
         }
     };
     // Without the thread all is as it would be where the kernel refuses.

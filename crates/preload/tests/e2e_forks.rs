@@ -2,7 +2,7 @@
 
 mod support;
 
-use support::{command, compiled, group, judge, output, reported};
+use support::{command, compiled, ended, group, judge, output, reported};
 
 const CAP_MIB: u64 = 32;
 
@@ -34,10 +34,7 @@ fn e2e_shells_and_what_they_start_run_as_ever() {
     let script = "x=$(seq 1 300000 | tail -n1); y=$(printf '%s' \"$x\" | (read -r a; echo \"$a\")); \
                   seq 1 200000 | sort -rn | head -n1; echo \"$x $y\"; exit 7";
     let mut command = command(CAP_MIB, &["--report", "none"], None);
-    let ended = command
-        .args(["bash", "-c", script])
-        .output()
-        .expect("it starts");
+    let ended = ended(command.args(["bash", "-c", script]));
     let said = String::from_utf8_lossy(&ended.stdout);
     assert_eq!(said.trim(), "200000\n300000 300000");
     assert_eq!(ended.status.code(), Some(7));

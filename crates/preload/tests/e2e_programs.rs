@@ -83,7 +83,7 @@ fn e2e_python_with_processes() {
         def look(part):\n    \
             return sum(d[0] for d in data[part::4]), all(d == bytes([d[0]]) * 50_000 for d in data[part::4])\n\
         with m.get_context('fork').Pool(4) as pool:\n    \
-            seen = pool.map(look, range(4))\n\
+            seen = pool.map_async(look, range(4)).get(timeout=120)\n\
         print(sum(s for s, _ in seen), all(well for _, well in seen))\n";
     let expected = (0..1500u64).map(|n| n % 251).sum::<u64>();
     script(
@@ -128,7 +128,8 @@ fn e2e_a_signal_asks_for_the_report_and_nothing_is_left_behind() {
     let mut command = command(32, &["--report", name], None);
     command.env("TMPDIR", dir.path());
     let text = "import os, signal, time; x = bytearray(20_000_000); os.kill(os.getpid(), signal.SIGUSR2)\n\
-        while not os.path.exists(os.environ['TERRACE_RUN_REPORT']): time.sleep(0.01)\n\
+        n = 0\n\
+        while n < 6000 and not os.path.exists(os.environ['TERRACE_RUN_REPORT']): n += 1; time.sleep(0.01)\n\
         time.sleep(0.2); print(open(os.environ['TERRACE_RUN_REPORT']).read())";
     let (well, said) = output(command.args(["/usr/bin/python3", "-c", text]));
     assert!(well && said.contains(" now\n"), "{said}");

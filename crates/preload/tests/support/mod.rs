@@ -5,8 +5,10 @@
 #[path = "../../../server/tests/support/cgroup.rs"]
 pub mod cgroup;
 pub mod cluster;
+mod stuck;
 
 use cgroup::Cgroup;
+use std::io::Read;
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
@@ -17,6 +19,8 @@ use std::time::{Duration, Instant};
 pub const ABOVE_CAP_BYTES: u64 = 32 << 20;
 /// A start or an end takes no longer.
 const LONGEST: Duration = Duration::from_secs(60);
+/// Nor does a whole program, on a slow machine, beside other tests.
+const LONGEST_RUN: Duration = Duration::from_secs(180);
 
 /// The binary under test.
 ///
@@ -84,19 +88,49 @@ pub fn judge(name: &str, group: Option<&Cgroup>) {
     );
 }
 
-/// Runs a program to its end, and says what it printed.
-pub fn output(command: &mut Command) -> (bool, String) {
-    let Output {
-        status,
+/// Runs a program to its end.
+///
+/// # Panics
+/// When it takes longer than any program of these tests, with where its threads are; it is killed then, with all of its
+/// processes.
+pub fn ended(command: &mut Command) -> Output {
+    command.stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut child = command.process_group(0).spawn().expect("it starts");
+    let group = child.id();
+    let read = |from: Option<Box<dyn Read + Send>>| {
+        let mut from = from.expect("a pipe");
+        std::thread::spawn(move || {
+            let mut bytes = Vec::new();
+            from.read_to_end(&mut bytes).map(|_| bytes)
+        })
+    };
+    let stdout = read(child.stdout.take().map(|pipe| Box::new(pipe) as _));
+    let stderr = read(child.stderr.take().map(|pipe| Box::new(pipe) as _));
+    let since = Instant::now();
+    // The program may have ended while a child of it holds the pipes.
+    while !stdout.is_finished() || !stderr.is_finished() {
+        if since.elapsed() > LONGEST_RUN {
+            let state = stuck::state(group);
+            // SAFETY: the group is of a child that was not waited for.
+            unsafe { libc::kill(-(group as i32), libc::SIGKILL) };
+            panic!("{command:?} does not end:\n{state}");
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    let [stdout, stderr] =
+        [stdout, stderr].map(|pipe| pipe.join().expect("a reader").expect("its output"));
+    Output {
+        status: child.wait().expect("its status"),
         stdout,
         stderr,
-    } = command.output().expect("it starts");
-    let text = format!(
-        "{}{}",
-        String::from_utf8_lossy(&stdout),
-        String::from_utf8_lossy(&stderr)
-    );
-    (status.success(), text)
+    }
+}
+
+/// The same: whether it ended well, and what it printed.
+pub fn output(command: &mut Command) -> (bool, String) {
+    let ended = ended(command);
+    let [out, error] = [&ended.stdout, &ended.stderr].map(|text| String::from_utf8_lossy(text));
+    (ended.status.success(), format!("{out}{error}"))
 }
 
 /// A number of the report.
