@@ -10,8 +10,8 @@ set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 : "${CARGO_TARGET_DIR:?}" "${TERRACE_BIN:?}"
 mkdir -p "$CARGO_TARGET_DIR"
-# Five times what either half of the tests takes on two cores.
-readonly TESTS_SECONDS_MAX="${TESTS_SECONDS_MAX:-2400}"
+# Three times what either half of the tests takes on two cores.
+readonly TESTS_SECONDS_MAX="${TESTS_SECONDS_MAX:-1800}"
 readonly LOG="$CARGO_TARGET_DIR/test-output.log"
 : >"$LOG"
 
