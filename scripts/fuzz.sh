@@ -20,7 +20,7 @@ RUSTFLAGS="$COVER" cargo build --quiet --locked --release --target "$host" -p te
     --config 'profile.release.lto="off"' --config profile.release.debug-assertions=true
 readonly PROGRAM="$CARGO_TARGET_DIR/$host/release/terrace-fuzz"
 
-[ $# -gt 0 ] || set -- resp memcached entry segment recovery
+[ $# -gt 0 ] || set -- resp memcached lzf dump entry segment recovery
 for target in "$@"; do
     kept="crates/fuzz/corpus/$target" grown="$CARGO_TARGET_DIR/corpus/$target"
     log="$CARGO_TARGET_DIR/$target.log"

@@ -18,6 +18,14 @@ pub fn run(mut command: Command, dir: &Path) -> Result<()> {
     for shell in [Shell::Bash, Shell::Zsh, Shell::Fish] {
         clap_complete::generate_to(shell, &mut command, "terrace", dir).with_context(at)?;
     }
-    command.build();
-    clap_mangen::generate_to(command, dir).with_context(at)
+    let mut manual = without_help(command);
+    manual.build();
+    clap_mangen::generate_to(manual, dir).with_context(at)
+}
+
+/// The command `help`, at each level, is no page of the manual: it only shows the others.
+fn without_help(command: Command) -> Command {
+    command
+        .disable_help_subcommand(true)
+        .mut_subcommands(without_help)
 }

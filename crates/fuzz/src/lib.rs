@@ -1,4 +1,4 @@
-//! What is fuzzed: bytes from clients (both protocols) and bytes from media (entries, segments, a whole pool at its start). A target is a
+//! What is fuzzed: bytes from clients (both protocols, packed strings and dumps) and bytes from media (entries, segments, a whole pool at its start). A target is a
 //! function that takes any bytes and panics when something is wrong; drivers find the bytes.
 //!
 //! Two drivers share the targets and the corpus in `corpus/TARGET`: the tests of this crate mutate it for a moment without
@@ -6,6 +6,7 @@
 //! told, and adds to the corpus what covers more. Never: is used by the product.
 
 mod media;
+mod packed;
 mod protocol;
 mod recovery;
 
@@ -22,7 +23,7 @@ pub struct Target {
 }
 
 /// All of them.
-pub const TARGETS: [Target; 5] = [
+pub const TARGETS: [Target; 7] = [
     Target {
         name: "resp",
         run: protocol::resp,
@@ -34,6 +35,23 @@ pub const TARGETS: [Target; 5] = [
         run: protocol::memcached,
         input_max_bytes: 2_048,
         words: protocol::MEMCACHED_WORDS,
+    },
+    Target {
+        name: "lzf",
+        run: packed::lzf,
+        input_max_bytes: 1_024,
+        words: &[b"\xe0\xff\x00", b"\xff\xff\xff"],
+    },
+    Target {
+        name: "dump",
+        run: packed::dump,
+        input_max_bytes: 1_024,
+        words: &[
+            b"\x00\xc3",
+            b"\x00\x80\x00\x01\x00\x00",
+            b"\x81\x00\x00\x00\x00\xff\xff\xff\xff",
+            b"\x0a\x00\x00\x00\x00\x00\x00\x00\x00\x00",
+        ],
     },
     Target {
         name: "entry",

@@ -118,6 +118,16 @@ fn fuzz_memcached_for_a_moment() {
 }
 
 #[test]
+fn fuzz_lzf_for_a_moment() {
+    for_a_moment("lzf");
+}
+
+#[test]
+fn fuzz_dump_for_a_moment() {
+    for_a_moment("dump");
+}
+
+#[test]
 fn fuzz_entry_for_a_moment() {
     for_a_moment("entry");
 }

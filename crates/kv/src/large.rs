@@ -214,6 +214,19 @@ impl LargeRef {
     }
 }
 
+impl Clone for LargeRef {
+    /// One more hold.
+    fn clone(&self) -> LargeRef {
+        let mut registry = self.shared.registry.lock();
+        *registry.readers.entry(self.binder.version).or_default() += 1;
+        LargeRef {
+            binder: self.binder,
+            piece_bytes: self.piece_bytes,
+            shared: self.shared.clone(),
+        }
+    }
+}
+
 impl Drop for LargeRef {
     fn drop(&mut self) {
         let mut registry = self.shared.registry.lock();
@@ -275,20 +288,28 @@ impl Upload {
         self.binder.len
     }
     /// A hold on its pieces, once all are received: they can be read before, and whether or not, it becomes a key's value.
-    pub fn hold(&self, w: &Worker) -> Option<LargeRef> {
-        self.usable(w).ok()?;
-        LargeRef::hold(&registry(w), &self.binder.encode(), piece_bytes(w))
+    ///
+    /// # Errors
+    /// When everything was deleted since it began, or it is not whole.
+    pub fn hold(&self, w: &Worker) -> Result<LargeRef, KvError> {
+        self.usable(w)?;
+        let held = LargeRef::hold(&registry(w), &self.binder.encode(), piece_bytes(w));
+        held.ok_or_else(|| KvError::wrong("the upload has no length"))
     }
     pub(crate) fn usable(&self, w: &Worker) -> Result<(), KvError> {
-        if self.flushes != w.pool().flushes_of_all() {
-            return Err(KvError::wrong(
-                "everything was deleted while the value was received; send it again",
-            ));
-        }
+        self.not_flushed(w)?;
         match self.received == self.binder.len {
             true => Ok(()),
             false => Err(KvError::wrong("the value was not received whole")),
         }
+    }
+    fn not_flushed(&self, w: &Worker) -> Result<(), KvError> {
+        if self.flushes != w.pool().flushes_of_all() {
+            return Err(KvError::wrong(
+                "everything was deleted (FLUSHALL) while the command brought a value; nothing was changed; send it again",
+            ));
+        }
+        Ok(())
     }
 }
 
@@ -421,6 +442,9 @@ pub fn upload_piece(
     let new = internal(&key, piece, FLAG_THROUGH);
     let bytes = entry_bytes(key.len(), piece.len(), false, false);
     let mut lane = w.lane(at.lane);
+    // Looked at with the lane held, which a deletion of everything holds too: a piece behind it would stay for good, since the record
+    // that names it is gone.
+    upload.not_flushed(w)?;
     if !reserve(w, &mut lane, bytes, true)? {
         drop(lane);
         w.want_room();

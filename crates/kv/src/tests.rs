@@ -246,6 +246,26 @@ fn a_big_value_set_over_one_in_the_same_command_needs_a_record() {
     assert_eq!(free_records(&rig), all, "the first one's pieces went");
 }
 
+/// The record that names them is gone, so pieces that came later would stay for good.
+#[test]
+fn an_upload_takes_no_pieces_after_everything_was_deleted() {
+    let (_device, mut rig) = rig();
+    let value = big(1);
+    let len = value.len() as u64;
+    let mut upload = rig.run(|w, t| crate::upload_begin(w, t, len)).unwrap().0;
+    let piece_bytes = crate::piece_bytes(&rig.worker);
+    let mut pieces = value.chunks(piece_bytes);
+    let first = pieces.next().unwrap();
+    rig.run(|w, t| crate::upload_piece(w, t, &mut upload, first))
+        .unwrap();
+    rig.run(crate::flush_all).unwrap();
+    let second = pieces.next().unwrap();
+    let refused = rig.run(|w, t| crate::upload_piece(w, t, &mut upload, second));
+    let text = refused.unwrap_err();
+    assert!(text.contains("everything was deleted (FLUSHALL)"), "{text}");
+    crate::upload_abort(&mut rig.worker, upload);
+}
+
 #[test]
 fn a_record_that_cannot_be_read_is_set_aside_and_the_start_goes_on() {
     let (device, mut rig) = rig();

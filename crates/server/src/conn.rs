@@ -6,6 +6,7 @@ use std::collections::VecDeque;
 use std::io;
 
 use crate::budget::Budget;
+use crate::commands::multi::Multi;
 use crate::commands::{Progress, Session};
 use crate::linger::Linger;
 use crate::resp::assemble::Assembly;
@@ -166,6 +167,8 @@ pub struct Conn<S: Store> {
     pub key: u64,
     /// What commands see of it.
     pub session: Session,
+    /// Its transaction that is being queued.
+    pub multi: Option<Box<Multi<S::Upload>>>,
     /// Received bytes that were not consumed.
     pub input: Vec<u8>,
     /// Where they begin.
@@ -207,6 +210,7 @@ impl<S: Store> Conn<S> {
             stream,
             key,
             session,
+            multi: None,
             input: Vec::new(),
             input_at: 0,
             need_more: true,
@@ -376,7 +380,7 @@ impl<S: Store> Conn<S> {
     /// Ends all work and gives back everything it holds; the socket closes when this is dropped.
     pub fn tear_down(&mut self, env: &mut Env<S>) {
         self.free_input(&mut env.store, &mut env.budget);
-        crate::commands::multi::end(&mut self.session, &mut env.store);
+        crate::commands::multi::end(&mut self.multi, &mut self.session, &mut env.store);
         if self.output.buf.capacity() > 0 {
             env.budget.give(&mut env.store, self.output.buf.capacity());
             self.output = Output::default();

@@ -41,7 +41,7 @@ impl<S: Store> Thread<S> {
                     if e.kind() == io::ErrorKind::Interrupted
                         || e.kind() == io::ErrorKind::ConnectionAborted => {}
                 Err(e) => {
-                    tracing::warn!(error = %e, "a connection could not be accepted");
+                    tracing::warn!(error = %e, "a connection could not be accepted; if too many files are open, raise the limit (ulimit -n) or lower --max-clients");
                     break;
                 }
             }

@@ -318,8 +318,8 @@ impl Store for KvStore {
     fn upload_len(upload: &kv::Upload) -> u64 {
         upload.len()
     }
-    fn upload_hold(&mut self, upload: &kv::Upload) -> Option<kv::LargeRef> {
-        upload.hold(&self.worker)
+    fn upload_hold(&mut self, upload: &kv::Upload) -> Result<kv::LargeRef, StoreError> {
+        Ok(upload.hold(&self.worker)?)
     }
     fn upload_abort(&mut self, upload: kv::Upload) {
         kv::upload_abort(&mut self.worker, upload);

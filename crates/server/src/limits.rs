@@ -61,8 +61,19 @@ pub const SCAN_STEP_KEYS: usize = 64;
 pub const SCAN_REPLY_BYTES: usize = 64 << 10;
 /// Commands of one transaction.
 pub const MULTI_COMMANDS_MAX: usize = 16_384;
-/// The most bytes that all replies of one transaction take.
+/// Values above `INLINE_MAX_BYTES` that one transaction brings, and that it has at one time with those it makes.
+pub const EXEC_LONG_MAX: usize = 256;
+/// The most bytes that all replies of one transaction take, beside values in pieces, which are sent from where they lie.
 pub const EXEC_REPLY_MAX_BYTES: usize = 4 << 20;
+/// What a value in pieces counts there.
+pub const EXEC_LONG_REPLY_BYTES: usize = 128;
+/// A transaction that replies with more than this, makes more bytes than this or takes longer than the next while its keys are
+/// locked begins again in steps, without locking them.
+pub const EXEC_AT_ONCE_MAX_BYTES: usize = 1 << 20;
+/// See `EXEC_AT_ONCE_MAX_BYTES`.
+pub const EXEC_AT_ONCE_MAX_MS: u128 = 5;
+/// How long commands of a transaction that runs in steps are executed before others are served.
+pub const EXEC_STEP_MAX_MS: u128 = 2;
 /// The most bytes of values that one transaction makes out of others (SETRANGE, BITOP, COPY), beside those it brought.
 pub const EXEC_MADE_MAX_BYTES: usize = 4 << 20;
 /// Keys that one connection watches.

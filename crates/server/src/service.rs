@@ -7,7 +7,7 @@ use std::sync::atomic::Ordering;
 
 use smallvec::SmallVec;
 
-use crate::commands::{Cx, Flow, Progress, Reply, execute};
+use crate::commands::{Cx, Flow, ProgressOf, Reply, execute};
 use crate::conn::{Block, Conn, Parked, Sending, finish_parked};
 use crate::intake::{execute_assembled, feed};
 use crate::limits::{
@@ -425,7 +425,11 @@ pub(crate) fn execute_args<S: Store>(
             progress,
             began,
         }) => (task, progress, began),
-        None => (env.store.task(conn.key), Progress::default(), env.begins()),
+        None => (
+            env.store.task(conn.key),
+            ProgressOf::default(),
+            env.begins(),
+        ),
     };
     let out_at = env.out.len();
     let start = conn.output.end(out_at);
@@ -436,9 +440,11 @@ pub(crate) fn execute_args<S: Store>(
         progress: &mut progress,
         large,
         session: &mut conn.session,
+        multi: &mut conn.multi,
         shared: &env.shared,
         counters: &env.shared.counters[env.index],
         out: &mut env.out,
+        exec: crate::commands::multi::exec,
     };
     let flow = match cx.session.memcached {
         false => execute(&mut cx, args),
@@ -476,11 +482,11 @@ fn unsaid<S: Store>(
 ) -> Flow<S::Large> {
     env.out.truncate(out_at);
     let flow = match flow {
-        Flow::Large(large) | Flow::Part(large, _) => {
+        Flow::Large(large) | Flow::Part(large, _) | Flow::Framed(large, _) => {
             env.store.release(large);
             Flow::Done
         }
-        Flow::LargeThenMore(large) => {
+        Flow::LargeThenMore(large) | Flow::PartThenMore(large, ..) => {
             env.store.release(large);
             Flow::OutputFull
         }
@@ -512,6 +518,10 @@ fn after<S: Store>(
         }
         Flow::OutputFull => (false, None),
         Flow::LargeThenMore(large) => (false, Some(whole::<S>(large))),
+        Flow::PartThenMore(large, bytes, behind) => {
+            tail = behind;
+            (false, Some((large, bytes)))
+        }
         Flow::Large(large) => (true, Some(whole::<S>(large))),
         Flow::Part(large, bytes) => (true, Some((large, bytes))),
         Flow::Framed(large, behind) => {

@@ -111,12 +111,10 @@ pub struct Turn {
 pub trait Store: Sized {
     /// The state of one command.
     type Task;
-    /// A hold on one version of a value above `INLINE_MAX_BYTES`.
-    type Large;
+    /// A hold on one version of a value above `INLINE_MAX_BYTES`; a clone is one more. Dropping it gives it back, too.
+    type Large: Clone;
     /// A value above `INLINE_MAX_BYTES` that is being brought in.
     type Upload;
-    /// Whether values above `INLINE_MAX_BYTES` can be read and brought in.
-    const IN_PIECES: bool = true;
 
     /// Reaps completions and does a bounded slice of background work; never blocks.
     fn turn(&mut self) -> Turn;
@@ -268,7 +266,10 @@ pub trait Store: Sized {
     /// The length of an upload in bytes, when it is whole.
     fn upload_len(upload: &Self::Upload) -> u64;
     /// A hold on the value of a finished upload, whatever becomes of that.
-    fn upload_hold(&mut self, upload: &Self::Upload) -> Option<Self::Large>;
+    ///
+    /// # Errors
+    /// When everything was deleted since it began.
+    fn upload_hold(&mut self, upload: &Self::Upload) -> Result<Self::Large, StoreError>;
     /// Gives an upload up.
     fn upload_abort(&mut self, upload: Self::Upload);
     /// The token that stands for a held value with none kept beside it.

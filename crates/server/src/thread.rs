@@ -11,7 +11,6 @@ use mio::{Events, Interest, Poll, Token};
 use slab::Slab;
 
 use crate::budget::Budget;
-use crate::commands::Session;
 use crate::conn::{Block, Conn};
 use crate::door::Listener;
 use crate::limits::{
@@ -21,10 +20,8 @@ use crate::limits::{
 use crate::resp::encode;
 use crate::service::{Status, service};
 use crate::shared::{Counters, Message, Shared, lock};
-use crate::sight::calls::NO_KIND;
 use crate::sight::rate::SAMPLE_MS;
 use crate::store::Store;
-use crate::table::{self, Id};
 use crate::together::{TOGETHER_BYTES, TOGETHER_MAX, Together};
 
 /// The token of the thread's waker.
@@ -93,33 +90,10 @@ impl<S: Store> Env<S> {
         self.mark = now;
         self.counters().calls.took(conn.session.kind, ns);
         if self.shared.slow.is_slow(ns) {
-            self.note_slow(&conn.session, args, ns);
+            let session = &conn.session;
+            let slow = &self.shared.slow;
+            slow.note_command(session.kind, &session.client, args, ns);
         }
-    }
-
-    /// Notes a command that took long. What may hold a password is not shown.
-    #[cold]
-    fn note_slow(&self, session: &Session, args: &[&[u8]], ns: u64) {
-        const HIDDEN: &[u8] = b"(redacted)";
-        let command = table::COMMANDS.get(usize::from(session.kind));
-        let id = command.map(|c| c.id);
-        if session.kind == NO_KIND {
-            return;
-        }
-        let fast = command.is_some_and(|c| c.flags.contains(&"fast"));
-        let event = if fast { "fast-command" } else { "command" };
-        let shown: Vec<&[u8]> = match id {
-            Some(Id::Auth | Id::Hello) => {
-                let words = args.iter().enumerate();
-                words
-                    .map(|(at, arg)| if at == 0 { *arg } else { HIDDEN })
-                    .collect()
-            }
-            Some(_) => args.to_vec(),
-            // Its first data block may be the password.
-            None => args.iter().take(2).copied().collect(),
-        };
-        self.shared.slow.note(event, ns, &shown, &session.client);
     }
 
     /// Empties the reply buffer.

@@ -1,13 +1,20 @@
 //! The cap on DRAM: a server in a cgroup of its cap and 32 MiB, with ten times the cap in data of all sizes, deletes,
-//! expiries and transactions, by clients of both protocols; and fifty long values that arrive at once. Never killed, never over, every read right. Without a
+//! expiries and transactions, by clients of both protocols; fifty long values that arrive at once; and hundreds of encrypted connections, some
+//! of which read nothing. Never killed, never over, every read right. Without a
 //! cgroup (no root) the process's own peak is judged, and the reason is printed.
 
 mod support;
 
 use std::collections::HashMap;
-use std::io::Write;
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpStream};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use rustls::pki_types::CertificateDer;
+use rustls::pki_types::pem::PemObject;
+use rustls::{ClientConfig, ClientConnection, RootCertStore, StreamOwned};
+use support::certs::Authority;
 use support::cgroup::Cgroup;
 use support::resp::{Client, Reply, encode, memcached_store};
 use support::{Rng, Server, TempDir, alone, free_addr, seed, soak_time, value_of};
@@ -171,7 +178,10 @@ impl Load {
             self.ids += 1;
             let held = Held {
                 id: self.number << 48 | self.ids,
-                len: self.rng.length(100, 40_000),
+                len: match self.rng.one_in(20) {
+                    true => self.rng.length(64 << 10, 200_000),
+                    false => self.rng.length(100, 40_000),
+                },
                 expires: None,
             };
             let (name, value) = (self.name(key), value_of(held.id, held.len));
@@ -348,6 +358,141 @@ fn long_values_at_once(name: &str, clients: u64, value_bytes: u64) {
     bounded.judge(&format!("{name}, read"));
     let size = bounded.server.client().words("DBSIZE");
     assert_eq!(size, Reply::Int(clients as i64));
+}
+
+/// A client that encrypts.
+type Encrypted = StreamOwned<ClientConnection, TcpStream>;
+
+fn encrypted(config: &Arc<ClientConfig>, addr: SocketAddr) -> Encrypted {
+    let socket = TcpStream::connect(addr).expect("a connection");
+    let most = Some(Duration::from_secs(60));
+    socket.set_read_timeout(most).expect("a timeout");
+    socket.set_write_timeout(most).expect("a timeout");
+    let name = "localhost".try_into().expect("a name");
+    let conn = ClientConnection::new(config.clone(), name).expect("a client");
+    let mut client = StreamOwned::new(conn, socket);
+    // The server does not wait long for it.
+    while client.conn.is_handshaking() {
+        let agreed = client.conn.complete_io(&mut client.sock);
+        agreed.expect("agreement on keys");
+    }
+    client
+}
+
+/// Sends a command and reads a reply that must be this.
+fn expect(client: &mut Encrypted, args: &[&[u8]], reply: &[u8]) {
+    let mut text = Vec::new();
+    encode(&mut text, args);
+    client.write_all(&text).expect("sent");
+    let mut got = vec![0; reply.len()];
+    client.read_exact(&mut got).expect("a reply");
+    assert!(
+        got == reply,
+        "{}",
+        String::from_utf8_lossy(&got[..got.len().min(80)])
+    );
+}
+
+/// Hundreds of encrypted connections at once, each with values of its own, beside some that ask for much and read nothing.
+#[test]
+fn e2e_hundreds_of_encrypted_connections_stay_in_their_cgroup() {
+    let _alone = alone();
+    const CLIENTS: u64 = 400;
+    const SILENT: u64 = 20;
+    const ROUNDS: u64 = 6;
+    let dir = TempDir::new("cap-tls");
+    let authority = Authority::new(dir.path(), "ours");
+    let (cert, key) = authority.certify("server", 2200);
+    let plain = free_addr();
+    // The server's first reply is asked for without TLS, so a server without it makes the pool.
+    Server::start(&dir.pool(), &["--dram", "64M", "--ssd", "1G"]).shutdown();
+    let limit_bytes = 64 * MIB + ABOVE_CAP_BYTES;
+    let group = Cgroup::new(limit_bytes)
+        .map_err(|why| println!("judging by the process's peak, since {why}"))
+        .ok();
+    let addr = plain.to_string();
+    let args = [
+        "--dram",
+        "64M",
+        "--threads",
+        "2",
+        "--memcached",
+        &addr,
+        "--tls-cert",
+        &cert,
+        "--tls-key",
+        &key,
+    ];
+    let server = Server::spawn(&dir.pool(), &args, group.as_ref());
+    let begun = Instant::now();
+    while TcpStream::connect(plain).is_err() {
+        assert!(begun.elapsed() < Duration::from_secs(60), "not served");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    let mut bounded = Bounded {
+        server,
+        group,
+        limit_bytes,
+    };
+    let mut roots = RootCertStore::empty();
+    let ca = CertificateDer::from_pem_file(authority.ca()).expect("a certificate");
+    roots.add(ca).expect("an authority");
+    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let config = ClientConfig::builder_with_provider(provider)
+        .with_safe_default_protocol_versions()
+        .expect("versions")
+        .with_root_certificates(roots)
+        .with_no_client_auth();
+    let config = Arc::new(config);
+    let addr = bounded.server.addr;
+    let long = value_of(7, 2 << 20);
+    expect(
+        &mut encrypted(&config, addr),
+        &[b"SET", b"long", &long],
+        b"+OK\r\n",
+    );
+    // They ask for 40 MiB each, and their sockets fill.
+    let silent: Vec<Encrypted> = (0..SILENT)
+        .map(|_| {
+            let mut client = encrypted(&config, addr);
+            let mut text = Vec::new();
+            (0..20).for_each(|_| encode(&mut text, &[b"GET", b"long"]));
+            client.write_all(&text).expect("sent");
+            client.flush().expect("sent");
+            client
+        })
+        .collect();
+    let mut clients: Vec<Encrypted> = (0..CLIENTS).map(|_| encrypted(&config, addr)).collect();
+    let agreed = begun.elapsed();
+    let quarter = clients.len() / 4;
+    std::thread::scope(|scope| {
+        for (part, clients) in clients.chunks_mut(quarter).enumerate() {
+            scope.spawn(move || {
+                for round in 0..ROUNDS {
+                    for (n, client) in clients.iter_mut().enumerate() {
+                        let id = (part * 1_000 + n) as u64 * ROUNDS + round;
+                        let value = value_of(id, 500 + (id * 7_919 % 30_000) as usize);
+                        let key = format!("tls:{part}:{n}");
+                        expect(client, &[b"SET", key.as_bytes(), &value], b"+OK\r\n");
+                        let reply =
+                            [format!("${}\r\n", value.len()).as_bytes(), &value, b"\r\n"].concat();
+                        expect(client, &[b"GET", key.as_bytes()], &reply);
+                    }
+                }
+            });
+        }
+    });
+    println!(
+        "cap-tls: {CLIENTS} connections after {agreed:?}, served until {:?}",
+        begun.elapsed()
+    );
+    bounded.judge("cap-tls");
+    // All of them are still there, beside those that read nothing.
+    clients
+        .iter_mut()
+        .for_each(|client| expect(client, &[b"PING"], b"+PONG\r\n"));
+    drop((clients, silent));
+    bounded.server.terminate();
 }
 
 #[test]

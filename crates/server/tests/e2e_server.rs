@@ -4,11 +4,12 @@
 mod common;
 
 use std::collections::HashMap;
+use std::io::Write;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use common::{Dir, Reply, Serving, Talk, bulk, bytes, ok, run, terrace};
+use common::{Dir, Reply, Serving, Talk, bulk, bytes, encode, ok, run, terrace};
 
 const SMALL: &[&str] = &["--dram", "64M", "--ssd", "512M", "--threads", "2"];
 
@@ -85,6 +86,46 @@ fn e2e_long_values_go_in_and_out() {
     serving.shutdown();
     let serving = Serving::start(&exe, &dir.pool(), SMALL);
     assert!(serving.client().line("GET long4") == bulk(bytes(10_000_001, 4)));
+    serving.shutdown();
+}
+
+/// What a command has brought is gone with everything else, and the command says so; so does a transaction that had queued it.
+#[test]
+fn e2e_a_deletion_of_everything_midway_is_told_to_who_brings_a_long_value() {
+    let Some(exe) = terrace() else { return };
+    let dir = Dir::new("flushed");
+    let serving = Serving::start(&exe, &dir.pool(), SMALL);
+    let (mut c, mut other) = (serving.client(), serving.client());
+    let value = bytes(300_000, 1);
+    for command in ["SET", "APPEND", "GETSET"] {
+        let mut text = Vec::new();
+        text.extend_from_slice(&encode(&[command.as_bytes(), b"k", &value]));
+        let (half, rest) = text.split_at(150_000);
+        c.stream.write_all(half).unwrap();
+        // The first piece has come when its upload is in the figures; a moment does.
+        std::thread::sleep(Duration::from_millis(200));
+        assert_eq!(other.line("FLUSHALL"), ok());
+        c.stream.write_all(rest).unwrap();
+        let Reply::Error(refused) = c.reply() else {
+            panic!("{command}")
+        };
+        assert!(
+            refused.contains("everything was deleted (FLUSHALL)"),
+            "{command}: {refused}"
+        );
+    }
+    for command in ["SET", "APPEND"] {
+        assert_eq!(c.line("MULTI"), ok());
+        c.ask(&[command.as_bytes(), b"k", &value]);
+        assert_eq!(other.line("FLUSHALL"), ok());
+        let reply = format!("{:?}", c.line("EXEC"));
+        assert!(
+            reply.contains("everything was deleted (FLUSHALL)"),
+            "{command}: {reply}"
+        );
+    }
+    assert_eq!(c.line("DBSIZE"), Reply::Int(0));
+    assert_eq!(c.ask(&[b"SET", b"k", &value]), ok());
     serving.shutdown();
 }
 

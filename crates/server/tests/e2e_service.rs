@@ -130,6 +130,11 @@ fn e2e_make_installs_the_server_and_removes_it() {
     ]) {
         assert!(all.iter().any(|f| f == file), "no {file} in {all:?}");
     }
+    assert!(
+        all.iter().any(|f| f.ends_with("/terrace-pool-check.1")),
+        "{all:?}"
+    );
+    assert!(!all.iter().any(|f| f.contains("-help")), "{all:?}");
     let manual = std::fs::read_to_string(there.join("share/man/man1/terrace-serve.1"));
     let manual = manual.expect("a page");
     for flag in ["tls\\-cert", "requirepass\\-file", "memcached"] {

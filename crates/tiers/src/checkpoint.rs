@@ -472,7 +472,7 @@ impl<D: Snapshot> Lane<D> {
     /// A part of an image was written.
     pub(crate) fn image_written(&mut self, segment: u32, result: Result<(), MediaError>) {
         if let Err(error) = result {
-            tracing::error!(lane = self.cfg.lane, segment, %error, "a part of a checkpoint could not be written");
+            tracing::error!(lane = self.cfg.lane, segment, %error, "a part of a checkpoint could not be written: the one before it stays, and the next is tried elsewhere; look after the device if this comes again");
             self.stats.failed_writes += 1;
             self.ssd.set_aside(segment);
             if let Some(job) = &mut self.checkpoint {

@@ -183,7 +183,7 @@ impl<D: Snapshot> Lane<D> {
                 job.buf = Some(buf);
             }
             (Err(error), _) if job.tries + 1 >= READ_TRIES_MAX => {
-                tracing::error!(lane = self.cfg.lane, segment, %error, "a segment cannot be read; it is set aside");
+                tracing::error!(lane = self.cfg.lane, segment, %error, "a segment cannot be read; it is set aside, and what is live in it stays there; look after the device, then `terrace pool check`");
                 self.cleaning_ssd.retain(|j| j.segment != segment);
                 self.ssd.set_aside(segment);
             }
@@ -405,7 +405,7 @@ impl<D: Snapshot> Lane<D> {
                 lane = self.cfg.lane,
                 segment = job.segment,
                 left_bytes = left,
-                "a segment has entries that cannot be read; it is set aside"
+                "a segment has entries that cannot be read; it is set aside, and their keys answer with an error; `terrace pool check` lists them"
             );
             self.ssd.set_aside(job.segment);
             return;

@@ -270,7 +270,7 @@ impl<D: Snapshot> Lane<D> {
                     lane = self.cfg.lane,
                     ?order,
                     what,
-                    "a piece of the checkpoint is not right"
+                    "a piece of the checkpoint is damaged: its keys are found only as far as the log behind it names them; `terrace pool check` tells more"
                 );
                 s.damage.push(self.damage(root.first, 0, 0, &what));
             }
@@ -321,7 +321,7 @@ impl<D: Snapshot> Lane<D> {
                 if !swung && self.dir.insert(who, Slot::new(loc, 0)).is_err() {
                     tracing::error!(
                         lane = self.cfg.lane,
-                        "the index is full while the log is replayed"
+                        "the index is full while the log is replayed, so keys are missing: stop, and start with more --dram"
                     );
                 }
             }
@@ -397,7 +397,7 @@ impl<D: Snapshot> Lane<D> {
         if full {
             tracing::error!(
                 lane = self.cfg.lane,
-                "the index is full while the log is scanned"
+                "the index is full while the log is scanned, so keys are missing: stop, and start with more --dram"
             );
         }
     }
@@ -451,7 +451,7 @@ impl<D: Snapshot> Lane<D> {
                     lane = d.lane,
                     segment = d.segment,
                     what = d.what,
-                    "not in use any more"
+                    "a segment looks damaged, but nothing in it is in use any more: no data is lost"
                 );
             }
             live

@@ -126,7 +126,7 @@ impl<D: Snapshot> Lane<D> {
                         lane = self.cfg.lane,
                         number = root.number,
                         what,
-                        "a checkpoint cannot be read"
+                        "a checkpoint cannot be read: the one before it is taken, or else the whole log is read, and the start takes longer"
                     );
                     s.pieces.clear();
                     s.free.clear();

@@ -60,7 +60,7 @@ pub fn quit<S: Store>(cx: &mut Cx<'_, S>) -> Done<S> {
 
 /// RESET
 pub fn reset<S: Store>(cx: &mut Cx<'_, S>) -> Done<S> {
-    super::multi::end(cx.session, cx.store);
+    super::multi::end(cx.multi, cx.session, cx.store);
     cx.session.trusted = cx.shared.password.is_none();
     cx.session.resp3 = false;
     cx.session.client.resp.store(2, Ordering::Relaxed);

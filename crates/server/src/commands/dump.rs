@@ -170,7 +170,7 @@ pub fn restore<S: Store>(cx: &mut Cx<'_, S>, args: &[&[u8]]) -> Done<S> {
                 return Ok((None, false));
             }
             let value = match dump::restore(part.bytes, INLINE_MAX_BYTES) {
-                Err(Refused::Format) if S::IN_PIECES && is_long(part.bytes) => {
+                Err(Refused::Format) if is_long(part.bytes) => {
                     return Ok((None, false));
                 }
                 other => other.map_err(refusal)?,
@@ -193,7 +193,8 @@ pub fn restore<S: Store>(cx: &mut Cx<'_, S>, args: &[&[u8]]) -> Done<S> {
         }
         cx.renew_task();
         let arg = cx.large.first().and_then(|arg| arg.upload.as_ref());
-        cx.progress.held = arg.and_then(|upload| cx.store.upload_hold(upload));
+        let held = arg.map(|upload| cx.store.upload_hold(upload));
+        cx.progress.held = held.transpose()?;
     }
     let body = match part.in_pieces {
         false => dump::body(

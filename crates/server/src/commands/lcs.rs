@@ -10,16 +10,16 @@ use crate::resp::parse::integer;
 use crate::store::{Held, Step, Store, StoreError};
 
 /// An LCS under way.
-pub struct Common<S: Store> {
+pub struct Common<L> {
     /// The values, and what was brought of each.
-    values: Vec<(Held<S::Large>, Vec<u8>)>,
+    values: Vec<(Held<L>, Vec<u8>)>,
     search: Option<lcs::Search>,
     granted_bytes: usize,
 }
 
-impl<S: Store> Common<S> {
+impl<L> Common<L> {
     /// Gives back all that it holds.
-    pub fn end(self, store: &mut S) {
+    pub fn end<S: Store<Large = L>>(self, store: &mut S) {
         for (value, _) in self.values {
             if let Held::Large(large) = value {
                 store.release(large);
@@ -94,7 +94,7 @@ pub fn lcs<S: Store>(cx: &mut Cx<'_, S>, args: &[&[u8]]) -> Done<S> {
 }
 
 /// Looks at the values and has the memory granted.
-fn begin<S: Store>(cx: &mut Cx<'_, S>, args: &[&[u8]]) -> crate::store::Outcome<Common<S>> {
+fn begin<S: Store>(cx: &mut Cx<'_, S>, args: &[&[u8]]) -> crate::store::Outcome<Common<S::Large>> {
     let keys = match args[1] == args[2] {
         true => &args[1..2],
         false => &args[1..3],
@@ -116,7 +116,7 @@ fn begin<S: Store>(cx: &mut Cx<'_, S>, args: &[&[u8]]) -> crate::store::Outcome<
         search: None,
         granted_bytes: 0,
     };
-    if S::IN_PIECES && !cx.store.grant(bytes as usize) {
+    if !cx.store.grant(bytes as usize) {
         common.end(cx.store);
         return Err(StoreError {
             prefix: "OOM",
@@ -126,14 +126,15 @@ fn begin<S: Store>(cx: &mut Cx<'_, S>, args: &[&[u8]]) -> crate::store::Outcome<
             ),
         });
     }
-    if S::IN_PIECES {
-        common.granted_bytes = bytes as usize;
-    }
+    common.granted_bytes = bytes as usize;
     Ok(Step::Done(common))
 }
 
 /// Brings and searches a part; answers whether all is done.
-fn advance<S: Store>(cx: &mut Cx<'_, S>, common: &mut Common<S>) -> crate::store::Outcome<bool> {
+fn advance<S: Store>(
+    cx: &mut Cx<'_, S>,
+    common: &mut Common<S::Large>,
+) -> crate::store::Outcome<bool> {
     if common.search.is_none() {
         match gather(cx, common)? {
             Step::Done(true) => {}
@@ -149,17 +150,14 @@ fn advance<S: Store>(cx: &mut Cx<'_, S>, common: &mut Common<S>) -> crate::store
         let last = whole.next().unwrap_or_else(|| first.clone());
         lcs::Search::new(first, last)
     });
-    // A transaction has no steps, and its values are short.
-    let pairs = if S::IN_PIECES {
-        LCS_STEP_PAIRS
-    } else {
-        usize::MAX
-    };
-    Ok(Step::Done(search.advance(pairs)))
+    Ok(Step::Done(search.advance(LCS_STEP_PAIRS)))
 }
 
 /// Brings a part of the values that are in pieces; answers whether all is there.
-fn gather<S: Store>(cx: &mut Cx<'_, S>, common: &mut Common<S>) -> crate::store::Outcome<bool> {
+fn gather<S: Store>(
+    cx: &mut Cx<'_, S>,
+    common: &mut Common<S::Large>,
+) -> crate::store::Outcome<bool> {
     let mut left = LONG_STEPS_MAX;
     for (value, bytes) in &mut common.values {
         let Held::Large(large) = value else { continue };

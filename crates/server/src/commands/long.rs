@@ -19,25 +19,28 @@ pub use plan::{Keeps, Layer, Plan, Source};
 const UNPACK_BYTES: usize = 16 << 10;
 
 /// A change of values in pieces that is under way.
-pub struct Long<S: Store> {
+pub struct Long<L, U> {
     watched: Vec<Watched>,
     /// The keys at one moment; none before they were looked at.
-    values: Vec<View<S::Large>>,
+    values: Vec<View<L>>,
     /// The argument, if it came in pieces.
-    arg: Option<Held<S::Large>>,
+    arg: Option<Held<L>>,
     plan: Option<Plan>,
     window: Vec<u8>,
     window_done: bool,
     making: Making,
     /// Where a result in pieces goes.
-    upload: Option<S::Upload>,
+    upload: Option<U>,
     /// And one that is not.
     short: Vec<u8>,
     reply: Vec<u8>,
     granted_bytes: usize,
 }
 
-impl<S: Store> Default for Long<S> {
+/// The same, in a store.
+type LongIn<S> = Long<<S as Store>::Large, <S as Store>::Upload>;
+
+impl<L, U> Default for Long<L, U> {
     fn default() -> Self {
         Long {
             watched: Vec::new(),
@@ -55,9 +58,9 @@ impl<S: Store> Default for Long<S> {
     }
 }
 
-impl<S: Store> Long<S> {
+impl<L, U> Long<L, U> {
     /// Gives back all that it holds.
-    pub fn end(self, store: &mut S) {
+    pub fn end<S: Store<Large = L, Upload = U>>(self, store: &mut S) {
         for watched in self.watched {
             store.unwatch(watched);
         }
@@ -73,7 +76,7 @@ impl<S: Store> Long<S> {
         store.ungrant(self.granted_bytes);
     }
 
-    fn grant(&mut self, store: &mut S, bytes: usize) -> Result<(), Fault> {
+    fn grant<S: Store>(&mut self, store: &mut S, bytes: usize) -> Result<(), Fault> {
         if !store.grant(bytes) {
             return Err(Fault::Prefixed(
                 "OOM",
@@ -88,7 +91,7 @@ impl<S: Store> Long<S> {
     }
 
     /// The length of a key's value; none: no such key.
-    fn len_of(&self, at: usize) -> Option<u64> {
+    fn len_of<S: Store<Large = L>>(&self, at: usize) -> Option<u64> {
         self.values.get(at).and_then(len_of::<S>)
     }
 }
@@ -104,7 +107,7 @@ pub fn len_of<S: Store>(view: &View<S::Large>) -> Option<u64> {
 
 /// Whether a change of this value, whose result has so many bytes, is one of pieces.
 pub fn is_long<S: Store>(value: &Held<S::Large>, result_bytes: u64) -> bool {
-    S::IN_PIECES && (matches!(value, Held::Large(_)) || result_bytes > INLINE_MAX_BYTES as u64)
+    matches!(value, Held::Large(_)) || result_bytes > INLINE_MAX_BYTES as u64
 }
 
 /// Makes the plan for keys that hold this.
@@ -180,7 +183,7 @@ pub fn run<S: Store>(cx: &mut Cx<'_, S>, job: &Job<'_, S>) -> Result<Flow<S::Lar
 fn advance<S: Store>(
     cx: &mut Cx<'_, S>,
     job: &Job<'_, S>,
-    long: &mut Long<S>,
+    long: &mut LongIn<S>,
 ) -> Result<Next, Fault> {
     if long.values.is_empty() {
         step!(look(cx, job.keys, long));
@@ -197,7 +200,7 @@ fn advance<S: Store>(
 fn look<S: Store>(
     cx: &mut Cx<'_, S>,
     keys: &[&[u8]],
-    long: &mut Long<S>,
+    long: &mut LongIn<S>,
 ) -> Result<Step<()>, Fault> {
     if long.watched.is_empty() {
         long.watched = keys.iter().map(|key| cx.store.watch(key)).collect();
@@ -227,7 +230,7 @@ fn look<S: Store>(
 fn begin<S: Store>(
     cx: &mut Cx<'_, S>,
     job: &Job<'_, S>,
-    long: &mut Long<S>,
+    long: &mut LongIn<S>,
 ) -> Result<Next, Fault> {
     let Some(plan) = (job.plan)(&long.values)? else {
         return Ok(Next::Stale);
@@ -259,7 +262,7 @@ fn begin<S: Store>(
     long.window = vec![0; window_bytes];
     long.making.next = plan.window.start / PIECE_BYTES as u64;
     if let Some(upload) = cx.large.first().and_then(|arg| arg.upload.as_ref()) {
-        long.arg = cx.store.upload_hold(upload).map(Held::Large);
+        long.arg = Some(Held::Large(cx.store.upload_hold(upload)?));
     }
     long.plan = Some(plan);
     // The rest is for the next step, so that this one never does two.
@@ -270,7 +273,7 @@ fn begin<S: Store>(
 fn make<S: Store>(
     cx: &mut Cx<'_, S>,
     job: &Job<'_, S>,
-    long: &mut Long<S>,
+    long: &mut LongIn<S>,
     plan: &Plan,
 ) -> Result<Next, Fault> {
     if !long.window_done {
@@ -280,7 +283,7 @@ fn make<S: Store>(
         let before = long.window.clone();
         (job.patch)(&mut long.window, plan, &mut long.reply);
         let source = match plan.layers.first() {
-            Some(&Layer::Value(at, _)) => long.len_of(at),
+            Some(&Layer::Value(at, _)) => long.len_of::<S>(at),
             _ => None,
         };
         if plan.only_if_changed && before == long.window && source == Some(plan.len) {
@@ -324,7 +327,7 @@ fn is_short(plan: &Plan) -> bool {
 fn commit<S: Store>(
     cx: &mut Cx<'_, S>,
     keys: &[&[u8]],
-    long: &mut Long<S>,
+    long: &mut LongIn<S>,
     plan: &Plan,
 ) -> Result<Next, Fault> {
     let Long {

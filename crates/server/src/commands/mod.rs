@@ -8,6 +8,7 @@ mod client;
 mod config;
 mod describe;
 mod dump;
+mod exec;
 mod help;
 mod insight;
 mod keys;
@@ -48,6 +49,8 @@ pub enum Flow<L> {
     Framed(L, Vec<u8>),
     /// This value is to follow, then the command goes on.
     LargeThenMore(L),
+    /// These bytes of it and then these are to follow, then the command goes on.
+    PartThenMore(L, std::ops::Range<u64>, Vec<u8>),
     /// The command goes on when the output has drained.
     OutputFull,
     /// Its reply is complete, and so is the connection.
@@ -130,8 +133,6 @@ pub struct Session {
     pub kind: u16,
     /// Whether it is told what became of its commands.
     pub reply: Reply,
-    /// The transaction that is being queued.
-    pub multi: Option<Box<multi::Multi>>,
     /// Its transaction is being executed, perhaps not for the last time: nothing is counted yet.
     pub in_exec: bool,
     /// Keys that are watched for it.
@@ -148,21 +149,23 @@ impl Session {
             client,
             kind: NO_KIND,
             reply: Reply::On,
-            multi: None,
             in_exec: false,
             watched: Vec::new(),
         }
     }
 }
 
-/// Where a command of several steps stands.
-pub struct Progress<S: Store> {
+/// Where a command of several steps stands, in a store.
+pub type Progress<S> = ProgressOf<<S as Store>::Task, <S as Store>::Large, <S as Store>::Upload>;
+
+/// The same by what it holds: a transaction's commands have it over another store with the same.
+pub struct ProgressOf<T, L, U> {
     /// The next key (MGET) or cursor (SCAN).
     pub next: u64,
     /// Whether anything was done.
     pub begun: bool,
     /// Lookups under way, by the index of their key.
-    pub window: Vec<(usize, S::Task)>,
+    pub window: Vec<(usize, T)>,
     /// The keys that a SCAN has gathered, as bulk strings.
     pub found: Vec<u8>,
     /// How many keys it has seen, at least one a step; what a command has counted; or how often a change began
@@ -173,20 +176,22 @@ pub struct Progress<S: Store> {
     /// The length of the value that a command goes through, once it was asked (none: no such key).
     pub begun_len: Option<Option<u64>>,
     /// The value in pieces that a command goes through.
-    pub held: Option<S::Large>,
+    pub held: Option<L>,
     /// The change of values in pieces that is under way.
-    pub long: Option<Box<long::Long<S>>>,
+    pub long: Option<Box<long::Long<L, U>>>,
     /// The LCS that is under way.
-    pub common: Option<Box<lcs::Common<S>>>,
+    pub common: Option<Box<lcs::Common<L>>>,
+    /// The transaction that is under way, if it is not one for a moment.
+    pub exec: Option<Box<exec::Exec<T, L, U>>>,
     /// What `found` was granted of the buffer budget.
     pub granted_bytes: usize,
     /// The epoch that the reply waits for, beside that of the task.
     pub durable_at: Option<u64>,
 }
 
-impl<S: Store> Progress<S> {
+impl<T, L: Clone, U> ProgressOf<T, L, U> {
     /// Gives back what a command held that did not end by itself.
-    pub fn end(self, store: &mut S) {
+    pub fn end<S: Store<Task = T, Large = L, Upload = U>>(self, store: &mut S) {
         for (_, task) in self.window {
             store.finish(task);
         }
@@ -199,6 +204,9 @@ impl<S: Store> Progress<S> {
         if let Some(common) = self.common {
             common.end(store);
         }
+        if let Some(exec) = self.exec {
+            exec.end(store);
+        }
         if self.granted_bytes > 0 {
             store.ungrant(self.granted_bytes);
         }
@@ -210,13 +218,14 @@ impl<S: Store> Progress<S> {
             && self.held.is_none()
             && self.long.is_none()
             && self.common.is_none()
+            && self.exec.is_none()
             && self.granted_bytes == 0
     }
 }
 
-impl<S: Store> Default for Progress<S> {
+impl<T, L, U> Default for ProgressOf<T, L, U> {
     fn default() -> Self {
-        Progress {
+        ProgressOf {
             next: 0,
             begun: false,
             window: Vec::new(),
@@ -227,6 +236,7 @@ impl<S: Store> Default for Progress<S> {
             held: None,
             long: None,
             common: None,
+            exec: None,
             granted_bytes: 0,
             durable_at: None,
         }
@@ -247,12 +257,16 @@ pub struct Cx<'c, S: Store> {
     pub large: &'c mut [LargeArg<S::Upload>],
     /// The connection's own state.
     pub session: &'c mut Session,
+    /// Its transaction that is being queued.
+    pub multi: &'c mut Option<Box<multi::Multi<S::Upload>>>,
     /// What all threads share.
     pub shared: &'c Shared,
     /// This thread's counters.
     pub counters: &'c Counters,
     /// Where the reply goes.
     pub out: &'c mut Vec<u8>,
+    /// What EXEC does: a transaction's commands have a store of their own kind, over which there is no transaction.
+    pub exec: fn(&mut Cx<'_, S>) -> Done<S>,
 }
 
 impl<S: Store> Cx<'_, S> {
@@ -283,29 +297,29 @@ pub fn execute<S: Store>(cx: &mut Cx<'_, S>, args: &[&[u8]]) -> Flow<S::Large> {
                 .client
                 .last_command
                 .store(command.index as u8, Ordering::Relaxed);
-            match cx.session.multi.is_some() && !multi::is_immediate(command.id) {
+            match cx.multi.is_some() && !multi::is_immediate(command.id) {
                 _ if !cx.session.trusted && !command.flags.contains(&"no_auth") => {
                     ran = false;
                     Err(client::not_trusted())
                 }
-                false if cx.shared.paused.is_on() && waits(cx, command) => {
+                false if cx.shared.paused.is_on() && !cx.session.in_exec && waits(cx, command) => {
                     Ok(Flow::Wait(Wait::Room))
                 }
                 false => dispatch(cx, command, args),
                 true => {
                     // It is counted when it runs.
                     ran = false;
-                    multi::queue(cx, command, args).inspect_err(|_| multi::spoil(cx.session))
+                    multi::queue(cx, command, args).inspect_err(|_| multi::spoil(cx))
                 }
             }
         }
         Some(command) => {
             kind = command.index;
-            multi::spoil(cx.session);
+            multi::spoil(cx);
             Err(wrong_arity(command.name))
         }
         None => {
-            multi::spoil(cx.session);
+            multi::spoil(cx);
             Err(unknown(args))
         }
     };
@@ -347,6 +361,7 @@ pub(crate) fn is_paused<S: Store>(cx: &Cx<'_, S>, writes: bool) -> bool {
         && !cx.progress.begun
         && cx.progress.long.is_none()
         && cx.progress.common.is_none()
+        && cx.progress.exec.is_none()
         && cx.progress.window.is_empty()
 }
 
@@ -419,7 +434,7 @@ fn dispatch<S: Store>(cx: &mut Cx<'_, S>, command: &Command, args: &[&[u8]]) -> 
         Id::Persist => keys::persist(cx, args),
         Id::Type => keys::key_type(cx, args),
         Id::Multi => multi::multi(cx),
-        Id::Exec => multi::exec(cx),
+        Id::Exec => (cx.exec)(cx),
         Id::Discard => multi::discard(cx),
         Id::Watch => multi::watch(cx, args),
         Id::Unwatch => multi::unwatch(cx),

@@ -2,7 +2,7 @@
 //! and uploads only; their bytes never do.
 
 use super::options::{expire_at, set_options};
-use super::{Cx, Done, Fault, Flow, NOT_AN_INTEGER, Progress, ready, wrong_arity};
+use super::{Cx, Done, Fault, Flow, NOT_AN_INTEGER, ProgressOf, ready, wrong_arity};
 use crate::limits::{MGET_WINDOW_KEYS, OUTPUT_LIMIT_BYTES};
 use crate::resp::assemble::LargeArg;
 use crate::resp::encode;
@@ -288,7 +288,7 @@ fn take_task<S: Store>(cx: &mut Cx<'_, S>, at: usize) -> S::Task {
 }
 
 fn look_ahead<S: Store>(cx: &mut Cx<'_, S>, keys: &[&[u8]], at: usize) {
-    let Progress { window, .. } = &mut *cx.progress;
+    let ProgressOf { window, .. } = &mut *cx.progress;
     let ahead = keys
         .iter()
         .enumerate()

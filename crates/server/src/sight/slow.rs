@@ -8,7 +8,9 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 use std::time::{SystemTime, UNIX_EPOCH};
 
+use super::calls::NO_KIND;
 use crate::shared::{Client, lock};
+use crate::table::{self, Id};
 
 /// The most entries that the slow log may be told to keep.
 pub const SLOWLOG_LEN_MAX: u64 = 1_024;
@@ -105,14 +107,45 @@ impl Slow {
         ns >= self.attention_ns.load(Ordering::Relaxed)
     }
 
-    /// Notes a command that took so long; `event` is what the monitor calls it.
+    /// Notes a command (by its number among those that are counted) that took so long. What may hold a password is not
+    /// shown; an EXEC is none for the slow log, since its commands are.
     #[cold]
-    pub fn note(&self, event: &'static str, ns: u64, args: &[&[u8]], client: &Client) {
+    pub fn note_command(&self, kind: u16, client: &Client, args: &[&[u8]], ns: u64) {
+        const HIDDEN: &[u8] = b"(redacted)";
+        if kind == NO_KIND {
+            return;
+        }
+        let command = table::COMMANDS.get(usize::from(kind));
+        let has = |flag: &str| command.is_some_and(|c| c.flags.contains(&flag));
+        let event = match has("fast") {
+            true => "fast-command",
+            false => "command",
+        };
+        let shown: Vec<&[u8]> = match command.map(|c| c.id) {
+            Some(Id::Auth | Id::Hello) => {
+                let words = args.iter().enumerate();
+                words
+                    .map(|(at, arg)| if at == 0 { *arg } else { HIDDEN })
+                    .collect()
+            }
+            Some(_) => args.to_vec(),
+            // Its first data block may be the password.
+            None => args.iter().take(2).copied().collect(),
+        };
+        self.note(event, ns, (!has("skip_slowlog")).then_some(&shown), client);
+    }
+
+    /// Notes a command that took so long; `event` is what the monitor calls it. Without arguments it is not logged.
+    #[cold]
+    fn note(&self, event: &'static str, ns: u64, args: Option<&Vec<&[u8]>>, client: &Client) {
         let now = SystemTime::now().duration_since(UNIX_EPOCH);
         let at_s = now.map_or(0, |since| since.as_secs());
         let slower_than_us = self.slower_than_us.load(Ordering::Relaxed);
         let us = ns / NS_PER_US;
-        if slower_than_us >= 0 && us >= slower_than_us as u64 {
+        if let Some(args) = args
+            && slower_than_us >= 0
+            && us >= slower_than_us as u64
+        {
             self.log(at_s, us, args, client);
         }
         let (ms, monitor_ms) = (ns / NS_PER_MS, self.monitor_ms.load(Ordering::Relaxed));

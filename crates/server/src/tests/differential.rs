@@ -8,9 +8,9 @@ use std::time::Duration;
 use super::lists::{COMMANDS, INSIGHT, STRINGS, TRANSACTIONS};
 use super::{Running, Talk, plain};
 
-struct Redis {
+pub struct Redis {
     child: Child,
-    port: u16,
+    pub port: u16,
 }
 
 impl Drop for Redis {
@@ -20,7 +20,7 @@ impl Drop for Redis {
     }
 }
 
-fn redis() -> Option<Redis> {
+pub fn redis() -> Option<Redis> {
     let free = std::net::TcpListener::bind("127.0.0.1:0").ok()?;
     let port = free.local_addr().ok()?.port();
     drop(free);

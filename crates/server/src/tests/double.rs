@@ -137,6 +137,12 @@ impl Held {
     }
 }
 
+impl Clone for Held {
+    fn clone(&self) -> Self {
+        Held::new(self.0.clone(), &self.1)
+    }
+}
+
 impl Drop for Held {
     fn drop(&mut self) {
         self.1.open.fetch_sub(1, Ordering::SeqCst);

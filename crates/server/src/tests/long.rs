@@ -421,28 +421,6 @@ fn replies_of_a_transaction_may_be_long_together() {
 }
 
 #[test]
-fn in_a_transaction_they_are_refused() {
-    let server = Running::start(plain(), 1);
-    let mut c = server.client();
-    c.send(encode(&[b"SET", b"k", &bytes(100_000, 9)]));
-    assert_eq!(c.reply(), b"+OK\r\n");
-    assert_eq!(c.ask(&["MULTI"]), "+OK\r\n");
-    assert_eq!(c.ask(&["APPEND", "k", "x"]), "+QUEUED\r\n");
-    assert_eq!(c.ask(&["COPY", "k", "j"]), "+QUEUED\r\n");
-    let replies = c.ask(&["EXEC"]);
-    assert_eq!(
-        replies
-            .matches("-ERR the value is longer than 65536")
-            .count(),
-        2,
-        "{replies}"
-    );
-    assert_eq!(c.ask(&["STRLEN", "k"]), ":100000\r\n");
-    drop(c);
-    server.stop();
-}
-
-#[test]
 fn a_connection_that_dies_midway_leaves_the_old_value() {
     let server = Running::start(
         Settings {

@@ -13,6 +13,8 @@ mod memcached_long;
 mod parser;
 mod sight;
 mod tls;
+mod transactions;
+mod walk;
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};

@@ -7,7 +7,7 @@ use terrace_kv::strings::bits::{self, BitOp};
 use terrace_kv::strings::lzf::Unpacker;
 
 use super::plan::{Layer, Plan, Source};
-use super::{Job, Long};
+use super::{Job, LongIn};
 use crate::commands::{Cx, Fault};
 use crate::limits::{LONG_STEPS_MAX, PIECE_BYTES};
 use crate::store::{Held, Step, Store};
@@ -48,7 +48,7 @@ fn shared(a: &Range<u64>, b: &Range<u64>) -> Option<(Range<usize>, Range<usize>)
 fn read<S: Store>(
     cx: &mut Cx<'_, S>,
     job: &Job<'_, S>,
-    long: &Long<S>,
+    long: &LongIn<S>,
     (source, from): (Source, u64),
     f: impl FnOnce(&[u8]),
 ) -> Result<Step<()>, Fault> {
@@ -78,13 +78,13 @@ fn read<S: Store>(
 pub fn read_window<S: Store>(
     cx: &mut Cx<'_, S>,
     job: &Job<'_, S>,
-    long: &mut Long<S>,
+    long: &mut LongIn<S>,
     plan: &Plan,
 ) -> Result<Step<bool>, Fault> {
     let Some(&Layer::Value(at, _)) = plan.layers.first() else {
         return Ok(Step::Done(true));
     };
-    let end = plan.window.end.min(long.len_of(at).unwrap_or(0));
+    let end = plan.window.end.min(long.len_of::<S>(at).unwrap_or(0));
     let mut left = LONG_STEPS_MAX;
     while long.making.next * PIECE < end && !plan.window.is_empty() {
         if left == 0 {
@@ -113,7 +113,7 @@ pub fn read_window<S: Store>(
 pub fn fill<S: Store>(
     cx: &mut Cx<'_, S>,
     job: &Job<'_, S>,
-    long: &mut Long<S>,
+    long: &mut LongIn<S>,
     plan: &Plan,
     left: &mut usize,
 ) -> Result<Step<bool>, Fault> {
@@ -126,7 +126,7 @@ pub fn fill<S: Store>(
 fn fill_into<S: Store>(
     cx: &mut Cx<'_, S>,
     job: &Job<'_, S>,
-    long: &Long<S>,
+    long: &LongIn<S>,
     plan: &Plan,
     making: &mut Making,
     left: &mut usize,

@@ -394,9 +394,9 @@ impl Store for Double {
     fn upload_len(upload: &Upload) -> u64 {
         upload.len
     }
-    fn upload_hold(&mut self, upload: &Upload) -> Option<Held> {
+    fn upload_hold(&mut self, upload: &Upload) -> Result<Held, StoreError> {
         assert_eq!(upload.bytes.len() as u64, upload.len, "received whole");
-        Some(Held::new(Arc::new(upload.bytes.clone()), &self.home))
+        Ok(Held::new(Arc::new(upload.bytes.clone()), &self.home))
     }
     fn upload_abort(&mut self, _: Upload) {
         self.open(-1);
