@@ -83,8 +83,9 @@ pub(crate) struct Doomed {
 
 #[derive(Default)]
 pub(crate) struct Registry {
-    /// Free records by lane; the start adds each one as soon as it has looked at it.
-    free: Vec<Vec<u16>>,
+    /// Free records by lane; the start adds each one as soon as it has looked at it. They are taken from the back and only with the
+    /// lane held, and given to the front: so what a command has peeked at is what it takes, if it held the lane meanwhile.
+    free: Vec<VecDeque<u16>>,
     /// How many records of a lane could not be read, and so are never given out.
     lost: HashMap<u16, usize>,
     doomed: VecDeque<Doomed>,
@@ -130,9 +131,9 @@ impl Registry {
     pub(crate) fn give(&mut self, lane: u16, record: u16) {
         let lane = lane as usize;
         if self.free.len() <= lane {
-            self.free.resize(lane + 1, Vec::new());
+            self.free.resize(lane + 1, VecDeque::new());
         }
-        self.free[lane].push(record);
+        self.free[lane].push_front(record);
     }
     /// A record of a lane cannot be read.
     pub(crate) fn lose(&mut self, lane: u16) {
@@ -143,12 +144,20 @@ impl Registry {
         let free = self.free.get(lane as usize)?;
         free.len().checked_sub(nth + 1).map(|at| free[at])
     }
+    /// Takes a free record. The lane is held.
     pub(crate) fn take(&mut self, lane: u16) -> Option<u16> {
-        self.free.get_mut(lane as usize)?.pop()
+        self.free.get_mut(lane as usize)?.pop_back()
     }
-    fn take_any(&mut self) -> Option<(u16, u16)> {
+    /// Takes it back, with the lane still held: it is the next one again.
+    fn untake(&mut self, lane: u16, record: u16) {
+        if let Some(free) = self.free.get_mut(lane as usize) {
+            free.push_back(record);
+        }
+    }
+    /// The lane with the most free records, if there are any.
+    fn freest(&self) -> Option<u16> {
         let lane = (0..self.free.len()).max_by_key(|&l| self.free[l].len())?;
-        self.free[lane].pop().map(|record| (lane as u16, record))
+        (!self.free[lane].is_empty()).then_some(lane as u16)
     }
     /// The next version that nobody reads.
     pub(crate) fn next_doomed(&mut self) -> Option<Doomed> {
@@ -337,12 +346,18 @@ pub fn upload_begin(w: &mut Worker, t: &mut Task, len: u64) -> Outcome<Upload> {
         return Ok(Step::Wait(Wait::Io));
     }
     let shared = registry(w);
-    let taken = shared.registry.lock().take_any();
-    let Some((lane_id, record)) = taken else {
+    let freest = shared.registry.lock().freest();
+    let Some(lane_id) = freest else {
         return match shared.registry.lock().comes_free() {
             true => Ok(Step::Wait(Wait::Room)),
             false => Err(too_many_under_way()),
         };
+    };
+    let mut lane = w.lane(lane_id);
+    // With the lane held: others, who hold it, count on what they have seen to be free.
+    let taken = shared.registry.lock().take(lane_id);
+    let Some(record) = taken else {
+        return Ok(Step::Wait(Wait::Room));
     };
     let upload = Upload {
         binder: Binder {
@@ -355,28 +370,26 @@ pub fn upload_begin(w: &mut Worker, t: &mut Task, len: u64) -> Outcome<Upload> {
         received: 0,
         flushes: w.pool().flushes_of_all(),
     };
-    let mut lane = w.lane(lane_id);
     let written = match reserve(w, &mut lane, RECORD_BYTES, true) {
         Ok(true) => write_record(w, t, &mut lane, lane_id, record, &upload.binder),
         Ok(false) => Ok(Recorded::NoRoom),
         Err(e) => Err(e),
     };
+    if !matches!(written, Ok(Recorded::Written)) {
+        shared.registry.lock().untake(lane_id, record);
+    }
     drop(lane);
     match written {
         Ok(Recorded::Written) => {
             w.reset(t);
             Ok(Step::Done(upload))
         }
-        other => {
-            shared.registry.lock().give(lane_id, record);
-            match other? {
-                Recorded::Read(plan) => Ok(fetch(w, t, vec![(lane_id, plan)], true)),
-                _ => {
-                    w.want_room();
-                    Ok(Step::Wait(Wait::Room))
-                }
-            }
+        Ok(Recorded::Read(plan)) => Ok(fetch(w, t, vec![(lane_id, plan)], true)),
+        Ok(Recorded::NoRoom) => {
+            w.want_room();
+            Ok(Step::Wait(Wait::Room))
         }
+        Err(e) => Err(e),
     }
 }
 

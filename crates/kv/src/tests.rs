@@ -246,6 +246,41 @@ fn a_big_value_set_over_one_in_the_same_command_needs_a_record() {
     assert_eq!(free_records(&rig), all, "the first one's pieces went");
 }
 
+/// What a command has looked at with the lane held is what it takes, whoever gives records back meanwhile; and nobody takes one
+/// without the lane. Else the last one could be gone between the look and the change, and a part of the command done.
+#[test]
+fn records_are_taken_as_they_were_seen_and_with_the_lane_held() {
+    let (_device, mut rig) = rig();
+    let upload = rig
+        .run(|w, t| crate::upload_begin(w, t, BIG_BYTES as u64))
+        .unwrap()
+        .0;
+    {
+        let shared = large::registry(&rig.worker);
+        let mut registry = shared.registry.lock();
+        let seen = [registry.peek(0, 0), registry.peek(0, 1)];
+        registry.give(0, upload.record);
+        assert_eq!([registry.take(0), registry.take(0)], seen);
+        seen.iter().flatten().for_each(|&r| registry.give(0, r));
+    }
+    let free = free_records(&rig);
+    let mut other = rig.pool.worker(1, std::sync::Arc::new(|| {})).unwrap();
+    let pool = rig.pool.clone();
+    let lane = pool.lane(0);
+    std::thread::scope(|scope| {
+        let begins = scope.spawn(move || {
+            let mut task = other.task(7);
+            let begun = crate::upload_begin(&mut other, &mut task, BIG_BYTES as u64);
+            other.finish(task);
+            begun.map(|_| ())
+        });
+        std::thread::sleep(std::time::Duration::from_millis(50));
+        assert_eq!(free_records(&rig), free, "taken without the lane");
+        drop(lane);
+        begins.join().unwrap().unwrap();
+    });
+}
+
 /// The record that names them is gone, so pieces that came later would stay for good.
 #[test]
 fn an_upload_takes_no_pieces_after_everything_was_deleted() {
@@ -264,6 +299,8 @@ fn an_upload_takes_no_pieces_after_everything_was_deleted() {
     let text = refused.unwrap_err();
     assert!(text.contains("everything was deleted (FLUSHALL)"), "{text}");
     crate::upload_abort(&mut rig.worker, upload);
+    rig.settle();
+    assert_eq!(internal_slots(&rig), 0, "no piece is left");
 }
 
 #[test]

@@ -451,6 +451,8 @@ fn e2e_hundreds_of_encrypted_connections_stay_in_their_cgroup() {
         &[b"SET", b"long", &long],
         b"+OK\r\n",
     );
+    // Who comes while all buffers are taken is turned away.
+    let mut clients: Vec<Encrypted> = (0..CLIENTS).map(|_| encrypted(&config, addr)).collect();
     // They ask for 40 MiB each, and their sockets fill.
     let silent: Vec<Encrypted> = (0..SILENT)
         .map(|_| {
@@ -462,7 +464,6 @@ fn e2e_hundreds_of_encrypted_connections_stay_in_their_cgroup() {
             client
         })
         .collect();
-    let mut clients: Vec<Encrypted> = (0..CLIENTS).map(|_| encrypted(&config, addr)).collect();
     let agreed = begun.elapsed();
     let quarter = clients.len() / 4;
     std::thread::scope(|scope| {
