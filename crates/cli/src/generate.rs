@@ -15,10 +15,11 @@ use clap_complete::Shell;
 pub fn run(mut command: Command, dir: &Path) -> Result<()> {
     let at = || format!("cannot write to {}", dir.display());
     fs::create_dir_all(dir).with_context(at)?;
+    // Before the completions, which add it.
+    let mut manual = without_help(command.clone());
     for shell in [Shell::Bash, Shell::Zsh, Shell::Fish] {
         clap_complete::generate_to(shell, &mut command, "terrace", dir).with_context(at)?;
     }
-    let mut manual = without_help(command);
     manual.build();
     clap_mangen::generate_to(manual, dir).with_context(at)
 }
