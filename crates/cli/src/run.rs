@@ -27,6 +27,9 @@ const THREADS_MAX: usize = 16;
 /// The magic number of a file system that is DRAM itself.
 const TMPFS: u64 = 0x0102_1994;
 
+/// What a pool of one lane needs: said before anything that follows from it, as the size of the SSD does.
+const DRAM_MIN_BYTES: u64 = terrace_pool::DRAM_PER_LANE_MIN_BYTES;
+
 /// How faults are taken.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum Faults {
@@ -79,7 +82,13 @@ pub fn run(args: &RunArgs) -> Result<u8, Failure> {
     check_faults()?;
     let (pool, is_scratch) = pool(args.pool.as_deref())?;
     let ssd_bytes = args.ssd.map_or(args.dram.0 * SSD_PER_DRAM, |ssd| ssd.0);
-    let made = make_pool(&pool, args.dram.0, ssd_bytes);
+    let made = match args.dram.0 {
+        dram if dram < DRAM_MIN_BYTES => Err(anyhow!(
+            "--dram is {dram} bytes: a pool needs at least {} MiB",
+            DRAM_MIN_BYTES >> 20
+        )),
+        dram => make_pool(&pool, dram, ssd_bytes),
+    };
     if is_scratch {
         // It was to show that it can be had; the program makes it again when it needs it, and has it open without a name.
         let _ = std::fs::remove_dir_all(&pool);

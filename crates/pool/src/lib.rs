@@ -32,7 +32,7 @@ pub use error::PoolError;
 pub use held::Held;
 pub use ledger::{Ledger, Part};
 pub use open::{MakeDirectory, Pool};
-pub use options::{Contents, Durability, Options};
+pub use options::{Contents, DRAM_PER_LANE_MIN_BYTES, Durability, Options};
 pub use stats::Stats;
 pub use superblock::Superblock;
 pub use task::{Fetched, Task};

@@ -129,6 +129,8 @@ functions! {
     preadv64(fd: c_int, parts: *const iovec, count: c_int, offset: off_t) -> ssize_t = None;
     /// As preadv2(2).
     preadv2(fd: c_int, parts: *const iovec, count: c_int, offset: off_t, flags: c_int) -> ssize_t = None;
+    /// As the C library's.
+    __cxa_thread_atexit_impl(call: unsafe extern "C" fn(*mut c_void), with: *mut c_void, library: *mut c_void) -> c_int = None;
     /// As pthread_create(3).
     pthread_create(thread: *mut libc::pthread_t, attr: *const libc::pthread_attr_t, start: extern "C" fn(*mut c_void) -> *mut c_void, arg: *mut c_void) -> c_int = None;
 }

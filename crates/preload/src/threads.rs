@@ -1,10 +1,12 @@
-//! pthread_create, in front of the C library's.
+//! pthread_create, in front of the C library's, and what is to be done when a thread ends.
 //!
 //! Promises: what a new thread's tables of thread-local storage take comes from the arena, so that reading a thread-local variable never faults in served
-//! memory; the runtime's own threads are inside for good, and the program's signals do not reach them. Never: changes a thread of the program.
+//! memory; the runtime's own threads are inside for good, the program's signals do not reach them, and they never wait for the loader's lock, which a
+//! thread holds that faults in a library's constructor. Never: changes a thread of the program.
 
 use crate::{next, raw, tls};
 use libc::{c_int, c_void};
+use std::sync::OnceLock;
 
 type Start = extern "C" fn(*mut c_void) -> *mut c_void;
 
@@ -46,6 +48,69 @@ pub unsafe extern "C" fn pthread_create(
         raw::restore_signals(&before);
         if said != 0 {
             drop(Box::from_raw(own));
+        }
+        said
+    }
+}
+
+/// What is called when a thread ends.
+pub type AtEnd = unsafe extern "C" fn(*mut c_void);
+
+/// What a thread of the runtime's own is to call when it ends: the last first.
+struct Last {
+    call: AtEnd,
+    with: *mut c_void,
+    before: *mut Last,
+}
+
+/// Under which each of them has its list.
+static LISTS: OnceLock<Option<libc::pthread_key_t>> = OnceLock::new();
+
+fn lists() -> Option<libc::pthread_key_t> {
+    *LISTS.get_or_init(|| {
+        let mut key = 0;
+        // SAFETY: a place for the key, and a plain function.
+        let said = unsafe { libc::pthread_key_create(&mut key, Some(end_of_own)) };
+        (said == 0).then_some(key)
+    })
+}
+
+unsafe extern "C" fn end_of_own(list: *mut c_void) {
+    let mut next = list.cast::<Last>();
+    while !next.is_null() {
+        // SAFETY: each was made by a Box, for this list only.
+        let last = unsafe { Box::from_raw(next) };
+        // SAFETY: as who registered it promised: it is called once, in its thread, when that ends.
+        unsafe { (last.call)(last.with) };
+        next = last.before;
+    }
+}
+
+/// As the C library's, which C++ and Rust register thread-local destructors with. There it takes the loader's lock: the first time that a thread of ours waits would then
+/// wait for a program's thread that is in dlopen, and waits for us.
+///
+/// # Safety
+/// As there.
+#[cfg_attr(not(test), unsafe(no_mangle))]
+pub unsafe extern "C" fn __cxa_thread_atexit_impl(
+    call: AtEnd,
+    with: *mut c_void,
+    library: *mut c_void,
+) -> c_int {
+    if !tls::is_own() {
+        // SAFETY: the caller's promise.
+        return unsafe { next::__cxa_thread_atexit_impl(call, with, library) };
+    }
+    let Some(key) = lists() else {
+        return libc::ENOMEM;
+    };
+    // SAFETY: the key is ours, and so is what is under it in this thread.
+    unsafe {
+        let before = libc::pthread_getspecific(key).cast::<Last>();
+        let last = Box::into_raw(Box::new(Last { call, with, before }));
+        let said = libc::pthread_setspecific(key, last.cast());
+        if said != 0 {
+            drop(Box::from_raw(last));
         }
         said
     }

@@ -78,9 +78,17 @@ pub fn enter() -> Inside {
     }
 }
 
+/// In the word of a thread of the runtime's own.
+const OWN: u32 = 1 << 31;
+
 /// This thread is the runtime's for good.
 pub fn stay() {
-    word::set(word::get() + 1);
+    word::set(word::get() | OWN);
+}
+
+/// Whether this thread is the runtime's.
+pub fn is_own() -> bool {
+    word::get() & OWN != 0
 }
 
 /// In the child of a fork: ends what a guard of the parent's began in this thread.
@@ -108,5 +116,18 @@ mod tests {
         assert!(is_inside());
         drop(outer);
         assert!(!is_inside());
+    }
+
+    #[test]
+    fn a_thread_that_stays_is_the_runtimes() {
+        std::thread::spawn(|| {
+            drop(enter());
+            assert!(!is_own());
+            stay();
+            drop(enter());
+            assert!(is_inside() && is_own());
+        })
+        .join()
+        .unwrap();
     }
 }

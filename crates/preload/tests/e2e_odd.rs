@@ -89,6 +89,7 @@ fn e2e_a_library_that_comes_late() {
     let dir = tempfile::tempdir().expect("a directory");
     let library = compiled(dir.path(), "late.c", &["-shared", "-fPIC"]);
     is_ok(&["library", library.to_str().expect("a name")]);
+    is_ok(&["opens", library.to_str().expect("a name")]);
 }
 
 #[test]

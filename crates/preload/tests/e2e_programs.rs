@@ -159,7 +159,8 @@ fn e2e_what_cannot_be_served_is_refused_with_the_reason() {
         &["--dram", "32M", "--", "no-such-program"],
         "not found in PATH",
     );
-    refused(&["--dram", "1M", "--", "true"], "at least");
+    let dram = "--dram is 1048576 bytes: a pool needs at least 16 MiB";
+    refused(&["--dram", "1M", "--", "true"], dram);
     refused(
         &["--dram", "32M", "--faults", "dispatch", "--", "true"],
         "not built",

@@ -96,10 +96,13 @@ impl Core {
             None => return,
         };
         for next in page + 1..=page + behind {
-            if self.ahead.has_ended() || !self.bring(next, touch) {
+            if self.ahead.has_ended() {
                 return;
             }
-            Counters::add(&self.counters.ahead, 1);
+            match self.bring(next, touch) {
+                Some(came) => Counters::add(&self.counters.ahead, came.into()),
+                None => return,
+            }
         }
     }
 }

@@ -17,6 +17,9 @@ use std::sync::atomic::Ordering;
 
 /// The longest a fault waits for room in the page buffer.
 const WAIT_MS_MAX: u64 = 10_000;
+/// What one look for room and the wait after it count for at most: it takes longer where the process was stopped (SIGSTOP, a debugger), which is no
+/// reason to fail when it goes on.
+const LOOK_MS_MAX: u64 = 1_000;
 
 /// How often a page is looked at ahead before it is left: each time others have changed it or room was made.
 const AHEAD_TRIES_MAX: u32 = 4;
@@ -73,13 +76,27 @@ pub(crate) enum Touch {
     Unknown,
 }
 
+/// Milliseconds that were waited in vain.
+#[derive(Default)]
+struct Waited(u64);
+
+impl Waited {
+    fn add(&mut self, ms: u64) {
+        self.0 += ms.min(LOOK_MS_MAX);
+    }
+
+    fn is_over(&self) -> bool {
+        self.0 > WAIT_MS_MAX
+    }
+}
+
 /// A fault under way.
 struct Fault<'a> {
     core: &'a Core,
     page: u64,
     touch: Touch,
-    /// When it began to wait for room, in milliseconds.
-    waits_since: Option<u64>,
+    /// How long it has waited for room.
+    waited: Waited,
     /// Nobody waits for it yet: what cannot be done at once is not done.
     ahead: bool,
 }
@@ -101,7 +118,7 @@ impl Core {
             core: self,
             page,
             touch,
-            waits_since: None,
+            waited: Waited::default(),
             ahead: false,
         };
         let (block, _) = place(page);
@@ -129,33 +146,31 @@ impl Core {
         }
     }
 
-    /// Makes a page accessible that nobody waits for. False: it cannot be had at once, or not at all.
-    pub fn bring(&self, page: u64, touch: Touch) -> bool {
+    /// Makes a page accessible that nobody waits for: true if it was not. None: it cannot be had at once, or not at all.
+    pub fn bring(&self, page: u64, touch: Touch) -> Option<bool> {
         let mut fault = Fault {
             core: self,
             page,
             touch,
-            waits_since: None,
+            waited: Waited::default(),
             ahead: true,
         };
         for _ in 0..AHEAD_TRIES_MAX {
-            let Ok(pinned) = self.space.pin(place(page).0) else {
-                return false;
-            };
+            let pinned = self.space.pin(place(page).0).ok()?;
             let Some(region) = self.space.region(page) else {
                 self.unpin(pinned, 1);
-                return false;
+                return None;
             };
             match fault.step(pinned, region) {
-                Step::Done { .. } => return true,
+                Step::Done { woken } => return Some(woken),
                 Step::Again => {}
                 Step::Failed(_) => {
                     self.unpin(pinned, 1);
-                    return false;
+                    return None;
                 }
             }
         }
-        false
+        None
     }
 
     /// Ends uses of a block; releases it if they were the last.
@@ -384,7 +399,7 @@ impl Fault<'_> {
     /// Evicts some pages, or waits until somebody else has; for room for a dirty page it must be dirty ones in the end. An error
     /// after the longest wait.
     fn make_room(&mut self, for_dirty: bool) -> Result<(), Cause> {
-        let core = self.core;
+        let (core, began_ms) = (self.core, now_ms());
         let ticket = core.freed.ticket(0);
         core.balance();
         let pages_max = core.pages_now();
@@ -396,7 +411,7 @@ impl Fault<'_> {
         };
         if evicted.pages > 0 {
             if !for_dirty || evicted.dirty > 0 {
-                self.waits_since = None;
+                self.waited = Waited::default();
                 return Ok(());
             }
             if core.takes_dirty() {
@@ -406,9 +421,7 @@ impl Fault<'_> {
         if self.ahead {
             return Err(self.no_room());
         }
-        let now = now_ms();
-        let since = *self.waits_since.get_or_insert(now);
-        if now.saturating_sub(since) > WAIT_MS_MAX {
+        if self.waited.is_over() {
             return Err(match *core.failed.lock() {
                 Some(error) => Cause::Stuck { pages_max, error },
                 None => self.no_room(),
@@ -418,6 +431,7 @@ impl Fault<'_> {
         core.waiting.fetch_add(1, Ordering::AcqRel);
         core.freed.wait(&ticket);
         core.waiting.fetch_sub(1, Ordering::AcqRel);
+        self.waited.add(now_ms().saturating_sub(began_ms));
         Ok(())
     }
 }
@@ -483,5 +497,22 @@ impl Core {
         if counted {
             self.dirty.fetch_sub(pages, Ordering::Relaxed);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_process_that_was_stopped_has_not_waited() {
+        let mut waited = Waited::default();
+        for _ in 0..3 {
+            waited.add(180_000);
+            waited.add(20);
+        }
+        assert!(!waited.is_over());
+        (0..400).for_each(|_| waited.add(20));
+        assert!(waited.is_over());
     }
 }

@@ -226,9 +226,10 @@ static void direct(void) {
     }
 }
 
-// A library that is loaded late, with a constructor that allocates much.
-static void library(const char *path) {
-    fill(64 * MIB);
+// A library that is loaded late, with a constructor that allocates much: after others, or as the first that does.
+static void library(const char *path, size_t mib) {
+    if (mib)
+        fill(mib * MIB);
     void *loaded = dlopen(path, RTLD_NOW | RTLD_LOCAL);
     if (!loaded)
         puts(dlerror());
@@ -386,7 +387,9 @@ int main(int count, char **args) {
     else if (!strcmp(args[1], "direct"))
         direct();
     else if (!strcmp(args[1], "library"))
-        library(args[2]);
+        library(args[2], 64);
+    else if (!strcmp(args[1], "opens"))
+        library(args[2], 0);
     else if (!strcmp(args[1], "full"))
         full();
     else if (!strcmp(args[1], "code"))
