@@ -178,7 +178,8 @@ impl Load {
             self.ids += 1;
             let held = Held {
                 id: self.number << 48 | self.ids,
-                len: match self.rng.one_in(20) {
+                // Rarely, or the data would outgrow the SSD on a machine that is quick enough.
+                len: match self.rng.one_in(200) {
                     true => self.rng.length(64 << 10, 200_000),
                     false => self.rng.length(100, 40_000),
                 },
