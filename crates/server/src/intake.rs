@@ -228,6 +228,9 @@ pub(crate) fn execute_assembled<S: Store>(env: &mut Env<S>, conn: &mut Conn<S>) 
         let (prefix, rest) = text.split_once(' ').unwrap_or(("ERR", text));
         encode::error(&mut env.out, prefix, rest);
         env.shared.count_error(env.counters(), prefix);
+        if let Some(multi) = conn.multi.as_mut() {
+            multi.spoil();
+        }
     } else if assembly.args_len() > 0 {
         let args_bytes = assembly.args_len().saturating_sub(ARGS_FREE) * size_of::<&[u8]>();
         if args_bytes > 0 && !env.budget.ask(&mut env.store, args_bytes) {

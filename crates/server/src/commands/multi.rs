@@ -49,6 +49,13 @@ impl<U> Default for Multi<U> {
     }
 }
 
+impl<U> Multi<U> {
+    /// A command could not be queued: EXEC will refuse.
+    pub fn spoil(&mut self) {
+        self.broken = true;
+    }
+}
+
 /// What is left of a transaction when a connection ends or begins anew.
 pub fn end<S: Store>(
     multi: &mut Option<Box<Multi<S::Upload>>>,
@@ -79,7 +86,7 @@ pub fn is_immediate(id: Id) -> bool {
 #[cold]
 pub fn spoil<S: Store>(cx: &mut Cx<'_, S>) {
     if let Some(multi) = cx.multi {
-        multi.broken = true;
+        multi.spoil();
     }
 }
 

@@ -466,6 +466,12 @@ fn the_bounds_of_a_transaction() {
         "-ERR Command not allowed inside a transaction\r\n"
     );
     assert!(c.ask(&["EXEC"]).starts_with("-EXECABORT"));
+    // What is refused while it comes in was not queued either.
+    c.ask(&["MULTI"]);
+    c.ask(&["SET", "k", "3"]);
+    assert!(c.ask(&["SET", &long, "v"]).starts_with("-ERR argument 1"));
+    assert!(c.ask(&["EXEC"]).starts_with("-EXECABORT"));
+    assert_eq!(c.ask(&["GET", "k"]), "$1\r\n1\r\n");
     // Short commands make long values: only so many.
     c.ask(&["MULTI"]);
     for n in 0..200 {
