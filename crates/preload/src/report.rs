@@ -176,6 +176,8 @@ pub fn figures(runtime: &Runtime, line: &mut dyn FnMut(&str, u64)) {
     line("pages_stored", memory.stored);
     line("faults_failed", memory.failed_faults);
     line("fault_microseconds", memory.fault_ns / 1000);
+    line("read_microseconds", memory.read_ns / 1000);
+    line("evict_microseconds", memory.evict_ns / 1000);
     if let Pool::Home(home) = &runtime.pool {
         let stats = home.heap.store().stats();
         line("dram_cap_bytes", stats.cap_bytes);

@@ -259,6 +259,7 @@ fn open() -> Result<Option<Runtime>, String> {
     });
     let memory = memory.map_err(|e| e.to_string())?;
     let heap = Heap::new(memory.clone(), store).map_err(|e| e.to_string())?;
+    heap.begin_large();
     let area = || PageHeap::with_views(&heap, bytes).map_err(|e| e.to_string());
     let ((malloc, first), (maps, second)) = (area()?, area()?);
     Ok(Some(Runtime {

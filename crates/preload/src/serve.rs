@@ -91,6 +91,7 @@ fn begin(heap: &Heap, views: [&View; 2], bytes: u64, share_bytes: u64) -> Result
         return Err(libc::ENOMEM);
     };
     heap.count(0, share_bytes);
+    heap.make_way();
     let service = Service {
         heap: heap.clone(),
         views: [first, second],

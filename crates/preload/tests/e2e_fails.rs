@@ -102,6 +102,7 @@ fn e2e_a_pool_cut_short_ends_who_needs_the_page_with_page_and_error() {
     for word in ["SIGBUS: page ", " of the region at 0x", " cannot be had: "] {
         assert!(said.contains(word), "{word:?} in: {said}");
     }
+    assert_eq!(said.matches("SIGBUS: page ").count(), 1, "{said}");
     // A write after the cut makes the file long again, with zeros in between.
     let short = said.contains("reading bytes ") && said.contains("error 5");
     let zeros = said.contains("are damaged: their checksum is wrong");

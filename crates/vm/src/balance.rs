@@ -4,6 +4,9 @@
 //! DRAM terrace has not got them. Entries that are read again while the terrace remembers them tell what a larger terrace would: a read
 //! each. Every so many faults the two are compared for each byte, and a step of the cap goes to the better.
 //!
+//! Where handler threads take faults, the buffer begins with most of it ([`Balance::begin_large`]). What others take of the cap (tables of keys,
+//! children of forks) is taken from the buffer once the terrace would have too little.
+//!
 //! Promises: the sum stays under the cap: the buffer grows only into what the terrace may not take. Never: waits, allocates (it runs
 //! in threads that fault), or moves anything itself.
 
@@ -13,6 +16,9 @@ use crate::store::Store;
 use crate::sys::Lock;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+
+/// Rounds in which pages and entries leave for something else: each is a few dozen turns of the store's worker.
+const MAKE_WAY_ROUNDS: u32 = 16;
 
 /// See the head of the file.
 pub(crate) struct Balance {
@@ -52,6 +58,64 @@ impl Balance {
         balance
     }
 
+    /// Gives the buffer most of what it shares with the terrace, before anything is in either.
+    pub fn begin_large(&self) {
+        let mut state = self.state.lock();
+        let (small, _) = self.memory.buffer_bytes();
+        let shared = self.shared_bytes(&state);
+        let large = policy::buffer_at_first(shared, self.store.terrace_min_bytes());
+        if large <= small as u64 {
+            return;
+        }
+        self.tell(&mut state, large);
+        match self.store.give_way() {
+            true => self.memory.set_buffer_bytes(large as usize),
+            false => self.tell(&mut state, small as u64),
+        }
+    }
+
+    /// Others take more of the cap than before: pages leave if the terrace would have too little.
+    pub fn make_way(&self) {
+        if self.fixed.load(Ordering::Relaxed) {
+            return;
+        }
+        let mut state = self.state.lock();
+        for _ in 0..MAKE_WAY_ROUNDS {
+            let done = self.store.give_way();
+            if !self.keep_under(&mut state) && done {
+                return;
+            }
+            // What stays is too busy to leave: faults to come will make it.
+            let _left = self.memory.shrink_to_bound();
+            let (max, held) = self.memory.buffer_bytes();
+            self.tell(&mut state, held.max(max) as u64);
+        }
+    }
+
+    /// What the buffer, as the cap was told of it, and the terrace have together.
+    fn shared_bytes(&self, state: &State) -> u64 {
+        let buffer = state.counted_bytes - self.memory.fixed_bytes();
+        self.store.terrace_bytes() + buffer
+    }
+
+    /// Lowers the buffer's bound to the most that it may have. True: it was above.
+    fn keep_under(&self, state: &mut State) -> bool {
+        let (max, held) = self.memory.buffer_bytes();
+        let shared = self.shared_bytes(state);
+        let (cap, _) = self.store.cap_and_used_bytes();
+        let most = policy::buffer_most(cap, shared, self.store.terrace_min_bytes());
+        let above = max as u64 > most;
+        if above {
+            self.memory.set_buffer_bytes(most as usize);
+        }
+        let max = most.min(max as u64);
+        if state.counted_bytes > max + self.memory.fixed_bytes() {
+            // It shrinks: what pages gave back the terrace may have.
+            self.tell(state, (held as u64).max(max));
+        }
+        above
+    }
+
     /// The user chose the size: it is counted, and stays.
     pub fn fix(&self) {
         self.fixed.store(true, Ordering::Relaxed);
@@ -79,6 +143,7 @@ impl Balance {
             return;
         };
         let state = &mut *state;
+        self.keep_under(state);
         let stats = self.memory.stats();
         if stats.fetched - state.fetched < policy::BALANCE_EVERY_FAULTS {
             return;
@@ -86,10 +151,6 @@ impl Balance {
         let (max, held) = self.memory.buffer_bytes();
         let (max, held) = (max as u64, held as u64);
         let (cap, _) = self.store.cap_and_used_bytes();
-        if state.counted_bytes > max + self.memory.fixed_bytes() {
-            // It shrinks: what pages gave back the terrace may have.
-            self.tell(state, held.max(max));
-        }
         let (recalled, recalled_bytes, remembered) = self.store.recalled();
         let gains = Gains {
             near: stats.near - state.near,
@@ -106,10 +167,11 @@ impl Balance {
         (state.recalled, state.recalled_bytes) = (recalled, recalled_bytes);
         let wanted = policy::buffer_wanted(
             cap,
-            self.store.data_bytes() + max,
+            self.shared_bytes(state),
             self.store.terrace_min_bytes(),
             max,
             gains,
+            policy::costs(self.memory.has_handlers()),
         );
         if wanted > max {
             // Only into what nobody may take meanwhile: a step is no more than the cap's slack, and the terrace gives way to it next.

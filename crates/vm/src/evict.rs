@@ -21,6 +21,7 @@ use crate::space::{Pinned, page_number, place};
 use crate::stats::Counters;
 use crate::sys::{Going, Range, now_ms};
 use std::sync::atomic::Ordering;
+use std::time::Instant;
 
 /// Pages given to a backing in one call.
 const STORE_PAGES_MAX: usize = 64;
@@ -106,12 +107,15 @@ impl Core {
     pub fn evict(&self, want: usize) -> Option<Evicted> {
         let mut work = self.workspaces.iter().find_map(|work| work.try_lock())?;
         work.clear();
+        let began = Instant::now();
         self.take(&mut work, want.min(BATCH_PAGES_MAX), self.takes_dirty());
         self.protect(&work);
         self.store(&mut work);
         self.unmap(&mut work);
         let evicted = self.finish(&mut work);
         drop(work);
+        let ns = began.elapsed().as_nanos() as u64;
+        Counters::add(&self.counters.evict_ns, ns);
         if evicted.pages > 0 && self.waiting.load(Ordering::Acquire) > 0 {
             self.freed.wake(0);
         }

@@ -7,7 +7,7 @@ use crate::memory::{Core, VmError};
 use crate::stats::Counters;
 use crate::sys::SystemError;
 use crate::{inside, signal};
-use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
+use rustix::event::{EventfdFlags, epoll, eventfd};
 use rustix::fd::OwnedFd;
 use rustix::io::Errno;
 use std::sync::Arc;
@@ -17,6 +17,10 @@ use terrace_media::descriptors::keep;
 
 /// The stack of a handler thread: reading a page back needs little.
 const STACK_BYTES: usize = 256 << 10;
+
+/// What a thread is woken for.
+const FAULT: u64 = 0;
+const STOP: u64 = 1;
 
 /// The threads.
 pub(crate) struct Handlers {
@@ -35,10 +39,11 @@ impl Handlers {
         };
         for _ in 0..threads {
             let (core, stop) = (core.clone(), handlers.stop.clone());
+            let bell = bell(&core, &stop).map_err(SystemError::call("waiting for faults"))?;
             let thread = std::thread::Builder::new()
                 .name("terrace-faults".into())
                 .stack_size(STACK_BYTES)
-                .spawn(move || serve(&core, &stop))
+                .spawn(move || serve(&core, &bell))
                 .map_err(|e| SystemError::Call {
                     what: "starting a handler thread",
                     errno: Errno::from_io_error(&e).unwrap_or(Errno::AGAIN),
@@ -59,20 +64,31 @@ impl Drop for Handlers {
     }
 }
 
-fn serve(core: &Core, stop: &OwnedFd) {
+/// What one thread sleeps on. A fault wakes one thread that sleeps, where polling the faults would wake all of them.
+fn bell(core: &Core, stop: &OwnedFd) -> Result<OwnedFd, Errno> {
+    let bell = keep(epoll::create(epoll::CreateFlags::CLOEXEC)?);
+    let one = epoll::EventFlags::IN | epoll::EventFlags::EXCLUSIVE;
+    epoll::add(&bell, &core.uffd, epoll::EventData::new_u64(FAULT), one)?;
+    let all = epoll::EventFlags::IN;
+    epoll::add(&bell, stop, epoll::EventData::new_u64(STOP), all)?;
+    Ok(bell)
+}
+
+fn serve(core: &Core, bell: &OwnedFd) {
     // SAFETY: blocks signals of this thread only.
     unsafe { libc::pthread_sigmask(libc::SIG_BLOCK, &signal::deferred(), std::ptr::null_mut()) };
     inside::run(|| {
+        let mut events = [epoll::Event {
+            flags: epoll::EventFlags::empty(),
+            data: epoll::EventData::new_u64(FAULT),
+        }; 2];
         loop {
-            let mut ready = [
-                PollFd::new(&core.uffd, PollFlags::IN),
-                PollFd::new(stop, PollFlags::IN),
-            ];
-            match poll(&mut ready, None) {
-                Ok(_) | Err(Errno::INTR | Errno::AGAIN) => {}
+            let came = match epoll::wait(bell, &mut events, None) {
+                Ok(came) => came,
+                Err(Errno::INTR) => 0,
                 Err(errno) => signal::die(format_args!("waiting for faults failed: {errno}")),
-            }
-            if !ready[1].revents().is_empty() {
+            };
+            if events[..came].iter().any(|event| event.data.u64() == STOP) {
                 return;
             }
             serve_ready(core);

@@ -270,6 +270,19 @@ impl Memory {
         self.core.pages_max.store(pages, Ordering::Relaxed);
     }
 
+    /// Whether handler threads take its faults.
+    pub(crate) fn has_handlers(&self) -> bool {
+        self.core.way != Way::InThread
+    }
+
+    /// Evicts what is above the bound now. The error says why changed pages stay.
+    pub(crate) fn shrink_to_bound(&self) -> Result<(), VmError> {
+        let inside = Inside::enter(&self.core)?;
+        let shrunk = self.core.shrink_to(self.core.pages_now());
+        drop(inside);
+        Ok(shrunk?)
+    }
+
     /// What pages and their tables may come to, and what they come to now; bytes.
     pub(crate) fn buffer_bytes(&self) -> (usize, usize) {
         let core = &self.core;

@@ -131,6 +131,17 @@ impl Heap {
         Ok(set?)
     }
 
+    /// Gives pages most of the cap, before there are any; then it adapts. For programs that do not know this library: where all of their memory
+    /// fits, no page faults twice.
+    pub fn begin_large(&self) {
+        self.0.balance.begin_large();
+    }
+
+    /// Something else takes more of the cap than before: pages leave, if the DRAM terrace would have too little.
+    pub fn make_way(&self) {
+        self.0.balance.make_way();
+    }
+
     /// The memory.
     pub fn memory(&self) -> &Memory {
         &self.0.memory

@@ -32,12 +32,10 @@ pub(crate) fn pages_of_bytes(bytes: usize, table_bytes: usize) -> usize {
     (bytes.saturating_sub(table_bytes) / crate::PAGE_BYTES).max(crate::memory::PAGES_MIN)
 }
 
-/// DRAM kept beside a buffer of `pages_max` for page tables that the kernel has not freed yet: what 60,000 faults a second leave behind in a
-/// grace period, less for small buffers. What is more than that is taken from the buffer.
+/// DRAM kept beside a buffer that begins with `pages_max` for page tables that the kernel has not freed yet: what 60,000 faults a second leave
+/// behind in a grace period, less for small buffers. What is more than that is taken from the buffer.
 pub(crate) fn tables_waiting_bytes(pages_max: usize) -> usize {
-    (2 * scattered_bytes(pages_max))
-        .saturating_sub(1 << 20)
-        .min(8 << 20)
+    (scattered_bytes(pages_max) / 2).min(8 << 20)
 }
 
 /// Whether so many bytes of tables wait that a buffer of `bytes` does not evict more.
@@ -63,11 +61,35 @@ pub(crate) fn near_pages(resident: usize) -> u64 {
 
 /// Faults between two looks at how cap is shared.
 pub(crate) const BALANCE_EVERY_FAULTS: u64 = 4096;
-/// Times that faults and reads cost, as measured where both processors are busy (docs/adr/0022).
-const FAULT_NS: u64 = 5_500;
-/// What a page that was written to costs more.
-const CHANGED_NS: u64 = 3_000;
-const READ_NS: u64 = 18_000;
+/// Times that faults and reads cost, as measured where both processors are busy.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Costs {
+    fault_ns: u64,
+    /// What a page that was written to costs more.
+    changed_ns: u64,
+    read_ns: u64,
+}
+
+/// Faults in the faulting thread (docs/adr/0022).
+const IN_THREAD: Costs = Costs {
+    fault_ns: 5_500,
+    changed_ns: 3_000,
+    read_ns: 18_000,
+};
+/// Faults taken by handler threads: waking them and being woken, beside a read that is waited for likewise (docs/adr/0033).
+const BY_HANDLERS: Costs = Costs {
+    fault_ns: 60_000,
+    changed_ns: 10_000,
+    read_ns: 100_000,
+};
+
+/// What they are where handler threads take faults, or where they are not needed.
+pub(crate) fn costs(by_handlers: bool) -> Costs {
+    match by_handlers {
+        true => BY_HANDLERS,
+        false => IN_THREAD,
+    }
+}
 /// Part of the cap that changes hands at a time.
 const STEP_ONE_IN: u64 = 64;
 /// The buffer and the terrace each keep one part in so many.
@@ -97,6 +119,20 @@ pub(crate) struct Gains {
     pub remembered: u64,
 }
 
+/// The most that the buffer may have of `data_bytes`, which it and the terrace share.
+pub(crate) fn buffer_most(cap_bytes: u64, data_bytes: u64, terrace_min_bytes: u64) -> u64 {
+    let keeps = (data_bytes / TERRACE_MIN_ONE_IN).max(terrace_min_bytes);
+    data_bytes
+        .saturating_sub(keeps)
+        .max(cap_bytes / BUFFER_MIN_ONE_IN)
+}
+
+/// What it begins with where handler threads take faults: a program that fits into it never faults twice on a page, and a fault costs more than
+/// what the terrace could spare. The terrace has half as much again as it must have, for what comes to need DRAM before the next look.
+pub(crate) fn buffer_at_first(data_bytes: u64, terrace_min_bytes: u64) -> u64 {
+    (data_bytes / 4 * 3).min(data_bytes.saturating_sub(terrace_min_bytes + terrace_min_bytes / 2))
+}
+
 /// What the page buffer is to have of `data_bytes`, which it and the terrace share, if it has `now` bytes. The terrace keeps `terrace_min_bytes`.
 pub(crate) fn buffer_wanted(
     cap_bytes: u64,
@@ -104,23 +140,23 @@ pub(crate) fn buffer_wanted(
     terrace_min_bytes: u64,
     now: u64,
     gains: Gains,
+    costs: Costs,
 ) -> u64 {
     let step = cap_bytes / STEP_ONE_IN;
     let least = cap_bytes / BUFFER_MIN_ONE_IN;
-    let keeps = (data_bytes / TERRACE_MIN_ONE_IN).max(terrace_min_bytes);
-    let most = data_bytes.saturating_sub(keeps).max(least);
+    let most = buffer_most(cap_bytes, data_bytes, terrace_min_bytes);
     if gains.near + gains.recalled < EVENTS_MIN {
         return now.min(most);
     }
     let from_dram = gains.near.saturating_sub(gains.near_read);
-    let fault_ns = FAULT_NS + CHANGED_NS * gains.changed / gains.left.max(1);
-    let spared_ns = from_dram * fault_ns + gains.near_read * (fault_ns + READ_NS);
+    let fault_ns = costs.fault_ns + costs.changed_ns * gains.changed / gains.left.max(1);
+    let spared_ns = from_dram * fault_ns + gains.near_read * (fault_ns + costs.read_ns);
     let buffer = spared_ns as f64 / gains.near_bytes.max(1) as f64;
     let mean = gains.recalled_bytes as f64 / gains.recalled.max(1) as f64;
     // By Zipf's law what a terrace of `held` bytes would spare with so many more goes with the logarithm of how much larger it is.
     let held = data_bytes.saturating_sub(now).max(1) as f64;
     let reach = held * (1.0 + gains.remembered as f64 * mean / held).ln();
-    let terrace = (gains.recalled * READ_NS) as f64 / reach.max(1.0);
+    let terrace = (gains.recalled * costs.read_ns) as f64 / reach.max(1.0);
     // Both fall as they grow; in between nothing is moved.
     let wanted = match buffer / terrace.max(f64::MIN_POSITIVE) {
         better if better > GROWS_ABOVE => now + step,
@@ -219,7 +255,7 @@ mod tests {
             remembered: 500_000,
             ..Gains::default()
         };
-        let wanted = |gains| buffer_wanted(cap, data, 0, now, gains);
+        let wanted = |gains| buffer_wanted(cap, data, 0, now, gains, IN_THREAD);
         // A fault for each of 16 MiB, against a read for each of 80 MB.
         assert!(wanted(gains) > now);
         let few = Gains { near: 100, ..gains };
@@ -241,13 +277,13 @@ mod tests {
             recalled_bytes: 0,
             ..gains
         };
-        let most = buffer_wanted(cap, data, 0, data, none);
+        let most = buffer_wanted(cap, data, 0, data, none, IN_THREAD);
         assert_eq!(most, data - data / 8);
-        assert_eq!(buffer_wanted(cap, data, 0, 0, few), cap / 64);
+        assert_eq!(buffer_wanted(cap, data, 0, 0, few, IN_THREAD), cap / 64);
         // Whatever it would spare, and also when it has more already: with less the terrace refuses updates.
         let kept = data / 2;
-        assert_eq!(buffer_wanted(cap, data, kept, data, few), data - kept);
-        assert_eq!(buffer_wanted(cap, data, kept, data, none), data - kept);
+        assert_eq!(buffer_wanted(cap, data, kept, data, few, IN_THREAD), data - kept);
+        assert_eq!(buffer_wanted(cap, data, kept, data, none, IN_THREAD), data - kept);
     }
 
     #[test]

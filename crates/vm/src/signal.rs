@@ -118,14 +118,15 @@ extern "C" fn on_sigbus(signal: i32, info: *mut libc::siginfo_t, context: *mut l
     let (errno, address) = unsafe { (*libc::__errno_location(), (*info).si_addr() as usize) };
     // SAFETY: as above. Codes above zero come from the kernel: then the address is one.
     let from_kernel = unsafe { (*info).si_code } > 0;
+    // SAFETY: written once, before this handler was there.
+    let previous = unsafe { (&raw const PREVIOUS).cast::<libc::sigaction>().read() };
+    let ends = matches!(previous.sa_sigaction, libc::SIG_DFL | libc::SIG_IGN);
     let mine = from_kernel
-        .then(|| registry::find(address, |core| take(core, address, touch(context))))
+        .then(|| registry::find(address, |core| take(core, address, touch(context), ends)))
         .flatten();
     // SAFETY: as above.
     unsafe { *libc::__errno_location() = errno };
     if mine != Some(true) {
-        // SAFETY: written once, before this handler was there.
-        let previous = unsafe { (&raw const PREVIOUS).cast::<libc::sigaction>().read() };
         forward(previous, signal, info, context);
     }
 }
@@ -194,17 +195,17 @@ fn wait_for_mapping(core: &Core, address: usize) -> bool {
     }
 }
 
-/// Takes a fault in a memory's addresses. True: the access is to be tried again.
-fn take(core: &Core, address: usize, touch: Touch) -> bool {
+/// Takes a fault in a memory's addresses. True: the access is to be tried again. If the process `ends` where it is not, nothing is made ready for that.
+fn take(core: &Core, address: usize, touch: Touch, ends: bool) -> bool {
     if inside::depth() > 0 {
         die(format_args!(
             "the runtime itself touched an absent page of a region at {address:#x}: a buffer given to it must not lie in a region"
         ));
     }
     if core.way != Way::InThread {
-        // A page that a handler thread could not read, and said so.
+        // A page that a handler thread could not read, and said so. Lifted where nobody handles the signal, it would be said once more.
         inside::run(|| {
-            if let Some(page) = core.space.page_at(address) {
+            if let Some(page) = core.space.page_at(address).filter(|_| !ends) {
                 core.lift_poison(page);
             }
         });

@@ -25,6 +25,8 @@ pub(crate) struct Counters {
     pub failed_stores: AtomicU64,
     pub fault_ns: AtomicU64,
     pub ahead: AtomicU64,
+    pub evict_ns: AtomicU64,
+    pub read_ns: AtomicU64,
 }
 
 /// What a memory did so far, and what it holds.
@@ -68,6 +70,10 @@ pub struct Stats {
     pub fault_ns: u64,
     /// Pages that came or were opened with another one that faulted: they are in `fetched`, `absent` and `opened` too.
     pub ahead: u64,
+    /// Time that was spent taking pages away, nanoseconds: by handler threads it is in `fault_ns` too.
+    pub evict_ns: u64,
+    /// The part of `fault_ns` in which pages were read that the device had.
+    pub read_ns: u64,
 }
 
 impl Counters {
@@ -101,6 +107,8 @@ impl Core {
             failed_stores: get(&c.failed_stores),
             fault_ns: get(&c.fault_ns),
             ahead: get(&c.ahead),
+            evict_ns: get(&c.evict_ns),
+            read_ns: get(&c.read_ns),
         }
     }
 }

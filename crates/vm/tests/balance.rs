@@ -81,3 +81,48 @@ fn a_size_that_was_chosen_stays() {
     assert_eq!(heap.memory().pages_max(), 500);
     assert!(heap.memory().stats().resident_pages <= 500);
 }
+
+#[test]
+fn what_fits_a_large_buffer_never_leaves_it() {
+    let dir = tempfile::tempdir().unwrap();
+    let heap = heap(dir.path());
+    let before = heap.memory().stats().buffer_max_bytes;
+    heap.begin_large();
+    assert!(heap.memory().stats().buffer_max_bytes > 2 * before);
+    let pages = CAP_BYTES / 3 / PAGE_BYTES as u64;
+    let backing = Arc::new(Pages::new(heap.store().clone(), 0).unwrap());
+    let region = heap.memory().region(pages, backing).unwrap();
+    for round in 0..3 {
+        for page in 0..pages as usize {
+            let word = region.word(page * WORDS_A_PAGE);
+            assert_eq!(word.load(Relaxed), round);
+            word.store(round + 1, Relaxed);
+        }
+    }
+    let stats = heap.memory().stats();
+    assert_eq!((stats.evicted, stats.fetched), (0, 0));
+    let (cap, used) = heap.store().cap_and_used_bytes();
+    assert!(used <= cap, "{used} of {cap} bytes");
+}
+
+#[test]
+fn a_large_buffer_makes_way_for_others() {
+    let dir = tempfile::tempdir().unwrap();
+    let heap = heap(dir.path());
+    heap.begin_large();
+    let region = region(&heap);
+    // What children of forks take, at most.
+    for taken in 1..=8 {
+        heap.store().count_pages(0, CAP_BYTES / 16);
+        heap.make_way();
+        let (cap, used) = heap.store().cap_and_used_bytes();
+        assert!(used <= cap, "after {taken}: {used} of {cap} bytes");
+        // The terrace takes what changed meanwhile, or this would end in SIGBUS.
+        for page in 0..CAP_BYTES as usize / PAGE_BYTES / 4 {
+            let word = region.word(page * WORDS_A_PAGE + 1);
+            word.store(taken, Relaxed);
+        }
+    }
+    heap.store().count_pages(CAP_BYTES / 2, 0);
+    read(&heap, &region, 5_000);
+}

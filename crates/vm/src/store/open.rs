@@ -327,26 +327,34 @@ impl Store {
         let ledger = self.pool.ledger();
         (ledger.cap_bytes(), ledger.total())
     }
-    /// DRAM that entries have, bytes.
-    pub(crate) fn data_bytes(&self) -> u64 {
-        self.pool.ledger().held(Part::Segments)
-    }
     /// DRAM that lanes need to take updates whatever else comes: twice what they refuse updates below.
     pub(crate) fn terrace_min_bytes(&self) -> u64 {
         let segments = 2 * super::write::SEGMENTS_MIN as u64 * u64::from(self.lanes());
         segments * u64::from(self.pool.superblock().segment_bytes)
     }
+    /// DRAM that entries have, or that lanes may take for them without asking, bytes.
+    pub(crate) fn terrace_bytes(&self) -> u64 {
+        let segment = u64::from(self.pool.superblock().segment_bytes);
+        let lanes = (0..self.lanes()).map(|lane| {
+            let lane = self.pool.lane(lane);
+            lane.memory_segments().max(lane.memory_held()) as u64 * segment
+        });
+        lanes.sum()
+    }
     /// Bytes of the cap that are held, or that lanes may take without asking.
     pub(crate) fn committed_bytes(&self) -> u64 {
         let ledger = self.pool.ledger();
-        let segment = u64::from(self.pool.superblock().segment_bytes);
-        let lanes: u64 = (0..self.lanes())
-            .map(|lane| {
-                let lane = self.pool.lane(lane);
-                lane.memory_segments().max(lane.memory_held()) as u64 * segment
-            })
-            .sum();
-        ledger.total() - ledger.held(Part::Segments).min(ledger.total()) + lanes
+        ledger.total() - ledger.held(Part::Segments).min(ledger.total()) + self.terrace_bytes()
+    }
+    /// Makes the DRAM terrace give way, if something else takes more of the cap than before. False: not within a moment.
+    pub(crate) fn give_way(&self) -> bool {
+        for _ in 0..GIVE_WAY_TURNS {
+            if self.committed_bytes() <= self.pool.ledger().cap_bytes() {
+                return true;
+            }
+            self.driver.help();
+        }
+        false
     }
     /// Entries that were read again while they were remembered, their bytes, and how many are remembered at a time.
     pub(crate) fn recalled(&self) -> (u64, u64, u64) {
@@ -385,6 +393,9 @@ impl Store {
         self.pool.failure()
     }
 }
+
+/// Turns in which the terrace is to have given way: it looks at the cap every so many.
+const GIVE_WAY_TURNS: u32 = 64;
 
 /// Slots freed under one lock.
 const EMPTY_AT_ONCE: u64 = 1024;

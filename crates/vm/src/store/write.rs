@@ -186,22 +186,22 @@ impl Store {
     }
 
     /// Stores what came back from a page. Not `surely` changed: only if it differs from what is in DRAM; where that has
-    /// left DRAM it is stored, since reading it to compare would cost more.
+    /// left DRAM it is stored, since reading it to compare would cost more. True: it was stored.
     pub(crate) fn put_changed(
         &self,
         table: u16,
         id: u64,
         value: &[u8],
         surely: bool,
-    ) -> Result<(), ObjectError> {
+    ) -> Result<bool, ObjectError> {
         self.check_length(table, value.len())?;
         let (oid, lane_id) = self.place(table, id)?;
         self.with_room(lane_id, value.len(), |lane| {
             let same = !surely
                 && matches!(lane.dir.get(oid), State::At(slot) if near(lane, slot) == Some(Value::Bytes(value)));
             match same {
-                true => Ok(()),
-                false => put_in(lane, oid, value),
+                true => Ok(false),
+                false => put_in(lane, oid, value).map(|()| true),
             }
         })
     }
