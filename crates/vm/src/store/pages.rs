@@ -368,7 +368,7 @@ mod tests {
     #[test]
     fn pages_are_expected_to_change_where_most_did() {
         let changes = Changes::default();
-        let mut expected = |stored_of_8: u32| {
+        let expected = |stored_of_8: u32| {
             (0..4000).fold(false, |_, n| {
                 if n % 8 < stored_of_8 {
                     changes.on_store();
