@@ -35,7 +35,9 @@ pub(crate) fn pages_of_bytes(bytes: usize, table_bytes: usize) -> usize {
 /// DRAM kept beside a buffer that begins with `pages_max` for page tables that the kernel has not freed yet: what 60,000 faults a second leave
 /// behind in a grace period, less for small buffers. What is more than that is taken from the buffer.
 pub(crate) fn tables_waiting_bytes(pages_max: usize) -> usize {
-    (scattered_bytes(pages_max) / 2).min(8 << 20)
+    (2 * scattered_bytes(pages_max))
+        .saturating_sub(1 << 20)
+        .min(8 << 20)
 }
 
 /// Whether so many bytes of tables wait that a buffer of `bytes` does not evict more.
