@@ -88,10 +88,15 @@ impl Ledger {
     }
     /// Bytes that memory segments may take in all, given what the other parts hold.
     pub fn for_segments(&self) -> u64 {
+        let wanted = self.wanted.swap(0, Ordering::Relaxed);
+        self.cap_bytes
+            .saturating_sub(self.beside_segments() + wanted)
+    }
+    /// Bytes that memory segments may not take: what the other parts hold, and what is kept free.
+    pub fn beside_segments(&self) -> u64 {
         let slack = (self.cap_bytes / SLACK_ONE_IN).max(SLACK_MIN_BYTES);
         let parts = [Part::Index, Part::Io, Part::Connections, Part::Pages];
         let others: u64 = parts.into_iter().map(|part| self.held(part)).sum();
-        let wanted = self.wanted.swap(0, Ordering::Relaxed);
-        self.cap_bytes.saturating_sub(others + slack + wanted)
+        others + slack
     }
 }

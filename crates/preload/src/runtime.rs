@@ -259,9 +259,9 @@ fn open() -> Result<Option<Runtime>, String> {
     });
     let memory = memory.map_err(|e| e.to_string())?;
     let heap = Heap::new(memory.clone(), store).map_err(|e| e.to_string())?;
-    heap.begin_large();
     let area = || PageHeap::with_views(&heap, bytes).map_err(|e| e.to_string());
     let ((malloc, first), (maps, second)) = (area()?, area()?);
+    heap.begin_large();
     Ok(Some(Runtime {
         malloc: Area::new(malloc, Mappings::default()),
         maps: Area::new(maps, Mappings::default()),

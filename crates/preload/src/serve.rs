@@ -90,8 +90,7 @@ fn begin(heap: &Heap, views: [&View; 2], bytes: u64, share_bytes: u64) -> Result
         heap.unpromise(bytes);
         return Err(libc::ENOMEM);
     };
-    heap.count(0, share_bytes);
-    heap.make_way();
+    heap.make_way(share_bytes);
     let service = Service {
         heap: heap.clone(),
         views: [first, second],

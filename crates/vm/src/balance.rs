@@ -74,46 +74,46 @@ impl Balance {
         }
     }
 
-    /// Others take more of the cap than before: pages leave if the terrace would have too little.
-    pub fn make_way(&self) {
-        if self.fixed.load(Ordering::Relaxed) {
-            return;
-        }
+    /// Something else takes so many bytes more of the cap. Pages leave before, if the terrace would have too little: with too few segments it could not take them.
+    pub fn make_way(&self, bytes: u64) {
         let mut state = self.state.lock();
         for _ in 0..MAKE_WAY_ROUNDS {
-            let done = self.store.give_way();
-            if !self.keep_under(&mut state) && done {
-                return;
+            if self.fixed.load(Ordering::Relaxed) || !self.keep_under(&mut state, bytes) {
+                break;
             }
             // What stays is too busy to leave: faults to come will make it.
             let _left = self.memory.shrink_to_bound();
-            let (max, held) = self.memory.buffer_bytes();
-            self.tell(&mut state, held.max(max) as u64);
+        }
+        self.store.count_pages(0, bytes);
+        for _ in 0..MAKE_WAY_ROUNDS {
+            if self.store.give_way() {
+                return;
+            }
         }
     }
 
     /// What the buffer, as the cap was told of it, and the terrace have together.
     fn shared_bytes(&self, state: &State) -> u64 {
         let buffer = state.counted_bytes - self.memory.fixed_bytes();
-        self.store.terrace_bytes() + buffer
+        self.store.shared_bytes(buffer)
     }
 
-    /// Lowers the buffer's bound to the most that it may have. True: it was above.
-    fn keep_under(&self, state: &mut State) -> bool {
+    /// Lowers the buffer's bound to the most that it may have beside what others have, and `more_bytes`. True: pages are above it.
+    fn keep_under(&self, state: &mut State, more_bytes: u64) -> bool {
         let (max, held) = self.memory.buffer_bytes();
-        let shared = self.shared_bytes(state);
+        let (max, held) = (max as u64, held as u64);
+        let shared = self.shared_bytes(state).saturating_sub(more_bytes);
         let (cap, _) = self.store.cap_and_used_bytes();
         let most = policy::buffer_most(cap, shared, self.store.terrace_min_bytes());
-        let above = max as u64 > most;
-        if above {
+        if max > most {
             self.memory.set_buffer_bytes(most as usize);
         }
-        let max = most.min(max as u64);
+        let max = most.min(max);
         if state.counted_bytes > max + self.memory.fixed_bytes() {
             // It shrinks: what pages gave back the terrace may have.
-            self.tell(state, (held as u64).max(max));
+            self.tell(state, held.max(max));
         }
-        above
+        held > max
     }
 
     /// The user chose the size: it is counted, and stays.
@@ -143,7 +143,7 @@ impl Balance {
             return;
         };
         let state = &mut *state;
-        self.keep_under(state);
+        self.keep_under(state, 0);
         let stats = self.memory.stats();
         if stats.fetched - state.fetched < policy::BALANCE_EVERY_FAULTS {
             return;

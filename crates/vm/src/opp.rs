@@ -137,9 +137,10 @@ impl Heap {
         self.0.balance.begin_large();
     }
 
-    /// Something else takes more of the cap than before: pages leave, if the DRAM terrace would have too little.
-    pub fn make_way(&self) {
-        self.0.balance.make_way();
+    /// Counts so many bytes more of the cap for something else, until they are given back (`Ground::count`). Pages leave before, if the DRAM terrace would
+    /// have too little.
+    pub fn make_way(&self, bytes: u64) {
+        self.0.balance.make_way(bytes);
     }
 
     /// The memory.

@@ -284,8 +284,14 @@ mod tests {
         assert_eq!(buffer_wanted(cap, data, 0, 0, few, IN_THREAD), cap / 64);
         // Whatever it would spare, and also when it has more already: with less the terrace refuses updates.
         let kept = data / 2;
-        assert_eq!(buffer_wanted(cap, data, kept, data, few, IN_THREAD), data - kept);
-        assert_eq!(buffer_wanted(cap, data, kept, data, none, IN_THREAD), data - kept);
+        assert_eq!(
+            buffer_wanted(cap, data, kept, data, few, IN_THREAD),
+            data - kept
+        );
+        assert_eq!(
+            buffer_wanted(cap, data, kept, data, none, IN_THREAD),
+            data - kept
+        );
     }
 
     #[test]

@@ -19,7 +19,11 @@ fn random(state: &mut u64) -> u64 {
 }
 
 fn heap(dir: &std::path::Path) -> Heap {
-    let options = StoreOptions::scratch(dir, CAP_BYTES, 4 * REGION_BYTES);
+    heap_of(dir, CAP_BYTES)
+}
+
+fn heap_of(dir: &std::path::Path, cap_bytes: u64) -> Heap {
+    let options = StoreOptions::scratch(dir, cap_bytes, 4 * REGION_BYTES);
     Heap::open(Store::open(&options).unwrap(), Way::InThread).unwrap()
 }
 
@@ -106,6 +110,24 @@ fn what_fits_a_large_buffer_never_leaves_it() {
 }
 
 #[test]
+fn a_large_buffer_of_a_small_cap_leaves_the_terrace_what_it_needs() {
+    // The least there may be, and what has few segments beside the buffer.
+    for cap_mib in [16, 32] {
+        let dir = tempfile::tempdir().unwrap();
+        let heap = heap_of(dir.path(), cap_mib << 20);
+        heap.begin_large();
+        let stats = heap.memory().stats();
+        println!("{cap_mib} MiB: {} bytes for pages", stats.buffer_max_bytes);
+        // With too few segments it takes no changed pages, and this would end in SIGBUS.
+        let region = region(&heap);
+        read(&heap, &region, 2_000);
+        assert_eq!(heap.memory().stats().failed_stores, 0);
+        let (cap, used) = heap.store().cap_and_used_bytes();
+        assert!(used <= cap, "{used} of {cap} bytes");
+    }
+}
+
+#[test]
 fn a_large_buffer_makes_way_for_others() {
     let dir = tempfile::tempdir().unwrap();
     let heap = heap(dir.path());
@@ -113,8 +135,7 @@ fn a_large_buffer_makes_way_for_others() {
     let region = region(&heap);
     // What children of forks take, at most.
     for taken in 1..=8 {
-        heap.store().count_pages(0, CAP_BYTES / 16);
-        heap.make_way();
+        heap.make_way(CAP_BYTES / 16);
         let (cap, used) = heap.store().cap_and_used_bytes();
         assert!(used <= cap, "after {taken}: {used} of {cap} bytes");
         // The terrace takes what changed meanwhile, or this would end in SIGBUS.

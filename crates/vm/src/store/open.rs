@@ -332,24 +332,31 @@ impl Store {
         let segments = 2 * super::write::SEGMENTS_MIN as u64 * u64::from(self.lanes());
         segments * u64::from(self.pool.superblock().segment_bytes)
     }
-    /// DRAM that entries have, or that lanes may take for them without asking, bytes.
-    pub(crate) fn terrace_bytes(&self) -> u64 {
-        let segment = u64::from(self.pool.superblock().segment_bytes);
-        let lanes = (0..self.lanes()).map(|lane| {
-            let lane = self.pool.lane(lane);
-            lane.memory_segments().max(lane.memory_held()) as u64 * segment
-        });
-        lanes.sum()
+    /// DRAM that pages and entries may have together, where `pages_bytes` of what is counted is the pages'. By what all others hold: what lanes may take
+    /// at this moment follows it only after a few turns.
+    pub(crate) fn shared_bytes(&self, pages_bytes: u64) -> u64 {
+        let ledger = self.pool.ledger();
+        let others = ledger.beside_segments().saturating_sub(pages_bytes);
+        ledger.cap_bytes().saturating_sub(others)
     }
     /// Bytes of the cap that are held, or that lanes may take without asking.
     pub(crate) fn committed_bytes(&self) -> u64 {
         let ledger = self.pool.ledger();
-        ledger.total() - ledger.held(Part::Segments).min(ledger.total()) + self.terrace_bytes()
+        let segment = u64::from(self.pool.superblock().segment_bytes);
+        let lanes: u64 = (0..self.lanes())
+            .map(|lane| {
+                let lane = self.pool.lane(lane);
+                lane.memory_segments().max(lane.memory_held()) as u64 * segment
+            })
+            .sum();
+        ledger.total() - ledger.held(Part::Segments).min(ledger.total()) + lanes
     }
     /// Makes the DRAM terrace give way, if something else takes more of the cap than before. False: not within a moment.
     pub(crate) fn give_way(&self) -> bool {
         for _ in 0..GIVE_WAY_TURNS {
-            if self.committed_bytes() <= self.pool.ledger().cap_bytes() {
+            // What is held is told to the ledger a few turns later.
+            let ledger = self.pool.ledger();
+            if self.committed_bytes().max(ledger.total()) <= ledger.cap_bytes() {
                 return true;
             }
             self.driver.help();
