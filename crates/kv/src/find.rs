@@ -206,6 +206,8 @@ pub(crate) fn reserve(
     match asked {
         Ok(()) => Ok(true),
         Err(Refused::Room) => Ok(false),
+        // Somebody deletes what was replaced, and that frees room.
+        Err(Refused::SsdFull) if grows && crate::large::some_end(w) => Ok(false),
         Err(other) => Err(refused(w, lane, other, bytes)),
     }
 }

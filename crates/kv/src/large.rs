@@ -91,6 +91,8 @@ pub(crate) struct Registry {
     doomed: VecDeque<Doomed>,
     /// The pieces of one are being deleted.
     ending: bool,
+    /// How often that was put off since it last succeeded.
+    put_off: usize,
     readers: HashMap<u64, u32>,
     /// The start has looked at all records.
     pub(crate) started: bool,
@@ -117,16 +119,19 @@ impl Registry {
     pub(crate) fn put_back(&mut self, doomed: Doomed) {
         self.doomed.push_back(doomed);
         self.ending = false;
+        self.put_off += 1;
     }
     /// A version's pieces are gone: its record is free again.
     pub(crate) fn ended(&mut self, lane: u16, record: u16) {
         self.give(lane, record);
         self.ending = false;
+        self.put_off = 0;
     }
-    /// Whether a record comes free without anybody's doing.
+    /// Whether a record, and the room of its pieces, comes free without anybody's doing: not once each was tried in vain.
     fn comes_free(&self) -> bool {
         let unread = |d: &Doomed| !self.readers.contains_key(&d.binder.version);
-        !self.started || self.ending || self.doomed.iter().any(unread)
+        let tried = self.put_off > self.doomed.len();
+        !self.started || !tried && (self.ending || self.doomed.iter().any(unread))
     }
     pub(crate) fn give(&mut self, lane: u16, record: u16) {
         let lane = lane as usize;
@@ -172,6 +177,7 @@ impl Registry {
         self.lost.clear();
         self.doomed.clear();
         self.ending = false;
+        self.put_off = 0;
         for (lane, record) in places {
             self.give(lane, record);
         }
@@ -479,6 +485,11 @@ pub fn upload_abort(w: &mut Worker, upload: Upload) {
             binder: upload.binder,
         });
     }
+}
+
+/// Whether pieces are being deleted, so that there is more room soon.
+pub(crate) fn some_end(w: &Worker) -> bool {
+    registry(w).registry.lock().comes_free()
 }
 
 /// Lane and number of every record.

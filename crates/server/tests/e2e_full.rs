@@ -216,3 +216,127 @@ fn e2e_a_full_ssd_refuses_writes_and_loses_nothing_in_sync() {
 fn e2e_a_full_ssd_refuses_writes_and_loses_nothing_in_async() {
     full("async");
 }
+
+/// Long values replaced all the time: what is replaced goes in the background, and a write that comes before waits for that
+/// instead of being told that the SSD is full.
+#[test]
+fn e2e_long_values_are_replaced_for_ever_on_a_small_ssd() {
+    const WRITERS: u64 = 4;
+    const KEYS: u64 = 8;
+    const LEN: usize = 700_000;
+    const WRITES: u64 = 80;
+    let _alone = alone();
+    let dir = TempDir::new("full-replaced");
+    let pool = dir.pool();
+    let mut server = Server::start(&pool, &["--dram", "64M", "--ssd", "96M"]);
+    std::thread::scope(|s| {
+        for writer in 0..WRITERS {
+            let mut client = server.client();
+            s.spawn(move || {
+                for i in 0..WRITES {
+                    let key = writer * KEYS + i % KEYS;
+                    let reply = client.call(&[b"SET", &name(key), &value_of(key + i, LEN)]);
+                    assert!(reply.is_ok(), "write {i}: {}", reply.shown());
+                }
+            });
+        }
+    });
+    let mut client = server.client();
+    for key in 0..WRITERS * KEYS {
+        let last = (0..WRITES)
+            .rev()
+            .find(|i| i % KEYS == key % KEYS)
+            .expect("each was written");
+        let reply = client.call(&[b"GET", &name(key)]);
+        assert!(
+            reply == Reply::Bulk(value_of(key + last, LEN)),
+            "full:{key}"
+        );
+    }
+    // More than it holds is refused, and soon.
+    let begun = Instant::now();
+    let refused = (0..200).find_map(|n| {
+        let reply = client.call(&[b"SET", &name(1_000 + n), &value_of(n, LEN)]);
+        reply.error().map(str::to_string)
+    });
+    let text = refused.expect("200 values of 700 kB do not fit 96 MiB");
+    assert!(text.contains("the SSD is full"), "{text}");
+    assert!(
+        begun.elapsed() < Duration::from_secs(30),
+        "{:?}",
+        begun.elapsed()
+    );
+    at_rest(&mut client);
+    server.shutdown();
+}
+
+/// A server that nobody uses does not write for ever, as full as its SSD may be.
+fn at_rest(client: &mut Client) {
+    const QUIET: Duration = Duration::from_secs(1);
+    let written = |client: &mut Client| {
+        let Reply::Bulk(info) = client.call(&[b"INFO", b"tiers"]) else {
+            panic!("INFO is a text");
+        };
+        let info = String::from_utf8_lossy(&info).into_owned();
+        let line = info
+            .lines()
+            .find_map(|l| l.strip_prefix("device_write_bytes:"));
+        line.expect("a counter")
+            .trim()
+            .parse::<u64>()
+            .expect("a number")
+    };
+    let begun = Instant::now();
+    let mut before = written(client);
+    loop {
+        std::thread::sleep(QUIET);
+        let after = written(client);
+        if after == before {
+            return;
+        }
+        let waited = begun.elapsed();
+        assert!(
+            waited < Duration::from_secs(20),
+            "{} bytes in {QUIET:?} for nobody",
+            after - before
+        );
+        before = after;
+    }
+}
+
+/// Lengths that leave much or little at the end of a segment, written until it is full: it comes to rest and can be stopped.
+#[test]
+fn e2e_a_full_ssd_comes_to_rest_whatever_the_length_of_values() {
+    let _alone = alone();
+    for len in [50_000, 65_536, 300_000] {
+        let dir = TempDir::new("full-rest");
+        let mut server = Server::start(&dir.pool(), &["--dram", "64M", "--ssd", "96M"]);
+        let mut client = server.client();
+        let refused = (0..SSD_BYTES / len as u64).find(|&n| {
+            let reply = client.call(&[b"SET", &name(n), &value_of(n, len)]);
+            reply.error().is_some()
+        });
+        let kept = refused.expect("96 MiB hold less than 96 MiB of values");
+        assert!(
+            kept * len as u64 > SSD_BYTES / 2,
+            "refused after {kept} of {len} bytes"
+        );
+        at_rest(&mut client);
+        server.shutdown();
+    }
+}
+
+/// One client whose small writes are durable one by one fills a block with each; what fills the blocks up is no data.
+#[test]
+fn e2e_blocks_of_small_durable_writes_do_not_fill_the_ssd() {
+    let _alone = alone();
+    let dir = TempDir::new("full-blocks");
+    let mut server = Server::start(&dir.pool(), &["--dram", "64M", "--ssd", "96M"]);
+    let mut client = server.client();
+    for n in 0..SSD_BYTES / 4096 + 1_000 {
+        let reply = client.call(&[b"SET", &name(n), &value_of(n, 100)]);
+        assert!(reply.is_ok(), "write {n}: {}", reply.shown());
+    }
+    at_rest(&mut client);
+    server.shutdown();
+}

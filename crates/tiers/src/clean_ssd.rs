@@ -18,7 +18,7 @@ use crate::io::Purpose;
 use crate::lane::{Lane, Phase, Rule};
 use crate::policy;
 use crate::room::CLEANER_SEGMENTS;
-use crate::ssd::{State, live_share};
+use crate::ssd::{State, kept_share};
 use terrace_log::entry::Entry;
 use terrace_log::frame::{self, BatchHeader, VERSION_UNIT_BITS};
 use terrace_log::scan::{self, Found, Item};
@@ -138,7 +138,7 @@ impl<D: Snapshot> Lane<D> {
             return known.min_by_key(|(_, s)| s.first_seq).map(|(id, _)| id);
         }
         known
-            .map(|(id, s)| (id, live_share(s), s.first_seq))
+            .map(|(id, s)| (id, kept_share(s, size), s.first_seq))
             .filter(|&(_, keep, _)| policy::worth_cleaning(keep, size))
             .max_by_key(|&(_, keep, seq)| {
                 policy::clean_score(keep, size, self.next_seq.saturating_sub(seq))

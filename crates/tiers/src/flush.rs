@@ -34,9 +34,6 @@ const WRITERS_MAX: usize = 4;
 /// Segments that may fail in a row before the lane takes no more updates.
 const FAILED_WRITES_MAX: u8 = 8;
 
-/// How old the estimate of live bytes on the SSD may be.
-const ESTIMATE_INTERVAL_MS: u64 = 50;
-
 /// Why an entry could not be appended to the SSD log just now.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Stalled;
@@ -478,19 +475,10 @@ impl<D: Snapshot> Lane<D> {
             self.flushing_all = None;
         }
         self.release_told();
-        self.estimate_live();
+        // Not before: what was staged is counted as dirty until here.
+        self.live_estimate = self.ssd.live_bytes();
+        self.full.epoch_ended(epoch, self.now_ms);
         self.tell_room();
-    }
-
-    /// Looks at every segment now and then; adds up what was appended in between.
-    fn estimate_live(&mut self) {
-        let appended = self.appended_total - self.estimated_at.0;
-        let due = appended >= self.cfg.segment_bytes as u64
-            || self.now_ms >= self.estimated_at.1 + ESTIMATE_INTERVAL_MS;
-        if due {
-            self.live_estimate = self.ssd.live_bytes();
-            self.estimated_at = (self.appended_total, self.now_ms);
-        }
     }
 
     /// Takes no more updates, for this reason.

@@ -21,6 +21,7 @@ use crate::io::Io;
 use crate::mem::{Head, MemTerrace, Pos};
 use crate::policy;
 use crate::release::Release;
+use crate::room::Full;
 use crate::ssd::{ReadPlan, Ssd};
 use crate::stats::LaneStats;
 use crate::warm::WarmJob;
@@ -68,9 +69,9 @@ pub struct Lane<D> {
     pub(crate) arrival_told: u64,
     /// The epoch under way has no batch yet.
     pub(crate) first_batch: bool,
+    /// Live bytes on the SSD when the last epoch became durable.
     pub(crate) live_estimate: u64,
-    /// When the estimate was made: bytes appended, time.
-    pub(crate) estimated_at: (u64, u64),
+    pub(crate) full: Full,
     /// Bytes ever appended to the SSD log, and at the last checkpoint.
     pub(crate) appended_total: u64,
     pub(crate) appended_at_checkpoint: u64,
@@ -157,7 +158,7 @@ impl<D: Snapshot> Lane<D> {
             first_batch: false,
             arrival_told: 0,
             live_estimate: 0,
-            estimated_at: (0, 0),
+            full: Full::default(),
             appended_total: 0,
             appended_at_checkpoint: 0,
             release: Release::default(),

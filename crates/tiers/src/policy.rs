@@ -154,9 +154,20 @@ pub fn clean_score(live_bytes: u64, segment_bytes: u64, age: u64) -> u64 {
         .min(u128::from(u64::MAX)) as u64
 }
 
-/// A segment this full is not worth cleaning.
-pub fn worth_cleaning(live_bytes: u64, segment_bytes: u64) -> bool {
-    live_bytes * 100 < segment_bytes * 98
+/// Bytes of a segment that cleaning it would not gain. What is left at the end of a full one, since no entry fitted, is left again
+/// where its entries go: counted as a gain, long entries on a full SSD would be moved round for ever.
+pub fn kept_bytes(live_bytes: u64, used_bytes: u64, segment_bytes: u64) -> u64 {
+    let well_filled = used_bytes * 4 >= segment_bytes * 3;
+    match live_bytes {
+        0 => 0,
+        live if well_filled => live + segment_bytes.saturating_sub(used_bytes),
+        live => live,
+    }
+}
+
+/// A segment of which so much is kept is not worth cleaning.
+pub fn worth_cleaning(kept_bytes: u64, segment_bytes: u64) -> bool {
+    kept_bytes * 100 < segment_bytes * 98
 }
 
 /// How many segments must stay out of reach of entries that live on: what the
@@ -250,6 +261,20 @@ mod tests {
         assert!(clean_score(seg / 2, seg, 20) > clean_score(seg / 2, seg, 10));
         assert_eq!(clean_score(seg, seg, 1000), 0);
         assert!(!worth_cleaning(seg * 99 / 100, seg));
+    }
+
+    #[test]
+    fn the_end_of_a_full_segment_is_no_gain() {
+        let seg = 1 << 19;
+        let worth = |live, used| worth_cleaning(kept_bytes(live, used, seg), seg);
+        assert!(worth(seg * 9 / 10, seg));
+        assert!(
+            !worth(seg * 7 / 8, seg * 7 / 8),
+            "its end was too short for an entry"
+        );
+        assert!(worth(seg * 6 / 8, seg * 7 / 8));
+        assert!(worth(seg / 2, seg / 2), "two such make one");
+        assert_eq!(kept_bytes(0, seg * 7 / 8, seg), 0);
     }
 
     #[test]

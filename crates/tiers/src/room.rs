@@ -18,6 +18,40 @@ const END_SEGMENTS: usize = 2;
 const CALM_SEGMENTS: usize = 4;
 pub(crate) const CLEANER_SEGMENTS: usize = 6;
 
+/// How long it is believed that the end of an epoch left the SSD full, ms: all who waited for it hear so.
+const FULL_KNOWN_MS: u64 = 100;
+
+/// What is known of an SSD without room for an update. Deletions and replacements in DRAM free room when they step down, so a
+/// refusal waits for the end of the epoch that was open; for one only, since others may go on replacing for ever.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) enum Full {
+    #[default]
+    Unknown,
+    /// Somebody waits for the end of this epoch.
+    Asked(u64),
+    /// It ended at this time.
+    Ended(u64),
+}
+
+impl Full {
+    /// Whether that it is full is the answer; if not, the end of the open epoch is waited for.
+    fn is_known(&mut self, open_epoch: u64, now_ms: u64) -> bool {
+        match *self {
+            Full::Ended(at_ms) if now_ms < at_ms + FULL_KNOWN_MS => true,
+            Full::Asked(_) => false,
+            Full::Ended(_) | Full::Unknown => {
+                *self = Full::Asked(open_epoch);
+                false
+            }
+        }
+    }
+    pub(crate) fn epoch_ended(&mut self, epoch: u64, now_ms: u64) {
+        if matches!(*self, Full::Asked(asked) if epoch >= asked) {
+            *self = Full::Ended(now_ms);
+        }
+    }
+}
+
 impl<D: Snapshot> Lane<D> {
     /// Makes sure that updates of `bytes` in all can be appended without anything
     /// being moved, so that slots looked up after this stay valid until then.
@@ -34,7 +68,7 @@ impl<D: Snapshot> Lane<D> {
             return Err(Refused::TooLarge);
         }
         if grows && self.live_estimate + self.dirty_bytes() + bytes as u64 > self.usable_bytes() {
-            return Err(Refused::SsdFull);
+            return Err(self.full(bytes));
         }
         self.clean_memory(2 * bytes);
         let capacity = self.mem.capacity_bytes();
@@ -49,6 +83,14 @@ impl<D: Snapshot> Lane<D> {
             return Err(self.wait_for_room(bytes));
         }
         Ok(())
+    }
+    /// The SSD is full as far as is known: what is under way may free some of it, and is waited for once.
+    fn full(&mut self, bytes: usize) -> Refused {
+        let nothing_under_way = self.dirty_bytes() == 0 || self.cfg.scratch;
+        if nothing_under_way || self.full.is_known(self.open_epoch, self.now_ms) {
+            return Refused::SsdFull;
+        }
+        self.wait_for_room(bytes)
     }
     fn wait_for_room(&mut self, bytes: usize) -> Refused {
         self.writers_wait = true;
@@ -133,5 +175,28 @@ impl<D: Snapshot> Lane<D> {
         let segment = self.cfg.segment_bytes as u64;
         let checkpoint = self.checkpoint_segments() as u64 * segment;
         policy::reserve_segments(self.dirty_max, checkpoint, segment, self.ssd.count())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{FULL_KNOWN_MS, Full};
+
+    #[test]
+    fn who_is_refused_waits_for_one_epoch_and_no_more() {
+        let mut full = Full::default();
+        assert!(!full.is_known(7, 0), "the open epoch may free room");
+        full.epoch_ended(6, 10);
+        assert!(!full.is_known(7, 10), "that was the one before");
+        full.epoch_ended(7, 20);
+        for _ in 0..2 {
+            assert!(full.is_known(8, 20), "all who waited hear so");
+        }
+        assert!(full.is_known(9, 20 + FULL_KNOWN_MS - 1));
+        assert!(
+            !full.is_known(9, 20 + FULL_KNOWN_MS),
+            "things have changed since"
+        );
+        assert_eq!(full, Full::Asked(9));
     }
 }

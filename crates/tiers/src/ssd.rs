@@ -18,6 +18,7 @@
 //! holds a location in it. Never: decides which segment; `policy` does.
 
 use crate::config::{Config, Rule};
+use crate::policy;
 use crate::ranks::{self, BUCKETS, Ranks};
 use std::collections::{HashMap, VecDeque};
 use std::ops::{Deref, DerefMut};
@@ -250,7 +251,8 @@ impl Ssd {
     fn account(&self, id: u32) -> Account {
         let s = &self.segments[id as usize];
         let live_bytes = live_share(s);
-        let live = ranks::bucket(live_bytes, self.segment_bytes as u64);
+        let kept = kept_share(s, self.segment_bytes as u64);
+        let live = ranks::bucket(kept, self.segment_bytes as u64);
         Account {
             live_bytes,
             tomb_bytes: u64::from(s.tomb_bytes),
@@ -288,8 +290,7 @@ impl Ssd {
     pub fn bad(&self) -> usize {
         self.bad
     }
-    /// Bytes that live entries and tombstones really take, headers included: each
-    /// segment's used bytes in the proportion of its live class bytes.
+    /// Bytes that live entries and tombstones really take, headers included, padding not: [`live_share`] of each segment.
     pub fn live_bytes(&self) -> u64 {
         self.live_bytes
     }
@@ -529,11 +530,18 @@ impl Ssd {
     }
 }
 
-/// Bytes of a segment that must be kept.
+/// Bytes of a segment that must be kept. Classes round up, so live ones count for what they are of the bytes used; but blocks that
+/// small epochs have filled up are garbage, not live.
 pub fn live_share(s: &Segment) -> u64 {
+    let entries = s.used_bytes.min(s.total_class_bytes);
     let keep = match s.total_class_bytes {
         0 => 0,
-        total => u64::from(s.used_bytes) * u64::from(s.live_class_bytes) / u64::from(total),
+        total => u64::from(entries) * u64::from(s.live_class_bytes) / u64::from(total),
     };
     keep + u64::from(s.tomb_bytes)
+}
+
+/// Bytes of a segment that cleaning it would not gain.
+pub fn kept_share(s: &Segment, segment_bytes: u64) -> u64 {
+    policy::kept_bytes(live_share(s), s.used_bytes.into(), segment_bytes)
 }
