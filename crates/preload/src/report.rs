@@ -10,7 +10,7 @@ use std::fmt::Write;
 use std::os::fd::{FromRawFd, IntoRawFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering};
 
 static TO: OnceLock<OsString> = OnceLock::new();
 /// A copy of stderr: programs close their own before they end.
@@ -20,6 +20,8 @@ static BELL: AtomicI32 = AtomicI32::new(-1);
 /// Stack of the thread that hears it.
 const STACK_BYTES: usize = 256 << 10;
 static DONE: AtomicBool = AtomicBool::new(false);
+/// The most DRAM that was ever told.
+static PEAK_BYTES: AtomicU64 = AtomicU64::new(0);
 
 /// Takes note of where the report goes: a file, `-` for stderr, nothing for nowhere.
 pub fn prepare(to: OsString) {
@@ -111,6 +113,7 @@ pub fn here() {
 pub fn not_here() {
     terrace_vm::descriptors::list(STDERR.load(Ordering::Relaxed));
     DONE.store(true, Ordering::Release);
+    PEAK_BYTES.store(0, Ordering::Relaxed);
 }
 
 fn write(when: &str) {
@@ -161,7 +164,7 @@ pub fn figures(runtime: &Runtime, line: &mut dyn FnMut(&str, u64)) {
     let memory = runtime.malloc.heap.memory_stats();
     line("served_malloc_bytes", malloc.page_bytes);
     line("served_mmap_bytes", maps.page_bytes);
-    line("dram_peak_bytes", status_bytes("VmHWM:"));
+    line("dram_peak_bytes", peak_bytes());
     line("dram_bytes", status_bytes("VmRSS:"));
     line("page_table_bytes", status_bytes("VmPTE:"));
     line("runtime_bytes", ARENA.used_bytes() as u64);
@@ -192,6 +195,12 @@ pub fn figures(runtime: &Runtime, line: &mut dyn FnMut(&str, u64)) {
         line("device_bytes_read", stats.disk_read_bytes);
         line("device_bytes_written", stats.device_write_bytes);
     }
+}
+
+/// What the kernel says may fall a little, since not all of its counts are told at all times; what was told here does not.
+fn peak_bytes() -> u64 {
+    let now = status_bytes("VmHWM:");
+    PEAK_BYTES.fetch_max(now, Ordering::Relaxed).max(now)
 }
 
 /// A line of /proc/self/status that is in KiB.

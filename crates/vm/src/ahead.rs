@@ -1,13 +1,12 @@
 //! Faults that go along the addresses: what will be touched next is brought in by the handler that has such a fault at hand.
 //!
-//! A handler thread takes ten times as long to be woken as to fill a page. So after a few faults in a row the pages behind come with the one that faulted, twice as
-//! many each time. Promises: bounded by [`policy::ahead_pages`]; a page that cannot be had ahead is left to the fault that will ask for it; none once
+//! A handler thread takes ten times as long to be woken as to fill a page. So after a few faults in a row, upwards or downwards (as memmove and sorts go too), the pages
+//! that follow come with the one that faulted, twice as many each time. Promises: bounded by [`policy::ahead_pages`]; a page that cannot be had ahead is left to the fault that will ask for it; none once
 //! [`Ahead::end`] has returned, but those that are filling. Never: waits for room, or for another thread.
 
 use crate::fault::Touch;
 use crate::memory::Core;
 use crate::policy;
-use crate::stats::Counters;
 use crate::sys::Lock;
 use std::sync::atomic::{AtomicBool, Ordering, fence};
 
@@ -16,17 +15,37 @@ const STREAMS: usize = 16;
 /// Faults in a row before anything is brought in: what lies across the border of two pages is no sequence.
 const RUN_MIN: u32 = 3;
 
+/// What no page has as its number.
+const NO_PAGE: u64 = u64::MAX;
+
 /// A sequence of faults.
 #[derive(Clone, Copy, Default)]
 struct Stream {
-    /// The page that would go on with it.
-    next: u64,
+    /// The page that would go on with it upwards, and downwards; the first twice where it goes up.
+    next: [u64; 2],
     /// Faults in a row.
     run: u32,
     /// Pages that came with the last one.
     window: u64,
     /// When it was seen last, in faults.
     seen: u64,
+}
+
+/// Pages that are to come with one that faults.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Window {
+    pages: u64,
+    downwards: bool,
+}
+
+impl Window {
+    /// Which they are, the nearest first.
+    fn of(self, page: u64) -> impl Iterator<Item = u64> {
+        (1..=self.pages).map_while(move |n| match self.downwards {
+            true => page.checked_sub(n),
+            false => Some(page + n),
+        })
+    }
 }
 
 #[derive(Default)]
@@ -36,29 +55,45 @@ struct Streams {
 }
 
 impl Streams {
-    /// How many pages behind this one are to come with it.
-    fn behind(&mut self, page: u64, most: u64) -> u64 {
+    /// What is to come with this page.
+    fn beside(&mut self, page: u64, most: u64) -> Window {
         self.faults += 1;
         let faults = self.faults;
-        if let Some(stream) = self.all.iter_mut().find(|s| s.seen > 0 && s.next == page) {
+        let goes_on = |s: &&mut Stream| s.seen > 0 && s.next.contains(&page);
+        if let Some(stream) = self.all.iter_mut().find(goes_on) {
+            let downwards = stream.next[0] != page;
             stream.run += 1;
             stream.window = match stream.run < RUN_MIN {
                 true => 0,
                 false => (stream.window * 2).max(RUN_MIN.into()).min(most),
             };
-            stream.next = page + 1 + stream.window;
+            let next = match downwards {
+                true => page.wrapping_sub(1 + stream.window),
+                false => page + 1 + stream.window,
+            };
+            stream.next = if downwards {
+                [NO_PAGE, next]
+            } else {
+                [next; 2]
+            };
             stream.seen = faults;
-            return stream.window;
+            return Window {
+                pages: stream.window,
+                downwards,
+            };
         }
         if let Some(oldest) = self.all.iter_mut().min_by_key(|stream| stream.seen) {
             *oldest = Stream {
-                next: page + 1,
+                next: [page + 1, page.wrapping_sub(1)],
                 run: 0,
                 window: 0,
                 seen: faults,
             };
         }
-        0
+        Window {
+            pages: 0,
+            downwards: false,
+        }
     }
 }
 
@@ -91,18 +126,13 @@ impl Core {
         };
         let most = policy::ahead_pages(self.pages_now());
         // Who is not alone here leaves it: it is a hint.
-        let behind = match self.ahead.streams.try_lock() {
-            Some(mut streams) => streams.behind(page, most),
+        let window = match self.ahead.streams.try_lock() {
+            Some(mut streams) => streams.beside(page, most),
             None => return,
         };
-        for next in page + 1..=page + behind {
-            if self.ahead.has_ended() {
-                return;
-            }
-            match self.bring(next, touch) {
-                Some(came) => Counters::add(&self.counters.ahead, came.into()),
-                None => return,
-            }
+        if window.pages > 0 && !self.ahead.has_ended() {
+            // The one that faulted last, since the thread goes on as soon as it is there.
+            self.bring_together(window.of(page), page, touch);
         }
     }
 }
@@ -113,29 +143,48 @@ mod tests {
 
     #[test]
     fn sequences_grow_and_others_bring_nothing() {
-        let mut streams = Streams::default();
-        let mut page = 100;
-        let mut windows = Vec::new();
-        for at in 0..9u64 {
-            let behind = streams.behind(page, 32);
-            windows.push(behind);
-            page += 1 + behind;
-            // Faults elsewhere meanwhile, two of them side by side.
-            assert_eq!(streams.behind(1_000_000 + at * 50, 32), 0);
-            assert_eq!(streams.behind(1_000_001 + at * 50, 32), 0);
+        for downwards in [false, true] {
+            let mut streams = Streams::default();
+            let mut page = 10_000;
+            let mut windows = Vec::new();
+            for at in 0..9u64 {
+                let window = streams.beside(page, 32);
+                windows.push(window.pages);
+                assert!(window.pages == 0 || window.downwards == downwards);
+                let last = window.of(page).last().unwrap_or(page);
+                assert_eq!(last.abs_diff(page), window.pages);
+                page = if downwards { last - 1 } else { last + 1 };
+                // Faults elsewhere meanwhile, two of them side by side.
+                assert_eq!(streams.beside(1_000_000 + at * 50, 32).pages, 0);
+                assert_eq!(streams.beside(1_000_001 + at * 50, 32).pages, 0);
+            }
+            assert_eq!(windows, [0, 0, 0, 3, 6, 12, 24, 32, 32]);
         }
-        assert_eq!(windows, [0, 0, 0, 3, 6, 12, 24, 32, 32]);
+    }
+
+    #[test]
+    fn to_and_fro_is_no_sequence_and_nothing_comes_before_the_first_page() {
+        let mut streams = Streams::default();
+        for at in 0..20 {
+            assert_eq!(streams.beside(500 + at % 2, 32).pages, 0);
+        }
+        let mut came = Vec::new();
+        for page in (0..6).rev() {
+            let window = streams.beside(page, 32);
+            came.extend(window.of(page));
+        }
+        assert_eq!(came, [1, 0]);
     }
 
     #[test]
     fn a_sequence_that_is_not_seen_for_long_is_forgotten() {
         let mut streams = Streams::default();
         for page in 10..16 {
-            streams.behind(page, 0);
+            streams.beside(page, 0);
         }
         for other in 0..STREAMS as u64 {
-            assert_eq!(streams.behind(5_000 + other * 9, 32), 0);
+            assert_eq!(streams.beside(5_000 + other * 9, 32).pages, 0);
         }
-        assert_eq!(streams.behind(16, 32), 0);
+        assert_eq!(streams.beside(16, 32).pages, 0);
     }
 }

@@ -50,6 +50,9 @@ impl Changed<'_> {
     };
 }
 
+/// Hears of a page, by its index in what was asked for, what came of it, with the page that holds its contents.
+pub type Put<'a> = dyn FnMut(usize, Result<Fetched, FetchError>, &Page) + 'a;
+
 /// What the pages of a region are made of.
 ///
 /// Called in the faulting thread (possibly inside a signal handler: whoever touches memory may hold any lock of the
@@ -67,6 +70,15 @@ pub trait Backing: Send + Sync + 'static {
     /// Fills `into`, which is all zeros, with the contents of page `page`. Writes only to its [`span`](Backing::span); on error
     /// too.
     fn fetch(&self, page: u64, into: &mut Page) -> Result<Fetched, FetchError>;
+
+    /// The same for several pages: `put` hears of each, in this order. What the device has is read together where that is quicker. `into` is all zeros before and after.
+    fn fetch_several(&self, pages: &[u64], into: &mut Page, put: &mut Put<'_>) {
+        for (at, page) in pages.iter().enumerate() {
+            let fetched = self.fetch(*page, into);
+            put(at, fetched, into);
+            into.0[self.span(*page)].fill(0);
+        }
+    }
 
     /// Takes back the contents of changed pages: how many of the first of `pages`, at least one. After an error none is taken:
     /// all stay resident and changed.

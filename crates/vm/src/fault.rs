@@ -3,7 +3,7 @@
 //! Promises: when `resolve` says ready, the page was there a moment ago, as the access needs it; no lock is held while the backing
 //! reads; every wait ends, after [`WAIT_MS_MAX`] with a failure. Never: allocates, or touches the page it fills.
 
-use crate::backing::{FetchError, Fetched, StoreError};
+use crate::backing::{FetchError, Fetched, Page, StoreError};
 use crate::memory::{Core, Way};
 use crate::page::{Phase, Seen, Then};
 use crate::policy;
@@ -21,9 +21,6 @@ const WAIT_MS_MAX: u64 = 10_000;
 /// What one look for room and the wait after it count for at most: it takes longer where the process was stopped (SIGSTOP, a debugger), which is no
 /// reason to fail when it goes on.
 const LOOK_MS_MAX: u64 = 1_000;
-
-/// How often a page is looked at ahead before it is left: each time others have changed it or room was made.
-const AHEAD_TRIES_MAX: u32 = 4;
 
 /// How a fault ended.
 pub(crate) enum Outcome {
@@ -92,9 +89,9 @@ impl Waited {
 }
 
 /// A fault under way.
-struct Fault<'a> {
+pub(crate) struct Fault<'a> {
     core: &'a Core,
-    page: u64,
+    pub page: u64,
     touch: Touch,
     /// How long it has waited for room.
     waited: Waited,
@@ -102,8 +99,21 @@ struct Fault<'a> {
     ahead: bool,
 }
 
+/// What beginning to fill a page came to.
+pub(crate) enum Begun {
+    /// It is this thread's; counted as dirty if it is `writable`.
+    Filling {
+        writable: bool,
+    },
+    NoRoom {
+        for_dirty: bool,
+    },
+    /// Somebody else changed it.
+    Changed,
+}
+
 /// What one look at the page came to.
-enum Step {
+pub(crate) enum Step {
     Done { woken: bool },
     Again,
     Failed(Cause),
@@ -147,33 +157,6 @@ impl Core {
         }
     }
 
-    /// Makes a page accessible that nobody waits for: true if it was not. None: it cannot be had at once, or not at all.
-    pub fn bring(&self, page: u64, touch: Touch) -> Option<bool> {
-        let mut fault = Fault {
-            core: self,
-            page,
-            touch,
-            waited: Waited::default(),
-            ahead: true,
-        };
-        for _ in 0..AHEAD_TRIES_MAX {
-            let pinned = self.space.pin(place(page).0).ok()?;
-            let Some(region) = self.space.region(page) else {
-                self.unpin(pinned, 1);
-                return None;
-            };
-            match fault.step(pinned, region) {
-                Step::Done { woken } => return Some(woken),
-                Step::Again => {}
-                Step::Failed(_) => {
-                    self.unpin(pinned, 1);
-                    return None;
-                }
-            }
-        }
-        None
-    }
-
     /// Ends uses of a block; releases it if they were the last.
     pub fn unpin(&self, pinned: Pinned, users: u32) {
         if self.space.unpin(pinned, users) {
@@ -182,7 +165,18 @@ impl Core {
     }
 }
 
-impl Fault<'_> {
+impl<'a> Fault<'a> {
+    /// Of a page that nobody waits for.
+    pub fn ahead(core: &'a Core, page: u64, touch: Touch) -> Fault<'a> {
+        Fault {
+            core,
+            page,
+            touch,
+            waited: Waited::default(),
+            ahead: true,
+        }
+    }
+
     fn failed(&self, address: usize, region: Option<&RegionCore>, cause: Cause) -> Outcome {
         let mut failure = match region {
             Some(region) => self.failure(region, cause),
@@ -209,7 +203,7 @@ impl Fault<'_> {
 
     /// Looks at the page's word and does what it calls for. The pin is kept when the page becomes a user of its block in its place,
     /// and on failure; else it is given back.
-    fn step(&mut self, pinned: Pinned, region: &RegionCore) -> Step {
+    pub fn step(&mut self, pinned: Pinned, region: &RegionCore) -> Step {
         let core = self.core;
         let (_, at) = place(self.page);
         let state = &core.space.record(pinned).pages[at];
@@ -297,42 +291,61 @@ impl Fault<'_> {
     }
 
     fn fill(&mut self, pinned: Pinned, region: &RegionCore, seen: Seen) -> Step {
-        let core = self.core;
-        let write = self.touch == Touch::Write;
-        let writable = write || region.sampler.writable_at_once();
-        if writable && !self.may_dirty(true) {
-            return match self.make_room(true) {
+        match self.begin_fill(pinned, region, seen) {
+            Begun::Changed => self.again(pinned),
+            Begun::NoRoom { for_dirty } => match self.make_room(for_dirty) {
                 Ok(()) => self.again(pinned),
                 Err(cause) => Step::Failed(cause),
-            };
+            },
+            Begun::Filling { writable } => {
+                let put = match self.ahead && self.core.ahead.has_ended() {
+                    true => Err(self.no_room()),
+                    false => self.put(region, writable),
+                };
+                self.end_fill(pinned, region, writable, put)
+            }
+        }
+    }
+
+    /// Makes an absent page this thread's to fill, if there is room for it.
+    pub fn begin_fill(&self, pinned: Pinned, region: &RegionCore, seen: Seen) -> Begun {
+        let core = self.core;
+        let writable = self.touch == Touch::Write || region.sampler.writable_at_once();
+        if writable && !self.may_dirty(true) {
+            return Begun::NoRoom { for_dirty: true };
         }
         if !core.admit() {
             core.undirty(writable, 1);
-            return match self.make_room(false) {
-                Ok(()) => self.again(pinned),
-                Err(cause) => Step::Failed(cause),
-            };
+            return Begun::NoRoom { for_dirty: false };
         }
         let (_, at) = place(self.page);
         let record = core.space.record(pinned);
         if !record.pages[at].begin_fill(seen) {
             core.undirty(writable, 1);
             core.leave(1);
-            return self.again(pinned);
+            return Begun::Changed;
         }
         // Noted before it is there: whoever is woken by its coming may ask for a write-back that must find it.
         record.note(at);
-        let put = match self.ahead && core.ahead.has_ended() {
-            true => Err(self.no_room()),
-            false => self.put(region, writable),
-        };
+        Begun::Filling { writable }
+    }
+
+    /// The page was filled, or not.
+    pub fn end_fill(
+        &self,
+        pinned: Pinned,
+        region: &RegionCore,
+        writable: bool,
+        put: Result<Fetched, Cause>,
+    ) -> Step {
+        let core = self.core;
         match put {
             Ok(fetched) => {
                 let heat = core.comes(self.page, fetched);
                 let then = match writable {
                     true => Then::Dirty {
                         heat,
-                        unsure: !write,
+                        unsure: self.touch != Touch::Write,
                     },
                     false => Then::Clean { heat },
                 };
@@ -352,7 +365,8 @@ impl Fault<'_> {
                     }
                 }
                 core.leave(1);
-                record.forget(at);
+                let (_, at) = place(self.page);
+                core.space.record(pinned).forget(at);
                 self.end(pinned, Phase::Filling, Then::Absent);
                 Step::Failed(cause)
             }
@@ -362,7 +376,6 @@ impl Fault<'_> {
     /// Fetches the page and puts it in place.
     fn put(&self, region: &RegionCore, writable: bool) -> Result<Fetched, Cause> {
         let core = self.core;
-        let address = core.space.address_of(self.page);
         let page = self.page - region.first_page;
         core.scratch.with(region.backing.span(page), |scratch| {
             // Where a fault takes 4 µs, a look at the clock is not for nothing.
@@ -372,19 +385,30 @@ impl Fault<'_> {
                 let ns = began.elapsed().as_nanos() as u64;
                 Counters::add(&core.counters.read_ns, ns);
             }
-            let counter = match fetched {
-                Fetched::Filled | Fetched::Read => &core.counters.fetched,
-                Fetched::Absent => &core.counters.absent,
-            };
-            Counters::add(counter, 1);
-            core.uffd
-                .copy(address, scratch, !writable)
-                .map_err(Cause::kernel("put it in place"))?;
-            Ok(fetched)
+            self.place_contents(fetched, scratch, writable)
         })
     }
 
-    fn no_room(&self) -> Cause {
+    /// Puts what was fetched in place.
+    pub fn place_contents(
+        &self,
+        fetched: Fetched,
+        contents: &Page,
+        writable: bool,
+    ) -> Result<Fetched, Cause> {
+        let core = self.core;
+        let counter = match fetched {
+            Fetched::Filled | Fetched::Read => &core.counters.fetched,
+            Fetched::Absent => &core.counters.absent,
+        };
+        Counters::add(counter, 1);
+        core.uffd
+            .copy(core.space.address_of(self.page), contents, !writable)
+            .map_err(Cause::kernel("put it in place"))?;
+        Ok(fetched)
+    }
+
+    pub fn no_room(&self) -> Cause {
         Cause::NoRoom {
             pages_max: self.core.pages_now(),
         }
@@ -405,7 +429,7 @@ impl Fault<'_> {
 
     /// Evicts some pages, or waits until somebody else has; for room for a dirty page it must be dirty ones in the end. An error
     /// after the longest wait.
-    fn make_room(&mut self, for_dirty: bool) -> Result<(), Cause> {
+    pub fn make_room(&mut self, for_dirty: bool) -> Result<(), Cause> {
         let (core, began_ms) = (self.core, now_ms());
         let ticket = core.freed.ticket(0);
         core.balance();

@@ -35,11 +35,12 @@ pub mod store;
 mod sync;
 mod sys;
 mod take_away;
+mod together;
 #[cfg(test)]
 mod words;
 mod write_back;
 
-pub use backing::{Backing, Changed, FetchError, Fetched, PAGE_BYTES, Page, StoreError};
+pub use backing::{Backing, Changed, FetchError, Fetched, PAGE_BYTES, Page, Put, StoreError};
 pub use memory::{ADDRESSES_ALIGN_BYTES, HANDLERS_MAX, Memory, Options, PAGES_MIN, VmError, Way};
 pub use region::{REGION_PAGES_MAX, Region};
 pub use signal::watch_forks;

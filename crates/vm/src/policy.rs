@@ -12,7 +12,7 @@ pub(crate) fn batch_pages(pages_max: usize) -> usize {
 }
 
 /// The most pages that come with one that faults, of a buffer of `pages_max`: the wake-up of a handler is a small part of the time then.
-const AHEAD_PAGES_MAX: u64 = 32;
+pub(crate) const AHEAD_PAGES_MAX: u64 = 32;
 
 /// How many of them from a buffer of `pages_max`.
 pub(crate) fn ahead_pages(pages_max: usize) -> u64 {

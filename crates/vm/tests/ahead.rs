@@ -6,6 +6,8 @@ mod common;
 use common::Plain;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
+use terrace_vm::opp::Heap;
+use terrace_vm::store::{Pages, Store, StoreOptions};
 use terrace_vm::{
     Backing, Changed, FetchError, Fetched, Memory, Options, Page, Region, StoreError, Way,
 };
@@ -100,4 +102,43 @@ fn what_cannot_be_had_ahead_fails_nobody() {
     }
     let stats = memory.stats();
     assert!(stats.ahead > 0 && stats.failed_faults == 0, "{stats:?}");
+}
+
+#[test]
+fn what_lies_together_on_the_device_is_read_together() {
+    let dir = tempfile::tempdir().unwrap();
+    let options = StoreOptions::scratch(dir.path(), 32 << 20, 256 << 20);
+    let heap = Heap::open(Store::open(&options).unwrap(), Way::Handlers(2)).unwrap();
+    let backing = Arc::new(Pages::new(heap.store().clone(), 0).unwrap());
+    let pages = 20_000;
+    let region = heap.memory().region(pages, backing).unwrap();
+    let mut state = 5u64;
+    // Some pack, some do not, some are zeros.
+    for page in (0..pages).filter(|page| page % 7 > 0) {
+        for at in 0..512 {
+            state = state.wrapping_mul(6364136223846793005).wrapping_add(1);
+            let random = if page % 3 == 0 && at % 2 == 0 {
+                0
+            } else {
+                state
+            };
+            region.word(page as usize * 512 + at).store(random, Relaxed);
+        }
+        word(&region, page).store(page, Relaxed);
+    }
+    let before = heap.store().stats().lanes;
+    for round in 0..2 {
+        for page in 0..pages {
+            let expected = if page % 7 == 0 { 0 } else { page };
+            assert_eq!(word(&region, page).load(Relaxed), expected, "{round}");
+        }
+    }
+    let (stats, after) = (heap.memory().stats(), heap.store().stats().lanes);
+    let (reads, misses) = (
+        after.device_reads - before.device_reads,
+        after.misses - before.misses,
+    );
+    println!("{stats:?}: {reads} reads for {misses} pages");
+    assert_eq!(stats.failed_faults, 0);
+    assert!(misses > pages && reads < misses / 4, "{reads} of {misses}");
 }

@@ -4,7 +4,7 @@
 //! read through the kernel as long as anything is closed. An eviction that looked before that has its pages already, and is waited for when they are made
 //! to leave. Promises: where nothing is closed nothing is different. Never: holds a lock, or allocates.
 
-use crate::backing::{Backing, Changed, FetchError, Fetched, Page, StoreError};
+use crate::backing::{Backing, Changed, FetchError, Fetched, Page, Put, StoreError};
 use std::fs::File;
 use std::ops::Range;
 use std::os::unix::fs::FileExt;
@@ -79,6 +79,10 @@ impl Backing for Closable {
 
     fn fetch(&self, page: u64, into: &mut Page) -> Result<Fetched, FetchError> {
         self.inner.fetch(page, into)
+    }
+
+    fn fetch_several(&self, pages: &[u64], into: &mut Page, put: &mut Put<'_>) {
+        self.inner.fetch_several(pages, into, put);
     }
 
     fn store(&self, pages: &[Changed<'_>]) -> Result<usize, StoreError> {

@@ -12,6 +12,7 @@ mod check;
 mod crash;
 mod driver;
 mod error;
+mod gather;
 mod many;
 mod named;
 mod open;

@@ -2,6 +2,7 @@
 
 use super::driver::Driver;
 use super::error::ObjectError;
+use super::gather::Gathering;
 use super::many::Queue;
 use super::room::{self, Room};
 use super::table::{Shape, State};
@@ -103,6 +104,7 @@ pub struct Store {
     shapes: RwLock<Vec<Option<Made>>>,
     pub(crate) room: Room,
     bufs: Mutex<Vec<Buf>>,
+    pub(super) gathering: Gathering,
     pub(crate) queues: Mutex<Vec<Queue>>,
     pub(crate) queues_made: AtomicUsize,
     /// Where the next new object goes.
@@ -154,6 +156,7 @@ impl Store {
             driver,
             shapes: RwLock::new(Vec::new()),
             bufs: Mutex::new(Vec::new()),
+            gathering: Gathering::default(),
             queues: Mutex::new(Vec::new()),
             queues_made: AtomicUsize::new(0),
             next_lane: AtomicU64::new(0),

@@ -17,7 +17,7 @@ use super::open::Store;
 use super::pack::{Packing, ROOM_BYTES, one_byte, pack, unpack};
 use super::read::Value;
 use super::table::Shape;
-use crate::{Backing, Changed, FetchError, Fetched, PAGE_BYTES, Page, StoreError};
+use crate::{Backing, Changed, FetchError, Fetched, PAGE_BYTES, Page, Put, StoreError};
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU16, AtomicU32, Ordering};
@@ -150,6 +150,35 @@ impl Backing for Pages {
             }
         }
         Ok(seen)
+    }
+
+    fn fetch_several(&self, pages: &[u64], into: &mut Page, put: &mut Put<'_>) {
+        let mut gathered = self.store.gather(self.table, pages);
+        for (at, page) in pages.iter().enumerate() {
+            let comes_up = |len| {
+                let changes = self.changes.on_read();
+                len < PAGE_BYTES && !changes
+            };
+            let seen = gathered.take(at, comes_up, |value| match value {
+                Value::Bytes(bytes) if bytes.len() == PAGE_BYTES => {
+                    into.0.copy_from_slice(bytes);
+                    true
+                }
+                Value::Bytes(bytes) => unpack(bytes, &mut into.0),
+                // Read from the device: only entries with bytes are there.
+                Value::Free | Value::Zeros | Value::Fill(_) => false,
+            });
+            let fetched = match seen {
+                Some(true) => Ok(Fetched::Read),
+                // What is wrong with it comes to light when it is read by itself.
+                Some(false) | None => {
+                    into.0.fill(0);
+                    self.fetch(*page, into)
+                }
+            };
+            put(at, fetched, into);
+            into.0.fill(0);
+        }
     }
 
     fn store(&self, pages: &[Changed<'_>]) -> Result<usize, StoreError> {

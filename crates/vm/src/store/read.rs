@@ -102,10 +102,21 @@ pub(crate) fn settle(
     entry: Result<&Entry<'_>, ObjectError>,
     comes_up: bool,
 ) {
+    lane.count(|s| s.device_read_bytes += plan.len as u64);
+    settle_counted(lane, oid, plan, entry, comes_up);
+}
+
+/// The same where the bytes that were read are counted already.
+pub(crate) fn settle_counted(
+    lane: &mut Lane<Tables>,
+    oid: ObjectId,
+    plan: &ReadPlan,
+    entry: Result<&Entry<'_>, ObjectError>,
+    comes_up: bool,
+) {
     lane.unpin(plan.segment);
     lane.count(|s| {
         s.misses += 1;
-        s.device_read_bytes += plan.len as u64;
         s.damaged_reads += u64::from(entry.is_err());
     });
     let Ok(entry) = entry else { return };

@@ -170,3 +170,69 @@ fn objects_of_every_length_come_back_from_the_device() {
     }
     assert!(store.put(1, 1, &vec![0; INLINE_MAX_BYTES + 1]).is_err());
 }
+
+/// How many of the gathered objects were read; each as it was put.
+fn taken(store: &Store, ids: &[u64]) -> usize {
+    let mut gathered = store.gather(TABLE, ids);
+    let mut taken = 0;
+    for (at, id) in ids.iter().enumerate() {
+        let same = |v: super::Value<'_>| v == super::Value::Bytes(&value(*id));
+        if let Some(same) = gathered.take(at, |_| id % 2 == 0, same) {
+            assert!(same && at < super::gather::GATHER_MAX, "object {id}");
+            taken += 1;
+        }
+        assert!(gathered.take(at, |_| true, |_| ()).is_none(), "once");
+    }
+    taken
+}
+
+#[test]
+fn what_is_gathered_is_what_a_read_gives_with_fewer_reads() {
+    let device = device(&options(false), 512, 6);
+    let store = store(&device);
+    fill(&store, 60_000);
+    let before = store.stats().lanes.device_reads;
+    // Side by side, with gaps, in another order; more than are looked at; some in DRAM, some free.
+    let near: Vec<Vec<u64>> = (0..50)
+        .map(|n| (0..40).map(|at| n * 997 + at * (1 + n % 3)).collect())
+        .collect();
+    let all: usize = near.iter().map(|ids| taken(&store, ids)).sum();
+    let reads = store.stats().lanes.device_reads - before;
+    assert!(all > 1000, "{all} of {} objects", 50 * 40);
+    assert!(reads < all as u64 / 8, "{reads} reads of {all} objects");
+    let scattered: Vec<u64> = (0..33).map(|n| n * 7919 % 50_000).rev().collect();
+    assert!(taken(&store, &scattered) > 20);
+    assert_eq!(taken(&store, &[]), 0);
+    assert_eq!(taken(&store, &[70_000, 70_001]), 0, "free");
+}
+
+#[test]
+fn what_cannot_be_gathered_is_left_and_nothing_stays_held() {
+    let device = device(&options(false), 512, 7);
+    let store = store(&device);
+    fill(&store, 60_000);
+    device.faults().fail_read(Fault::eio().always());
+    let ids: Vec<u64> = (100..130).collect();
+    assert_eq!(taken(&store, &ids), 0);
+    device.faults().clear();
+    // As many at a time as there are buffers for.
+    let held: Vec<_> = (0..4)
+        .map(|n| store.gather(TABLE, &[n * 1000, n * 1000 + 1]))
+        .collect();
+    assert_eq!(taken(&store, &ids), 0, "no buffer is left");
+    drop(held);
+    assert!(taken(&store, &ids) > 0);
+    // Every segment is written anew several times: one that stays held would not be.
+    for first in (0..59_000).step_by(33) {
+        let ids: Vec<u64> = (first..first + 33).collect();
+        drop(store.gather(TABLE, &ids));
+    }
+    for _ in 0..12 {
+        fill(&store, 60_000);
+    }
+    for id in 0..60_000 {
+        assert_eq!(read(&store, id), Ok(true), "object {id}");
+    }
+    let counters = store.stats().lanes;
+    assert_eq!(counters.damaged_reads, 0);
+}

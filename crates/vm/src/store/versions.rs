@@ -8,7 +8,7 @@
 use super::error::ObjectError;
 use super::open::Store;
 use super::pages::Pages;
-use crate::{Backing, Changed, FetchError, Fetched, Page, StoreError};
+use crate::{Backing, Changed, FetchError, Fetched, Page, Put, StoreError};
 use std::sync::atomic::{AtomicU8, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
@@ -151,6 +151,21 @@ impl Backing for View {
         match self.versions.tables[usize::from(self.tab.get(page))].get() {
             Some(pages) => pages.fetch(page, into),
             None => Ok(Fetched::Absent),
+        }
+    }
+
+    fn fetch_several(&self, pages: &[u64], into: &mut Page, put: &mut Put<'_>) {
+        let mut first = 0;
+        for run in pages.chunk_by(|a, b| self.tab.get(*a) == self.tab.get(*b)) {
+            let table = self.versions.tables[usize::from(self.tab.get(run[0]))].get();
+            match table {
+                Some(table) => {
+                    let mut put = |at, fetched, page: &Page| put(first + at, fetched, page);
+                    table.fetch_several(run, into, &mut put);
+                }
+                None => (0..run.len()).for_each(|at| put(first + at, Ok(Fetched::Absent), into)),
+            }
+            first += run.len();
         }
     }
 

@@ -1,0 +1,192 @@
+//! Reading objects together that lie together on the SSD: those that left DRAM one after the other mostly do.
+//!
+//! What must be read is planned under the lanes' locks, what lies side by side becomes one read, and the reads are done one after the other in the calling thread. Promises:
+//! at most [`GATHERINGS_MAX`] calls have a buffer at a time, others find nothing gathered; a segment is held until what was read in it was taken or dropped; what could
+//! not be read is not there, and says why when it is read by itself. Never: reads what is in DRAM, or shows what is not the newest.
+
+use super::open::Store;
+use super::read::{Value, near, settle_counted, value_of, verified};
+use super::table::State;
+use parking_lot::Mutex;
+use std::ops::Range;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use terrace_log::ObjectId;
+use terrace_media::Buf;
+use terrace_pool::Part;
+use terrace_tiers::ReadPlan;
+
+/// Calls with a buffer at a time, and how long that is: 32 entries of a page side by side.
+const GATHERINGS_MAX: usize = 2;
+const BUF_BYTES: usize = 192 << 10;
+/// Bytes between two entries that are read along rather than beginning another read: what the device reads in a small part of the time that one takes.
+const GAP_BYTES_MAX: u64 = 16 << 10;
+/// Objects of one call.
+pub(crate) const GATHER_MAX: usize = 33;
+
+/// Buffers that are kept.
+#[derive(Default)]
+pub(crate) struct Gathering {
+    bufs: Mutex<Vec<Buf>>,
+    made: AtomicUsize,
+}
+
+/// An entry that is to be read, or was.
+#[derive(Clone, Copy)]
+struct Planned {
+    index: u8,
+    oid: ObjectId,
+    lane: u16,
+    plan: ReadPlan,
+    /// Where in the buffer it begins, once it was read.
+    at: Option<usize>,
+}
+
+/// What was read of one call's objects.
+pub(crate) struct Gathered<'a> {
+    store: &'a Store,
+    buf: Option<Buf>,
+    planned: Vec<Planned>,
+}
+
+impl Store {
+    /// Reads those of `ids` that the device has, as far as a buffer for them can be had. Only the first [`GATHER_MAX`] are looked at.
+    pub(crate) fn gather(&self, table: u16, ids: &[u64]) -> Gathered<'_> {
+        let mut gathered = Gathered {
+            store: self,
+            buf: self.take_gathering(),
+            planned: Vec::new(),
+        };
+        if gathered.buf.is_some() {
+            gathered.plan(table, &ids[..ids.len().min(GATHER_MAX)]);
+            gathered.read();
+        }
+        gathered
+    }
+
+    fn take_gathering(&self) -> Option<Buf> {
+        if let Some(buf) = self.gathering.bufs.lock().pop() {
+            return Some(buf);
+        }
+        if self.gathering.made.fetch_add(1, Ordering::Relaxed) >= GATHERINGS_MAX {
+            self.gathering.made.fetch_sub(1, Ordering::Relaxed);
+            return None;
+        }
+        self.pool.ledger().change(Part::Io, 0, BUF_BYTES as u64);
+        Some(Buf::zeroed(BUF_BYTES))
+    }
+}
+
+impl Gathered<'_> {
+    fn plan(&mut self, table: u16, ids: &[u64]) {
+        self.planned.reserve_exact(ids.len());
+        for lane_id in 0..self.store.lanes() {
+            let own = |id: u64| (id & self.store.lane_mask) as u16 == lane_id;
+            if !ids.iter().any(|id| own(*id)) {
+                continue;
+            }
+            let mut lane = self.store.pool.lane(lane_id);
+            for (index, id) in ids.iter().enumerate().filter(|(_, id)| own(**id)) {
+                let oid = ObjectId::new(table, *id);
+                if let State::At(slot) = lane.dir.get(oid)
+                    && near(&lane, slot).is_none()
+                {
+                    self.planned.push(Planned {
+                        index: index as u8,
+                        oid,
+                        lane: lane_id,
+                        plan: lane.plan_read(slot.loc()),
+                        at: None,
+                    });
+                }
+            }
+        }
+        self.planned.sort_unstable_by_key(|p| p.plan.offset);
+    }
+
+    /// Reads what was planned, as far as the buffer goes.
+    fn read(&mut self) {
+        let Some(buf) = &mut self.buf else { return };
+        let mut used = 0;
+        let mut from = 0;
+        while from < self.planned.len() {
+            let run = run(&self.planned[from..], buf.len() - used);
+            let Some((count, place)) = run else { break };
+            let len = (place.end - place.start) as usize;
+            let entries = &mut self.planned[from..from + count];
+            let device = self.store.pool.device();
+            if device
+                .read_into(place.start, &mut buf[used..used + len])
+                .is_ok()
+            {
+                for entry in &mut *entries {
+                    entry.at = Some(used + (entry.plan.offset - place.start) as usize);
+                }
+            }
+            let mut lane = self.store.pool.lane(entries[0].lane);
+            lane.count(|s| {
+                // Each was planned as a read of its own.
+                s.device_reads -= count as u64 - 1;
+                s.device_read_bytes += len as u64;
+            });
+            drop(lane);
+            used += len;
+            from += count;
+        }
+        for left in &self.planned[from..] {
+            let mut lane = self.store.pool.lane(left.lane);
+            lane.count(|s| s.device_reads -= 1);
+        }
+    }
+
+    /// Shows the object with an index to `f`, if it was read and is whole. It comes up to DRAM if `comes_up` says so of its length.
+    pub fn take<R>(
+        &mut self,
+        index: usize,
+        comes_up: impl Fn(usize) -> bool,
+        f: impl FnOnce(Value<'_>) -> R,
+    ) -> Option<R> {
+        let at = self
+            .planned
+            .iter()
+            .position(|p| usize::from(p.index) == index)?;
+        let (buf, place) = (self.buf.as_ref()?, self.planned[at].at?);
+        let Planned {
+            oid, lane, plan, ..
+        } = self.planned.swap_remove(at);
+        let entry = verified(&buf[place..place + plan.len], &plan, oid);
+        let up = entry.as_ref().is_ok_and(|e| comes_up(e.value().len()));
+        let mut lane = self.store.pool.lane(lane);
+        settle_counted(&mut lane, oid, &plan, entry.as_ref().map_err(|e| *e), up);
+        drop(lane);
+        Some(f(value_of(&entry.ok()?)))
+    }
+}
+
+impl Drop for Gathered<'_> {
+    fn drop(&mut self) {
+        for planned in self.planned.drain(..) {
+            let mut lane = self.store.pool.lane(planned.lane);
+            lane.unpin(planned.plan.segment);
+        }
+        if let Some(buf) = self.buf.take() {
+            self.store.gathering.bufs.lock().push(buf);
+        }
+    }
+}
+
+/// How many of the first lie together in one lane, and where; None if not even the first fits `room` bytes.
+fn run(planned: &[Planned], room: usize) -> Option<(usize, Range<u64>)> {
+    let first = planned.first()?;
+    let mut place = first.plan.offset..first.plan.offset;
+    let mut count = 0;
+    for Planned { plan, lane, .. } in planned {
+        let end = place.end.max(plan.offset + plan.len as u64);
+        let near = *lane == first.lane && plan.offset <= place.end + GAP_BYTES_MAX;
+        if !near || (end - place.start) as usize > room {
+            break;
+        }
+        place.end = end;
+        count += 1;
+    }
+    (count > 0).then_some((count, place))
+}
