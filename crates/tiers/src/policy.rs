@@ -95,6 +95,8 @@ pub struct Pressure {
     pub open_dirty_bytes: u64,
     /// The bound on dirty bytes.
     pub dirty_max_bytes: u64,
+    /// Bytes of entries that reads brought up to DRAM since the last close.
+    pub read_up_bytes: u64,
     /// Time since the last close.
     pub since_close_ms: u64,
     /// Longest time an update may stay in DRAM only.

@@ -4,7 +4,7 @@
 //!
 //! | a lane that keeps its data | a scratch lane |
 //! |---|---|
-//! | closes an epoch at the flush interval, over all that is dirty | when half of the dirty bound is used, over its oldest eighth: what is overwritten before is never written |
+//! | closes an epoch at the flush interval, over all that is dirty | when half of the dirty bound is used, or a quarter of it was read up meanwhile, over its oldest eighth: what is overwritten before is never written |
 //! | an emptied segment waits for a checkpoint | is free as soon as its entries' new copies are written |
 //! | a deletion appends a tombstone | kills both copies and is forgotten |
 //! | a superseded entry of a closed epoch is still written | is dropped: no state of all lanes is kept |
@@ -21,6 +21,9 @@ use terrace_log::{Slot, Snapshot, Subject, Terrace};
 const STEP_DOWN_EIGHTHS: u64 = 4;
 /// Part of the dirty bound that one epoch steps down: one eighth.
 const STEP_ONE_IN: u64 = 8;
+/// Part of the dirty bound that reads bring up between two epochs, at least, for the second to be closed: twice of what one steps down. Where less is
+/// written than that, what is dirty is mostly old, and nothing else makes it leave DRAM.
+const READ_UP_ONE_IN: u64 = 4;
 
 /// The bound on dirty bytes: half of the memory; a sixteenth of the SSD, since as much stays empty there.
 pub(crate) fn dirty_max_bytes(memory_bytes: u64, ssd_bytes: u64) -> u64 {
@@ -32,6 +35,7 @@ pub(crate) fn close_epoch(p: &Pressure) -> bool {
     let anything = p.open_dirty_bytes > 0;
     p.open_dirty_bytes * 8 >= p.dirty_max_bytes * STEP_DOWN_EIGHTHS
         || (anything && (p.writers_wait || p.asked))
+        || (anything && p.read_up_bytes >= p.dirty_max_bytes / READ_UP_ONE_IN)
         || p.cleaning_ready
 }
 

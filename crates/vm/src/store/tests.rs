@@ -3,6 +3,7 @@
 use super::open::{StoreOptions, make_tables};
 use super::{ObjectError, Shape, Store};
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 use terrace_log::INLINE_MAX_BYTES;
 use terrace_media::sim::{Fault, SimDevice};
 use terrace_media::{Arena, Device};
@@ -150,6 +151,26 @@ fn a_write_that_fails_once_is_made_elsewhere() {
     }
     assert_eq!(store.failure(), None);
     assert!(store.stats().lanes.failed_writes >= 6);
+}
+
+#[test]
+fn what_was_written_long_ago_leaves_dram_where_others_are_read() {
+    let device = device(&options(false), 512, 6);
+    let store = store(&device);
+    fill(&store, 60_000);
+    let before = store.stats().lanes;
+    assert!(before.dirty_bytes * 4 > before.dirty_max_bytes, "{before:?}");
+    let until = Instant::now() + Duration::from_secs(30);
+    loop {
+        for id in 0..60_000 {
+            assert_eq!(read(&store, id), Ok(true), "object {id}");
+        }
+        let now = store.stats().lanes;
+        if now.dirty_bytes * 16 <= before.dirty_bytes {
+            break;
+        }
+        assert!(Instant::now() < until, "still dirty: {now:?}");
+    }
 }
 
 #[test]
