@@ -29,7 +29,7 @@ pub use disk::{
 };
 pub use error::MediaError;
 pub use file::FileDevice;
-pub use prefetch::prefetch;
+pub use prefetch::{prefetch, prefetch_line};
 pub use probe::{Probe, RingFeatures, probe};
 pub use uring::{QueueOptions, TaskRun};
 

@@ -19,17 +19,19 @@ pub fn prefetch(bytes: &[u8]) {
     }
 }
 
+/// Asks for the cache line in which `value` begins.
 #[cfg(target_arch = "x86_64")]
 #[inline]
-fn prefetch_line(byte: &u8) {
+pub fn prefetch_line<T>(value: &T) {
     use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
     // SAFETY: SSE is part of x86-64; a prefetch of any address is only a hint, and this one is a reference's.
-    unsafe { _mm_prefetch::<_MM_HINT_T0>(std::ptr::from_ref(byte).cast()) }
+    unsafe { _mm_prefetch::<_MM_HINT_T0>(std::ptr::from_ref(value).cast()) }
 }
 
+/// Asks for the cache line in which `value` begins.
 #[cfg(not(target_arch = "x86_64"))]
 #[inline]
-fn prefetch_line(_: &u8) {}
+pub fn prefetch_line<T>(_: &T) {}
 
 #[cfg(test)]
 mod tests {

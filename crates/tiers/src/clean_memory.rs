@@ -26,6 +26,8 @@ const LOW_SEGMENTS: usize = 3;
 const ENTRY_COST_BYTES: usize = 64;
 /// Entries whose memory is asked for at once, and how many entries ahead heads are asked for.
 const TOGETHER: usize = 8;
+/// Cleaning that may be put off until it is as many entries of 100 to 200 bytes as are asked for at once: far less than a segment.
+const OWED_MAX_BYTES: usize = 1280;
 const AHEAD: usize = 2;
 
 /// An entry of a victim.
@@ -38,10 +40,14 @@ struct Near {
 }
 
 impl<D: Snapshot> Lane<D> {
-    /// Cleans some `bytes` of DRAM if segments run low. For appends and background slices alike.
+    /// Cleans some `bytes` of DRAM if segments run low, small entries a few at a time. For appends and background slices alike.
     pub fn clean_memory(&mut self, bytes: usize) {
         if self.memory_low() {
-            self.clean_slice(Terrace::Dram, bytes);
+            self.cleaning_owed += bytes;
+            if self.cleaning_owed >= OWED_MAX_BYTES {
+                let owed = std::mem::take(&mut self.cleaning_owed);
+                self.clean_slice(Terrace::Dram, owed);
+            }
         }
     }
     /// Whether background cleaning of memory has something to do.

@@ -80,6 +80,8 @@ pub struct Lane<D> {
     /// Emptied segments on their way to be free again.
     pub(crate) release: Release,
 
+    /// Bytes of DRAM still to be cleaned.
+    pub(crate) cleaning_owed: usize,
     /// Victims half walked, in DRAM and the middle terrace: where, and why they were taken.
     pub(crate) cleaning_memory: [Option<(u32, usize, policy::Victim)>; 2],
     /// Keys that left DRAM unused.
@@ -165,6 +167,7 @@ impl<D: Snapshot> Lane<D> {
             appended_total: 0,
             appended_at_checkpoint: 0,
             release: Release::default(),
+            cleaning_owed: 0,
             cleaning_memory: [None, None],
             ghost: Ghost::new(policy::ghost_keys(memory_bytes)),
             cleaning_ssd: VecDeque::new(),

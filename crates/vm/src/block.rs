@@ -83,6 +83,11 @@ impl BlockWord {
         }
     }
 
+    /// The index of its record, if it has one: for a guess at what will be looked at.
+    pub fn record(&self) -> Option<u32> {
+        ((self.0.load(Ordering::Relaxed) & RECORD) as u32).checked_sub(1)
+    }
+
     /// Makes an empty block live, with the caller as its one user. False: it is not empty any more, and the record stays the
     /// caller's.
     pub fn occupy(&self, record: u32) -> bool {

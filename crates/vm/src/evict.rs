@@ -165,7 +165,11 @@ impl Core {
             passed: 0,
         };
         let last_round = hand.round + ROUNDS_MAX;
+        let mut asked = block;
         while work.victims.len() < want {
+            if block >= asked {
+                asked = self.space.ask_for(block, end);
+            }
             match self.space.next_live(block, end) {
                 Some(live) => {
                     if live != block {
@@ -179,7 +183,7 @@ impl Core {
                 None => {
                     hand.round += 1;
                     look.cools = policy::cools(hand.round);
-                    (block, from) = (0, 0);
+                    (block, from, asked) = (0, 0, 0);
                 }
             }
         }
@@ -217,6 +221,7 @@ impl Core {
                     record.pages[at].cool(seen);
                 }
             } else if record.pages[at].begin_leave(seen) {
+                self.ghost.prefetch((block * BLOCK_PAGES + at) as u64);
                 work.victims.push(Victim {
                     page: (block * BLOCK_PAGES + at) as u64,
                     dirty,

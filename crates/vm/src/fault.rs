@@ -325,6 +325,7 @@ impl<'a> Fault<'a> {
             core.leave(1);
             return Begun::Changed;
         }
+        core.ghost.prefetch(self.page);
         // Noted before it is there: whoever is woken by its coming may ask for a write-back that must find it.
         record.note(at);
         Begun::Filling { writable }

@@ -59,6 +59,11 @@ impl Ghost {
         (&self.entries[at], (hash >> 32) as u32 & MARK)
     }
 
+    /// Asks for the memory that `comes` and `leaves` look at.
+    pub fn prefetch(&self, page: u64) {
+        terrace_media::prefetch_line(self.place(page).0);
+    }
+
     /// Pages that leave while a stamp stays the same.
     fn unit_pages(&self) -> u64 {
         (self.entries.len() as u64 / u64::from(STAMPS)).max(1)

@@ -21,6 +21,8 @@ const SLOT_PAGES: u64 = (SLOT_BYTES / PAGE_BYTES) as u64;
 const RESERVE_BYTES_MAX: usize = 1 << 46;
 /// The most blocks with resident pages.
 const RECORDS_MAX: usize = 1 << 22;
+/// Blocks whose memory is asked for at once.
+const ASKED_TOGETHER: usize = 16;
 /// DRAM of a record.
 pub(crate) const RECORD_BYTES: usize = size_of::<Record>();
 
@@ -276,6 +278,26 @@ impl Space {
             (at, hidden) = (at + 1, 0);
         }
         None
+    }
+
+    /// Asks for the memory of the next few live blocks' words and records. One after the other each would be waited for alone. Where to ask again.
+    pub fn ask_for(&self, from: usize, end: usize) -> usize {
+        let mut next = from;
+        let mut some = [0; ASKED_TOGETHER];
+        let mut len = 0;
+        while len < ASKED_TOGETHER
+            && let Some(block) = self.next_live(next, end)
+        {
+            terrace_media::prefetch_line(&self.blocks[block]);
+            some[len] = block;
+            (len, next) = (len + 1, block + 1);
+        }
+        for block in &some[..len] {
+            if let Some(record) = self.blocks[*block].record() {
+                terrace_media::prefetch_line(&self.records[record as usize].maybe);
+            }
+        }
+        next.max(from + 1)
     }
 
     /// Blocks that are not empty: each has a page table.

@@ -182,6 +182,7 @@ impl Backing for Pages {
     }
 
     fn store(&self, pages: &[Changed<'_>]) -> Result<usize, StoreError> {
+        self.store.ask_for(self.table, pages.iter().map(|c| c.page));
         let mut room = self.store.take_buf(ROOM_BYTES);
         let mut result = Ok(pages.len());
         for (at, changed) in pages.iter().enumerate() {
@@ -335,6 +336,10 @@ impl Backing for Objects {
     }
 
     fn store(&self, pages: &[Changed<'_>]) -> Result<usize, StoreError> {
+        for changed in pages {
+            terrace_media::prefetch(&changed.bytes.0[self.span(changed.page)]);
+        }
+        self.store.ask_for(self.table, pages.iter().map(|c| c.page));
         let object = |c: &Changed<'_>| {
             let bytes = &c.bytes.0[self.span(c.page)];
             self.store

@@ -125,6 +125,15 @@ impl Table {
         }
     }
 
+    /// Asks for the memory of slot `n`.
+    #[inline]
+    pub fn prefetch(&self, n: u64) {
+        let (chunk, at) = (n as usize / CHUNK_SLOTS, n as usize % CHUNK_SLOTS);
+        if let Some(Some(chunk)) = self.chunks.get(chunk) {
+            terrace_media::prefetch_line(&chunk.slots[at * self.width]);
+        }
+    }
+
     /// What is known of number `n`.
     #[inline]
     pub fn get(&self, n: u64) -> State {

@@ -122,6 +122,14 @@ impl Tables {
 }
 
 impl Directory for Tables {
+    #[inline]
+    fn prefetch(&self, who: Subject) {
+        let (table, n) = self.place(who);
+        if let Some(table) = self.table(table) {
+            table.prefetch(n);
+        }
+    }
+
     fn find(&self, who: Subject, mut f: impl FnMut(Slot) -> bool) -> Option<Slot> {
         self.slot(who).filter(|&slot| f(slot))
     }

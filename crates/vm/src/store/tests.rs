@@ -159,7 +159,10 @@ fn what_was_written_long_ago_leaves_dram_where_others_are_read() {
     let store = store(&device);
     fill(&store, 60_000);
     let before = store.stats().lanes;
-    assert!(before.dirty_bytes * 4 > before.dirty_max_bytes, "{before:?}");
+    assert!(
+        before.dirty_bytes * 4 > before.dirty_max_bytes,
+        "{before:?}"
+    );
     let until = Instant::now() + Duration::from_secs(30);
     loop {
         for id in 0..60_000 {

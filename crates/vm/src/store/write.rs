@@ -206,6 +206,19 @@ impl Store {
         })
     }
 
+    /// Asks for the memory that storing these objects will look at: slots first, then the entries that they name. One after the other each would be
+    /// waited for alone, with its lane locked.
+    pub(crate) fn ask_for(&self, table: u16, ids: impl Iterator<Item = u64> + Clone) {
+        for lane_id in 0..self.lanes() {
+            let lane = self.pool.lane(lane_id);
+            let own = |id: &u64| (id & self.lane_mask) as u16 == lane_id;
+            let mine = ids.clone().filter(own);
+            let mine = mine.map(|id| Store::who(ObjectId::new(table, id)));
+            mine.clone().for_each(|who| lane.prefetch_slot(who));
+            mine.for_each(|who| lane.prefetch_entry(who));
+        }
+    }
+
     /// Stores several objects, those of one lane under one lock. On an error, how many of the first are stored is
     /// unspecified, each of them whole.
     pub fn put_many(&self, table: u16, objects: &[(u64, &[u8])]) -> Result<(), ObjectError> {
