@@ -348,8 +348,9 @@ impl<D: Snapshot + Send> Worker<D> {
         // Any lane: a command of this thread may have filled one that another looks
         // after, whose thread sleeps.
         let due = self.pool.lanes.iter().any(|lane| {
-            let lane = lane.lock();
+            let mut lane = lane.lock();
             let p = policy::Pressure {
+                read_up_bytes: lane.read_up_bytes(),
                 sync: self.pool.is_sync(),
                 since_close_ms: self.pool.commit.since_close_ms(now),
                 flush_interval_ms: self.pool.options.flush_interval.as_millis() as u64,

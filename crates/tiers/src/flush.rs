@@ -48,7 +48,6 @@ impl<D: Snapshot> Lane<D> {
                 true => self.dirty_max.max(4),
                 false => policy::dirty_now_bytes(self.dirty_max, self.steppable_bytes()),
             },
-            read_up_bytes: self.stats.promoted_bytes - self.read_up_at_close,
             writers_wait: self.writers_wait,
             freed_untold: self.wants_to_tell(),
             cleaning_ready: self.cleaning_ready(),
@@ -66,7 +65,6 @@ impl<D: Snapshot> Lane<D> {
         }
         self.open_epoch += 1;
         self.epoch_start = end;
-        self.read_up_at_close = self.stats.promoted_bytes;
         self.dirty_at_start = self.dirty_appended - self.mem.dirty_after(end);
         self.moved_in_epoch = 0;
         self.first_batch = true;

@@ -57,8 +57,8 @@ pub struct Lane<D> {
     pub(crate) dirty_at_start: u64,
     pub(crate) dirty_durable: u64,
     pub(crate) dirty_max: u64,
-    /// Bytes that reads had brought up when the last epoch was closed.
-    pub(crate) read_up_at_close: u64,
+    /// The epoch that was open at the last look, and the bytes that reads had brought up at the first look in it.
+    pub(crate) read_up_in: (u64, u64),
     /// Nothing is written any more: see `scratch`.
     pub(crate) in_memory_only: bool,
 
@@ -152,7 +152,7 @@ impl<D: Snapshot> Lane<D> {
             durable: start,
             dirty_appended: 0,
             dirty_at_start: 0,
-            read_up_at_close: 0,
+            read_up_in: (0, 0),
             dirty_durable: 0,
             dirty_max: 0,
             in_memory_only: false,

@@ -51,6 +51,14 @@ impl<D: Snapshot> Lane<D> {
         }
     }
 
+    /// Bytes of entries that reads brought up to DRAM since this was first asked after the last epoch was closed.
+    pub fn read_up_bytes(&mut self) -> u64 {
+        if self.read_up_in.0 != self.open_epoch {
+            self.read_up_in = (self.open_epoch, self.stats.promoted_bytes);
+        }
+        self.stats.promoted_bytes - self.read_up_in.1
+    }
+
     /// Forgets the object that `slot` names, of a scratch lane: both copies are dead at once. Needs no room.
     pub fn discard(&mut self, who: Subject, slot: Slot) {
         assert!(self.cfg.scratch, "a lane that keeps its data deletes");
