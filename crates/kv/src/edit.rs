@@ -18,11 +18,61 @@ use crate::{KvError, KvErrorKind, Step, Wait, inline_max_bytes};
 use std::sync::Arc;
 use terrace_log::Kind;
 use terrace_log::entry::entry_bytes;
-use terrace_pool::{Held as HeldLanes, Task, Worker};
+use terrace_pool::{Held as HeldLanes, Pool, Task, Worker};
 use terrace_tiers::ReadPlan;
 
 /// The most bytes of values that one edit is shown.
 const SHOWN_MAX_BYTES: usize = 16 << 20;
+/// So many of them each thread has beside the cap's parts; what is more is granted in steps of as many.
+const SHOWN_STEP_BYTES: usize = 64 << 10;
+
+/// Memory of the connections' share for the values that an edit is shown, until it is over.
+#[derive(Default)]
+struct Shown {
+    bytes: usize,
+    granted: Option<(Arc<Pool>, u64)>,
+}
+
+impl Shown {
+    /// One more value is shown.
+    fn add(&mut self, w: &Worker, bytes: usize) -> Result<(), KvError> {
+        self.bytes += bytes;
+        if self.bytes > SHOWN_MAX_BYTES {
+            return Err(KvError::new(
+                KvErrorKind::TooLarge,
+                format!(
+                    "the values that the command or transaction names have more than {SHOWN_MAX_BYTES} bytes together; split it"
+                ),
+            ));
+        }
+        let granted = self.granted.as_ref().map_or(0, |(_, bytes)| *bytes);
+        let steps = self.bytes.div_ceil(SHOWN_STEP_BYTES).saturating_sub(1);
+        let wanted = (steps * SHOWN_STEP_BYTES) as u64;
+        if wanted <= granted {
+            return Ok(());
+        }
+        if !w.pool().ledger().grant(wanted - granted) {
+            return Err(KvError::new(
+                KvErrorKind::DramFull,
+                format!(
+                    "the values that the command or transaction names need {} bytes of buffers and more, which the connections' \
+                     budget does not have now; nothing was changed; try again, or split it",
+                    self.bytes
+                ),
+            ));
+        }
+        self.granted = Some((w.pool().clone(), wanted));
+        Ok(())
+    }
+}
+
+impl Drop for Shown {
+    fn drop(&mut self) {
+        if let Some((pool, bytes)) = &self.granted {
+            pool.ledger().ungrant(*bytes);
+        }
+    }
+}
 
 /// A value as an edit sees it.
 #[derive(Debug)]
@@ -133,7 +183,7 @@ pub fn edit_with<R, E: From<KvError>>(
     let of_uploads = uploads.iter().flatten().map(|u| u.lane);
     let mut held = w.hold(places.iter().map(|p| p.lane).chain(of_uploads));
     let looked = look(w, t, &shared, &mut held, keys, &places)?;
-    let Looked::All(views, binders, seen) = looked else {
+    let Looked::All(views, binders, seen, _shown) = looked else {
         drop(held);
         return Ok(looked.fetch(w, t));
     };
@@ -175,7 +225,7 @@ pub fn edit_with<R, E: From<KvError>>(
 
 /// What was found of all keys, their binders, and the epoch that makes it durable; or what must be read first.
 enum Looked {
-    All(Vec<View<LargeRef>>, Vec<Option<Binder>>, Option<u64>),
+    All(Vec<View<LargeRef>>, Vec<Option<Binder>>, Option<u64>, Shown),
     Reads(Vec<(u16, ReadPlan)>),
 }
 
@@ -199,7 +249,7 @@ fn look(
     let piece_bytes = large::piece_bytes(w);
     let (mut views, mut binders) = (Vec::with_capacity(keys.len()), Vec::new());
     let (mut reads, mut wait) = (Vec::new(), None);
-    let mut shown_bytes = 0;
+    let mut shown = Shown::default();
     for (key, &at) in keys.iter().zip(places) {
         let lane = held.lane(at.lane);
         let found = match find(t, lane, at, key) {
@@ -216,7 +266,11 @@ fn look(
             Found::Here { slot, fetched } => {
                 let e = entry_of(t, lane, at, slot, fetched);
                 let bytes = user_value(&e);
-                shown_bytes += bytes.len();
+                let more = shown.add(w, bytes.len());
+                if let Err(e) = more {
+                    let_go(held, reads);
+                    return Err(e);
+                }
                 if e.kind() == Kind::Binder {
                     binder = large::binder(bytes);
                 }
@@ -234,21 +288,12 @@ fn look(
         }
         views.push(view);
         binders.push(binder);
-        if shown_bytes > SHOWN_MAX_BYTES {
-            let_go(held, reads);
-            return Err(KvError::new(
-                KvErrorKind::TooLarge,
-                format!(
-                    "the values that the command or transaction names have more than {SHOWN_MAX_BYTES} bytes together; split it"
-                ),
-            ));
-        }
         if reads.len() >= READS_PER_TASK_MAX {
             break;
         }
     }
     Ok(match reads.is_empty() {
-        true => Looked::All(views, binders, wait),
+        true => Looked::All(views, binders, wait, shown),
         false => Looked::Reads(reads),
     })
 }

@@ -433,3 +433,39 @@ fn a_big_value_whose_time_is_up_goes_with_its_pieces() {
     assert_eq!(internal_slots(&rig), 0, "no piece and no record is left");
     assert_eq!((free_records(&rig), rig.pool.keys()), (all, 0));
 }
+
+#[test]
+fn what_an_edit_is_shown_is_granted_until_it_is_over() {
+    const KEYS: u16 = 100;
+    let (_device, mut rig) = rig();
+    for n in 0..KEYS {
+        rig.set(&n.to_le_bytes(), &[5; 900], Expiry::None).unwrap();
+    }
+    let pool = rig.pool.clone();
+    let held = move || pool.ledger().held(terrace_pool::Part::Connections);
+    let before = held();
+    let look = |rig: &mut Rig, keys: u16| {
+        let names: Vec<[u8; 2]> = (0..keys).map(u16::to_le_bytes).collect();
+        let names: Vec<&[u8]> = names.iter().map(|n| &n[..]).collect();
+        rig.run(|w, t| {
+            crate::edit::<_, crate::KvError>(w, t, &names, &[], &mut |seen| {
+                assert!(seen.views.iter().all(|view| view.exists()));
+                Ok((Vec::new(), held()))
+            })
+        })
+        .map(|(held, _)| held)
+    };
+    assert_eq!(look(&mut rig, 10).unwrap(), before, "little is free");
+    assert_eq!(look(&mut rig, KEYS).unwrap(), before + (64 << 10));
+    assert_eq!(held(), before, "and given back");
+    // The share is used up by others.
+    let ledger = rig.pool.ledger();
+    let mut taken = 0;
+    while ledger.grant(1 << 10) {
+        taken += 1 << 10;
+    }
+    let refused = look(&mut rig, KEYS).expect_err("there is no room");
+    assert!(refused.contains("does not have now"), "{refused}");
+    rig.pool.ledger().ungrant(taken);
+    assert!(look(&mut rig, KEYS).is_ok());
+}

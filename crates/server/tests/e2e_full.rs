@@ -228,7 +228,7 @@ fn e2e_long_values_are_replaced_for_ever_on_a_small_ssd() {
     let _alone = alone();
     let dir = TempDir::new("full-replaced");
     let pool = dir.pool();
-    let mut server = Server::start(&pool, &["--dram", "64M", "--ssd", "96M"]);
+    let server = Server::start(&pool, &["--dram", "64M", "--ssd", "96M"]);
     std::thread::scope(|s| {
         for writer in 0..WRITERS {
             let mut client = server.client();
@@ -310,7 +310,7 @@ fn e2e_a_full_ssd_comes_to_rest_whatever_the_length_of_values() {
     let _alone = alone();
     for len in [50_000, 65_536, 300_000] {
         let dir = TempDir::new("full-rest");
-        let mut server = Server::start(&dir.pool(), &["--dram", "64M", "--ssd", "96M"]);
+        let server = Server::start(&dir.pool(), &["--dram", "64M", "--ssd", "96M"]);
         let mut client = server.client();
         let refused = (0..SSD_BYTES / len as u64).find(|&n| {
             let reply = client.call(&[b"SET", &name(n), &value_of(n, len)]);
@@ -331,7 +331,7 @@ fn e2e_a_full_ssd_comes_to_rest_whatever_the_length_of_values() {
 fn e2e_blocks_of_small_durable_writes_do_not_fill_the_ssd() {
     let _alone = alone();
     let dir = TempDir::new("full-blocks");
-    let mut server = Server::start(&dir.pool(), &["--dram", "64M", "--ssd", "96M"]);
+    let server = Server::start(&dir.pool(), &["--dram", "64M", "--ssd", "96M"]);
     let mut client = server.client();
     for n in 0..SSD_BYTES / 4096 + 1_000 {
         let reply = client.call(&[b"SET", &name(n), &value_of(n, 100)]);

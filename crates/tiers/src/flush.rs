@@ -484,11 +484,8 @@ impl<D: Snapshot> Lane<D> {
     /// Takes no more updates, for this reason.
     pub fn fail(&mut self, why: &str) {
         if self.failed.is_none() {
-            tracing::error!(
-                lane = self.cfg.lane,
-                why,
-                "the lane is read-only from now on"
-            );
+            // The pool says it once for the operator.
+            tracing::debug!(lane = self.cfg.lane, why, "the lane is read-only");
             self.failed = Some(why.to_string());
         }
     }

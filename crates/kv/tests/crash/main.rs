@@ -170,7 +170,8 @@ fn nearly_full() {
         fullest[shape] = life.full_percent.max(fullest[shape]);
     }
     println!("{judged} crash states judged, at most {fullest:?} % full");
-    assert!(fullest.iter().all(|full| *full >= 50), "{fullest:?}");
+    // Blocks of small epochs are not full of data: the sync lanes turn over all the time with less.
+    assert!(fullest.iter().all(|full| *full >= 40), "{fullest:?}");
     assert!(fullest.iter().any(|full| *full >= 95), "{fullest:?}");
 }
 

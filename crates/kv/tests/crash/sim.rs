@@ -401,8 +401,10 @@ fn found(
         return Err(format!("damage: {:?}", rig.pool.damage()));
     }
     // A start does not know which batches a write that failed has left behind; a full scan cannot tell what was free
-    // and half written anew from what is damaged, which is rare where little is taken again.
-    let told_apart = plan.failing_writes == 0 && !(by_scan && plan.more_bytes > 0);
+    // and half written anew from what is damaged, which is rare where little is taken again: in lanes that are not full, and whose
+    // epochs fill their blocks.
+    let taken_again = plan.more_bytes > 0 || plan.shape.durability == Durability::Sync;
+    let told_apart = plan.failing_writes == 0 && !(by_scan && taken_again);
     if crash.event.is_multiple_of(3) {
         let check = terrace_pool::check_on_device(device).map_err(|e| format!("check: {e}"))?;
         if told_apart && check.checkpoint && !check.damage.is_empty() {

@@ -212,16 +212,6 @@ enum Next {
     Flow(Step<()>),
 }
 
-/// Leaves a step that must wait.
-macro_rules! step {
-    ($outcome:expr) => {
-        match $outcome? {
-            Step::Done(value) => value,
-            Step::Wait(wait) => return Ok(Next::Flow(Step::Wait(wait))),
-        }
-    };
-}
-
 type ExecIn<S> = Exec<<S as Store>::Task, <S as Store>::Large, <S as Store>::Upload>;
 
 /// Begins with the transaction that is queued.

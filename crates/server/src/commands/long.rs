@@ -134,16 +134,6 @@ enum Next {
     Flow(Step<()>),
 }
 
-/// Leaves a step that must wait.
-macro_rules! step {
-    ($outcome:expr) => {
-        match $outcome? {
-            Step::Done(value) => value,
-            Step::Wait(wait) => return Ok(Next::Flow(Step::Wait(wait))),
-        }
-    };
-}
-
 /// Does a part of the job; when it is through, the reply is written.
 pub fn run<S: Store>(cx: &mut Cx<'_, S>, job: &Job<'_, S>) -> Result<Flow<S::Large>, Fault> {
     let mut long = cx.progress.long.take().unwrap_or_default();

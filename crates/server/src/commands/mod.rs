@@ -2,6 +2,16 @@
 //! `Flow::Wait` and has written nothing (or, for the commands that go on where they were, only whole parts that
 //! `Progress` knows of); it is then called again with the same arguments.
 
+/// Leaves a part of a command that goes in steps, of which each may have to wait: where `Step` and the module's own `Next` are.
+macro_rules! step {
+    ($outcome:expr) => {
+        match $outcome? {
+            Step::Done(value) => value,
+            Step::Wait(wait) => return Ok(Next::Flow(Step::Wait(wait))),
+        }
+    };
+}
+
 mod admin;
 mod bits;
 mod client;
