@@ -129,18 +129,7 @@ impl Arena {
             Backing::Plain => Memory::Own(Buf::zeroed(self.piece_bytes)),
             Backing::Shared { base, .. } => {
                 // SAFETY: index < pieces_max, so the offset lies within the mapping.
-                let at = unsafe { base.add(index as usize * self.piece_bytes) };
-                // All of it will be written: one call costs half of what a fault for each page does. Where the kernel
-                // does not know that (before 5.14) or has no memory, the faults come one by one.
-                // SAFETY: the piece lies within our mapping, and the advice changes no content.
-                unsafe {
-                    libc::madvise(
-                        at.as_ptr().cast(),
-                        self.piece_bytes,
-                        libc::MADV_POPULATE_WRITE,
-                    )
-                };
-                Memory::Mapped(at)
+                Memory::Mapped(unsafe { base.add(index as usize * self.piece_bytes) })
             }
         };
         Some(Piece {
