@@ -135,6 +135,16 @@ pub fn set_item<R>(
         drop(held);
         return Ok(missing(w, t, need).expect("something is missing"));
     }
+    if old.is_none() && cond == Cond::Always && expiry != Expiry::Keep {
+        let expiry_ms = match expiry {
+            Expiry::At(ms) => Some(ms),
+            Expiry::None | Expiry::Keep => None,
+        };
+        let done = put_value(w, t, &shared, &mut held, &c[0], value, (expiry_ms, meta))?;
+        drop(held);
+        wait_durable(w, t, done.wait);
+        return Ok(Step::Done((true, None)));
+    }
     let piece_bytes = large::piece_bytes(w);
     // What is compared or kept must be readable.
     let exact = expiry == Expiry::Keep || matches!(cond, Cond::IfToken(_));

@@ -8,8 +8,7 @@
 //! is hashed, the number is the subject. It still goes through this type, since the
 //! cleaner asks an entry whose it is and gets the answer from its key.
 
-use siphasher::sip128::{Hasher128, SipHasher13};
-use std::hash::Hasher as _;
+use siphasher::sip128::SipHasher13;
 
 /// The pool's secret, 128 bits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -90,9 +89,7 @@ impl Hasher {
             number[..len].copy_from_slice(&key[..len]);
             return ObjectId(u64::from_le_bytes(number)).hash();
         };
-        let mut h = SipHasher13::new_with_keys(secret.0, secret.1 ^ u64::from(space));
-        h.write(key);
-        let h = h.finish128();
+        let h = SipHasher13::new_with_keys(secret.0, secret.1 ^ u64::from(space)).hash(key);
         KeyHash {
             index: h.h1,
             place: h.h2,

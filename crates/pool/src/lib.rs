@@ -12,6 +12,7 @@ mod error;
 mod held;
 mod ledger;
 mod lock;
+mod near;
 mod open;
 mod options;
 mod reads;

@@ -8,6 +8,7 @@
 
 use crate::held::Held;
 use crate::ledger::Part;
+use crate::near::Near;
 use crate::open::{Pool, QUEUE_DEPTH};
 use crate::options::Contents;
 use crate::reads::Reads;
@@ -60,8 +61,8 @@ pub struct Worker<D = KeyMap> {
     turns: u64,
     /// The pool's clock as of this turn: commands of one turn see one time.
     turn_ms: u64,
-    /// Memory for `prefetch`; empty in between.
-    near: Vec<(u16, Subject)>,
+    /// What `prefetch` asked for last.
+    near: Near,
 }
 
 impl<D: Snapshot + Send> Worker<D> {
@@ -78,7 +79,7 @@ impl<D: Snapshot + Send> Worker<D> {
             closing: false,
             turns: 0,
             turn_ms: pool.clock.now_ms(),
-            near: Vec::new(),
+            near: Near::default(),
             pool,
         };
         worker.keep_cap();
@@ -116,6 +117,10 @@ impl<D: Snapshot + Send> Worker<D> {
 
     /// Lane and subject of a key.
     pub fn place(&self, space: u8, key: &[u8]) -> (u16, Subject) {
+        let known = || self.near.find(key);
+        if let Some(place) = (space == 0).then(known).flatten() {
+            return place;
+        }
         let hash = self.pool.hasher.hash(space, key);
         let lanes = self.pool.lanes.len() as u64;
         let lane = match lanes {
@@ -135,33 +140,42 @@ impl<D: Snapshot + Send> Worker<D> {
     /// Asks for the memory that commands on these user keys will want, all at once: one
     /// after the other each would wait for it alone.
     pub fn prefetch<'k>(&mut self, keys: impl Iterator<Item = &'k [u8]>) {
-        let mut places = std::mem::take(&mut self.near);
-        places.clear();
-        places.extend(keys.map(|key| self.place(0, key)));
+        self.near.clear();
+        let mut near = std::mem::take(&mut self.near);
+        keys.for_each(|key| near.add(key, self.place(0, key)));
         for id in 0..self.pool.lanes.len() as u16 {
-            if places.iter().all(|(lane, _)| *lane != id) {
+            if near.places().all(|(lane, _)| lane != id) {
                 continue;
             }
             let lane = self.pool.lanes[id as usize].lock();
-            let here = || places.iter().filter(|(l, _)| *l == id);
-            here().for_each(|(_, who)| lane.prefetch_slot(*who));
-            here().for_each(|(_, who)| lane.prefetch_entry(*who));
+            let here = || near.places().filter(|(l, _)| *l == id);
+            here().for_each(|(_, who)| lane.prefetch_slot(who));
+            here().for_each(|(_, who)| lane.prefetch_entry(who));
         }
-        self.near = places;
+        self.near = near;
     }
 
     /// Locks several lanes in order, all in the same epoch: what is changed in them
     /// while they are held becomes durable together.
     pub fn hold(&self, lanes: impl IntoIterator<Item = u16>) -> Held<'_, D> {
-        let mut wanted: SmallVec<[u16; 8]> = lanes.into_iter().collect();
-        if wanted.len() > 1 {
+        let mut held: SmallVec<[_; 2]> = SmallVec::new();
+        let mut lanes = lanes.into_iter();
+        let first = lanes.next();
+        let second = lanes.find(|l| Some(*l) != first);
+        if let (Some(only), None) = (first, second) {
+            // Mostly a command has one key.
+            held.push((only, self.pool.lanes[only as usize].lock()));
+        } else {
+            let mut wanted: SmallVec<[u16; 8]> = first.into_iter().chain(second).collect();
+            wanted.extend(lanes);
             wanted.sort_unstable();
             wanted.dedup();
+            held.extend(
+                wanted
+                    .into_iter()
+                    .map(|l| (l, self.pool.lanes[l as usize].lock())),
+            );
         }
-        let mut held: SmallVec<[_; 2]> = wanted
-            .into_iter()
-            .map(|l| (l, self.pool.lanes[l as usize].lock()))
-            .collect();
         let open = self.pool.commit.open();
         let now = self.turn_ms;
         for (_, lane) in &mut held {

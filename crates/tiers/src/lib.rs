@@ -27,6 +27,7 @@ mod scratch;
 mod ssd;
 mod stats;
 mod survey;
+mod units;
 mod unverified;
 mod verify;
 mod walk;

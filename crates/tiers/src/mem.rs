@@ -15,11 +15,12 @@
 
 use crate::policy;
 use crate::ranks::{self, Ranks};
+use crate::units::Units;
 use std::collections::{BTreeSet, VecDeque};
 use std::sync::Arc;
 use terrace_log::entry::{self, Entry, FLAG_DEAD};
 use terrace_log::frame::SEGMENT_HEADER_BYTES;
-use terrace_log::{Loc, NewEntry, Terrace, UNIT_BYTES, addr};
+use terrace_log::{Loc, NewEntry, Terrace, addr};
 use terrace_media::{Arena, Piece};
 
 /// Position in the update order of the dirty log: segment order and offset.
@@ -90,6 +91,7 @@ const ENTRY_HEAD_BYTES: usize = 64;
 pub struct MemTerrace {
     terrace: Terrace,
     segment_bytes: usize,
+    units: Units,
     arena: Arc<Arena>,
     segments: Vec<Option<Segment>>,
     free: Vec<u32>,
@@ -113,6 +115,7 @@ impl MemTerrace {
         MemTerrace {
             terrace,
             segment_bytes,
+            units: Units::of(segment_bytes),
             arena,
             segments: Vec::new(),
             free: Vec::new(),
@@ -161,16 +164,13 @@ impl MemTerrace {
         self.quota.saturating_sub(self.taken())
     }
 
+    #[inline]
     fn split(&self, unit: u64) -> (usize, usize) {
-        let units = (self.segment_bytes / UNIT_BYTES) as u64;
-        (
-            (unit / units) as usize,
-            (unit % units) as usize * UNIT_BYTES,
-        )
+        let (id, offset) = self.units.split(unit);
+        (id as usize, offset)
     }
     fn unit(&self, id: u32, offset: usize) -> u64 {
-        let units = (self.segment_bytes / UNIT_BYTES) as u64;
-        u64::from(id) * units + (offset / UNIT_BYTES) as u64
+        self.units.unit(id, offset)
     }
     fn segment(&self, id: u32) -> &Segment {
         self.segments[id as usize].as_ref().expect("segment in use")

@@ -14,9 +14,11 @@ pub struct Ranks {
     buckets: Vec<BTreeSet<(u64, u32)>>,
 }
 
-/// The bucket of a segment with `live` of `size` bytes live.
+/// The bucket of a segment with `live` of `size` bytes live; `size` is a power of two.
+#[inline]
 pub fn bucket(live: u64, size: u64) -> u8 {
-    (live * BUCKETS as u64 / size.max(1)).min(BUCKETS as u64 - 1) as u8
+    debug_assert!(size.is_power_of_two());
+    ((live * BUCKETS as u64) >> size.trailing_zeros()).min(BUCKETS as u64 - 1) as u8
 }
 
 impl Ranks {
@@ -51,13 +53,13 @@ mod tests {
     #[test]
     fn the_oldest_of_a_bucket_comes_first() {
         let mut ranks = Ranks::new();
-        for (live, age, id) in [(10, 7, 1), (11, 3, 2), (640, 1, 3), (639, 1, 4)] {
-            ranks.add(bucket(live, 640), age, id);
+        for (live, age, id) in [(16, 7, 1), (17, 3, 2), (1024, 1, 3), (1023, 1, 4)] {
+            ranks.add(bucket(live, 1024), age, id);
         }
-        assert_eq!(ranks.of(bucket(10, 640)).collect::<Vec<_>>(), [2, 1]);
+        assert_eq!(ranks.of(bucket(16, 1024)).collect::<Vec<_>>(), [2, 1]);
         assert_eq!(ranks.of(BUCKETS as u8 - 1).collect::<Vec<_>>(), [3, 4]);
-        assert!(ranks.remove(bucket(11, 640), 3, 2));
-        assert!(!ranks.remove(bucket(11, 640), 3, 2));
-        assert_eq!(ranks.of(bucket(10, 640)).collect::<Vec<_>>(), [1]);
+        assert!(ranks.remove(bucket(17, 1024), 3, 2));
+        assert!(!ranks.remove(bucket(17, 1024), 3, 2));
+        assert_eq!(ranks.of(bucket(16, 1024)).collect::<Vec<_>>(), [1]);
     }
 }

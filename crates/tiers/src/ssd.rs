@@ -20,12 +20,13 @@
 use crate::config::{Config, Rule};
 use crate::policy;
 use crate::ranks::{self, BUCKETS, Ranks};
+use crate::units::Units;
 use std::collections::{HashMap, VecDeque};
 use std::ops::{Deref, DerefMut};
 use terrace_log::entry::Entry;
 use terrace_log::frame::Life;
 use terrace_log::writer::SegmentWriter;
-use terrace_log::{Loc, Terrace, UNIT_BYTES, addr};
+use terrace_log::{Loc, Terrace, addr};
 use terrace_media::{BLOCK_BYTES, SegBuf};
 
 /// State of a segment; see the table above.
@@ -123,6 +124,7 @@ impl Segment {
 pub struct Ssd {
     /// Size of a segment.
     pub segment_bytes: usize,
+    units: Units,
     base: u64,
     pool: u64,
     lane: u16,
@@ -208,6 +210,7 @@ impl Ssd {
     pub fn new(cfg: &Config) -> Ssd {
         Ssd {
             segment_bytes: cfg.segment_bytes,
+            units: Units::of(cfg.segment_bytes),
             base: cfg.ssd_base,
             pool: cfg.pool,
             lane: cfg.lane,
@@ -251,12 +254,15 @@ impl Ssd {
     fn account(&self, id: u32) -> Account {
         let s = &self.segments[id as usize];
         let live_bytes = live_share(s);
-        let kept = kept_share(s, self.segment_bytes as u64);
-        let live = ranks::bucket(kept, self.segment_bytes as u64);
+        let rank = || {
+            let segment_bytes = self.segment_bytes as u64;
+            let kept = policy::kept_bytes(live_bytes, s.used_bytes.into(), segment_bytes);
+            (ranks::bucket(kept, segment_bytes), s.first_seq)
+        };
         Account {
             live_bytes,
             tomb_bytes: u64::from(s.tomb_bytes),
-            rank: (s.state == State::Sealed).then_some((live, s.first_seq)),
+            rank: (s.state == State::Sealed).then(rank),
         }
     }
     /// Sealed segments that the cleaner may take, some of each live share, the oldest ones of it, emptiest first.
@@ -321,15 +327,13 @@ impl Ssd {
         }
     }
     /// Segment and offset in it of a location.
+    #[inline]
     pub fn split(&self, loc: Loc) -> (u32, usize) {
-        let units = (self.segment_bytes / UNIT_BYTES) as u64;
-        let id = (loc.unit() / units) as u32;
-        (id, (loc.unit() % units) as usize * UNIT_BYTES)
+        self.units.split(loc.unit())
     }
     /// Location of an entry of `len` bytes.
     pub fn loc(&self, id: u32, offset: usize, len: usize) -> Loc {
-        let units = (self.segment_bytes / UNIT_BYTES) as u64;
-        let unit = u64::from(id) * units + (offset / UNIT_BYTES) as u64;
+        let unit = self.units.unit(id, offset);
         Loc::new(Terrace::Ssd, addr::class_of(len), unit)
     }
     /// Whether a location from outside (a checkpoint, an entry) lies in this lane.
@@ -533,10 +537,12 @@ impl Ssd {
 /// Bytes of a segment that must be kept. Classes round up, so live ones count for what they are of the bytes used; but blocks that
 /// small epochs have filled up are garbage, not live.
 pub fn live_share(s: &Segment) -> u64 {
-    let entries = s.used_bytes.min(s.total_class_bytes);
-    let keep = match s.total_class_bytes {
-        0 => 0,
-        total => u64::from(entries) * u64::from(s.live_class_bytes) / u64::from(total),
+    let (used, total) = (s.used_bytes, s.total_class_bytes);
+    let live = u64::from(s.live_class_bytes);
+    // A division is worth avoiding: this is asked several times an update.
+    let keep = match used < total {
+        true => u64::from(used) * live / u64::from(total),
+        false => live,
     };
     keep + u64::from(s.tomb_bytes)
 }

@@ -56,6 +56,29 @@ fn far_cr(data: &[u8], from: usize) -> Option<usize> {
     memchr::memchr(b'\r', &data[from..end]).map(|at| at + from)
 }
 
+/// The number and the length of a header line that is like almost all: one to four digits, the first no zero. `None`: it must be
+/// looked at more closely.
+#[inline]
+fn plain_header(data: &[u8]) -> Option<(usize, usize)> {
+    let near: &[u8; 8] = data.first_chunk()?;
+    let first = near[1].wrapping_sub(b'1');
+    if first > 8 {
+        return None;
+    }
+    let mut value = usize::from(first) + 1;
+    for (at, &b) in near.iter().enumerate().take(6).skip(2) {
+        if b == b'\r' {
+            return Some((value, at + 2));
+        }
+        let digit = b.wrapping_sub(b'0');
+        if digit > 9 {
+            return None;
+        }
+        value = value * 10 + usize::from(digit);
+    }
+    None
+}
+
 /// A decimal integer as Redis's `string2ll` takes it: no plus, no leading zero, nothing around it.
 #[inline]
 pub fn integer(text: &[u8]) -> Option<i64> {
@@ -138,11 +161,14 @@ pub fn first_key(data: &[u8]) -> Option<&[u8]> {
     }
     let mut rest = data;
     for skipped in 0..3 {
-        let Line::Whole(digits, header) = header_line(rest) else {
-            return None;
-        };
         let kind = *rest.first()?;
-        let len = usize::try_from(integer(digits)?).ok()?;
+        let (len, header) = match plain_header(rest) {
+            Some(plain) => plain,
+            None => match header_line(rest) {
+                Line::Whole(digits, header) => (usize::try_from(integer(digits)?).ok()?, header),
+                _ => return None,
+            },
+        };
         let end = match (skipped, kind) {
             (0, b'*') => header,
             (1 | 2, b'$') => header.checked_add(len)?.checked_add(2)?,
@@ -165,26 +191,16 @@ fn second_word(data: &[u8]) -> Option<&[u8]> {
 
 #[inline]
 fn multibulk<'a>(data: &'a [u8], args: &mut Vec<&'a [u8]>) -> Parsed {
-    let (count, mut at) = match header_line(data) {
-        Line::Whole(digits, len) => match multibulk_len(digits) {
-            Ok(count) => (count, len),
-            Err(text) => return Parsed::Bad(text),
-        },
-        Line::Partial => return Parsed::Incomplete,
-        Line::TooLong => return Parsed::Bad(Cow::Borrowed("too big mbulk count string")),
+    let (count, mut at) = match plain_header(data).map_or_else(|| many(data), Ok) {
+        Ok(header) => header,
+        Err(parsed) => return parsed,
     };
-    for index in 0..count.max(0) {
+    for index in 0..count {
         let rest = &data[at..];
-        if rest.is_empty() {
-            return Parsed::Incomplete;
-        }
-        let (len, header) = match header_line(rest) {
-            Line::Whole(digits, header) => match bulk_len(rest[0], digits, index == 0) {
-                Ok(len) => (len, header),
-                Err(text) => return Parsed::Bad(text),
-            },
-            Line::Partial => return Parsed::Incomplete,
-            Line::TooLong => return Parsed::Bad(Cow::Borrowed("too big bulk count string")),
+        let plain = plain_header(rest).filter(|_| rest[0] == b'$');
+        let (len, header) = match plain.map_or_else(|| bulk(rest, index == 0), Ok) {
+            Ok(header) => header,
+            Err(parsed) => return parsed,
         };
         if len > INLINE_MAX_BYTES {
             return Parsed::Large;
@@ -197,6 +213,35 @@ fn multibulk<'a>(data: &'a [u8], args: &mut Vec<&'a [u8]>) -> Parsed {
         at += end + 2;
     }
     Parsed::Command(at)
+}
+
+/// How many arguments are announced, and how long the line is; or what else there is.
+#[cold]
+fn many(data: &[u8]) -> Result<(usize, usize), Parsed> {
+    match header_line(data) {
+        Line::Whole(digits, len) => match multibulk_len(digits) {
+            Ok(count) => Ok((count.max(0) as usize, len)),
+            Err(text) => Err(Parsed::Bad(text)),
+        },
+        Line::Partial => Err(Parsed::Incomplete),
+        Line::TooLong => Err(Parsed::Bad(Cow::Borrowed("too big mbulk count string"))),
+    }
+}
+
+/// The same of an argument: its length, and that of its header.
+#[cold]
+fn bulk(rest: &[u8], is_name: bool) -> Result<(usize, usize), Parsed> {
+    if rest.is_empty() {
+        return Err(Parsed::Incomplete);
+    }
+    match header_line(rest) {
+        Line::Whole(digits, header) => match bulk_len(rest[0], digits, is_name) {
+            Ok(len) => Ok((len, header)),
+            Err(text) => Err(Parsed::Bad(text)),
+        },
+        Line::Partial => Err(Parsed::Incomplete),
+        Line::TooLong => Err(Parsed::Bad(Cow::Borrowed("too big bulk count string"))),
+    }
 }
 
 #[cold]
