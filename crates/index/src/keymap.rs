@@ -7,7 +7,7 @@
 //! A saved piece is a run of pages: shard u32, depth u8, count u8, two zero
 //! bytes, prefix u64, then count slots of 8 bytes with their tags.
 
-use crate::{Config, Index};
+use crate::{At, Config, Index};
 use terrace_log::addr::SLOT_LOW_BITS;
 use terrace_log::{Directory, Full, Loc, Order, Slot, Snapshot, Subject};
 
@@ -17,6 +17,8 @@ const PAGE_HEADER_BYTES: usize = 16;
 pub struct KeyMap {
     index: Index,
     user_shards: u32,
+    /// What was updated last, and where: mostly its slot is swung next. None once a page may have moved.
+    last: Option<(Subject, At)>,
 }
 
 impl KeyMap {
@@ -30,12 +32,16 @@ impl KeyMap {
                 payload_bits,
             }),
             user_shards,
+            last: None,
         }
     }
 
+    #[inline]
     fn shard(&self, who: Subject) -> u32 {
+        let bits = (who.hash.place >> 32) as u32;
         match who.space {
-            0 => ((who.hash.place >> 32) % u64::from(self.user_shards)) as u32,
+            0 if self.user_shards.is_power_of_two() => bits & (self.user_shards - 1),
+            0 => bits % self.user_shards,
             _ => self.user_shards,
         }
     }
@@ -115,10 +121,12 @@ impl Directory for KeyMap {
         if new.0 != old {
             self.index.set(at, new.0);
         }
+        self.last = Some((who, at));
         Some(Slot(old))
     }
 
     fn insert(&mut self, who: Subject, slot: Slot) -> Result<(), Full> {
+        self.last = None;
         let shard = self.shard(who);
         self.index
             .insert(shard, who.hash.index, slot.0)
@@ -126,6 +134,7 @@ impl Directory for KeyMap {
     }
 
     fn remove(&mut self, who: Subject, at: Loc) -> bool {
+        self.last = None;
         let shard = self.shard(who);
         let named = |payload| Slot(payload).loc() == at;
         self.index.remove(shard, who.hash.index, named).is_some()
@@ -134,8 +143,14 @@ impl Directory for KeyMap {
     fn swing(&mut self, who: Subject, from: Loc, to: Slot) -> bool {
         let shard = self.shard(who);
         let named = |_, payload| Slot(payload).loc() == from;
-        match self.index.find(shard, who.hash.index, named) {
-            Some((at, _)) => {
+        let last = self.last.filter(|(last, _)| *last == who);
+        let there = last.filter(|(_, at)| named(*at, self.index.payload(*at)));
+        match there.or_else(|| {
+            self.index
+                .find(shard, who.hash.index, named)
+                .map(|(at, _)| (who, at))
+        }) {
+            Some((_, at)) => {
                 // The whole hash is known here: the tag gets back what growth took.
                 self.index.set_refresh(shard, who.hash.index, at, to.0);
                 true
@@ -182,6 +197,7 @@ impl Snapshot for KeyMap {
     }
 
     fn load(&mut self, mut image: &[u8]) -> Result<(), String> {
+        self.last = None;
         while !image.is_empty() {
             let (header, rest) = image
                 .split_at_checked(PAGE_HEADER_BYTES)
@@ -217,6 +233,7 @@ impl Snapshot for KeyMap {
     }
 
     fn clear(&mut self) {
+        self.last = None;
         self.index.clear();
     }
 

@@ -142,13 +142,21 @@ impl Index {
     /// # Panics
     /// If `at` is no slot any more.
     pub fn set_refresh(&mut self, shard: u32, hash: u64, at: At, payload: u64) {
-        let slot = *self.slot_mut(at.page, at.slot as usize);
-        let header = page::Header(self.tree.store.page(at.page)[0]);
-        debug_assert_eq!(header.place().shard, shard);
-        let layout = self.tree.layout;
-        debug_assert!(layout.matches(slot, layout.probe(hash, header.depth())));
+        debug_assert!({
+            let words = self.tree.store.page(at.page);
+            let (header, layout) = (page::Header(words[0]), self.tree.layout);
+            let probe = layout.probe(hash, header.depth());
+            header.place().shard == shard && layout.matches(words[1 + at.slot as usize], probe)
+        });
         self.tree
             .refresh_at(at.page, at.slot as usize, hash, payload);
+    }
+
+    /// The payload at a place that was found, and whose page has not moved since.
+    #[inline]
+    fn payload(&self, at: At) -> u64 {
+        let words = self.tree.store.page(at.page);
+        self.tree.layout.payload(words[1 + at.slot as usize])
     }
 
     fn slot_mut(&mut self, page: PageRef, i: usize) -> &mut u64 {

@@ -24,6 +24,7 @@ use terrace_pool::{Held, Lane, Task, Worker};
 use terrace_tiers::ReadPlan;
 
 /// The state that a change replaces.
+#[derive(Clone, Copy)]
 struct Prev {
     slot: Slot,
     /// Set when the entry, expired or not, binds pieces.
@@ -68,7 +69,21 @@ pub(crate) struct Change<'a> {
     /// Lane and record of the upload that it binds.
     pub upload: Option<(u16, u16)>,
     /// What `prepare` found, if nothing else of the command can change it before `commit`.
-    pub found: Option<Looked>,
+    pub found: Option<Known>,
+}
+
+/// Where a key is, and what it was.
+#[derive(Clone, Copy)]
+pub(crate) struct Known {
+    looked: Looked,
+    prev: Option<Prev>,
+}
+
+impl Known {
+    pub(crate) fn new(t: &Task, lane: &Lane, at: Place, looked: Looked) -> Known {
+        let prev = prev_of(t, lane, at, looked);
+        Known { looked, prev }
+    }
 }
 
 pub(crate) fn check_key(key: &[u8]) -> Result<(), KvError> {
@@ -180,18 +195,21 @@ fn find_all(
     held: &mut Held<'_>,
     changes: &[Change<'_>],
     reads: &mut Vec<(u16, ReadPlan)>,
-) -> Result<Option<Looked>, KvError> {
+) -> Result<Option<Known>, KvError> {
     let mut ends = Ends::default();
-    let mut last = Ok(Found::Absent);
+    let mut last = Known {
+        looked: Ok(Found::Absent),
+        prev: None,
+    };
     for c in changes {
         let lane = held.lane(c.at.lane);
-        let found = find_to_replace(t, lane, c.at, c.key);
-        last = found;
-        if let Ok(Found::Read(plan)) = found {
+        let looked = find_to_replace(t, lane, c.at, c.key);
+        last = Known::new(t, lane, c.at, looked);
+        if let Ok(Found::Read(plan)) = looked {
             lane.count(|s| s.verify_reads += 1);
             reads.push((c.at.lane, plan));
         } else {
-            let bound = prev_of(t, lane, c.at, found).is_some_and(|p| p.binder.is_some());
+            let bound = last.prev.is_some_and(|p| p.binder.is_some());
             if let Some(nth) = ends.next(c, bound) {
                 let Some(record) = shared.registry.lock().peek(c.at.lane, nth) else {
                     return can_ever_end(w, shared, changes, c.at.lane, nth).map(|()| None);
@@ -265,7 +283,7 @@ fn can_ever_end(
 /// Where a change's key is, after `prepare`.
 pub(crate) fn found_now(t: &Task, lane: &mut Lane, c: &Change<'_>) -> Looked {
     match c.found {
-        Some(found) => found,
+        Some(known) => known.looked,
         None => find_to_replace(t, lane, c.at, c.key),
     }
 }
@@ -298,8 +316,14 @@ pub(crate) fn commit(
     bound: &[u64],
 ) -> Result<Committed, KvError> {
     let lane = held.lane(c.at.lane);
-    let found = found_now(t, lane, c);
-    let seen = match found {
+    let Known { looked, prev } = match c.found {
+        Some(known) => known,
+        None => {
+            let looked = find_to_replace(t, lane, c.at, c.key);
+            Known::new(t, lane, c.at, looked)
+        }
+    };
+    let seen = match looked {
         Ok(Found::Read(plan)) => {
             lane.unpin(plan.segment);
             return Err(KvError::wrong(
@@ -313,7 +337,6 @@ pub(crate) fn commit(
             None
         }
     };
-    let prev = prev_of(t, lane, c.at, found);
     let present = prev.as_ref().is_some_and(|p| p.present);
     let changed = Some(lane.open_epoch());
     let wait = match (new, &prev) {

@@ -5,7 +5,7 @@
 //! Never: waits after it has shown the entry.
 
 use crate::change::{
-    Missing, New, change, commit, found_now, missing, prepare, put, seen_with, wait_durable,
+    Known, Missing, New, change, commit, found_now, missing, prepare, put, seen_with, wait_durable,
 };
 use crate::find::{Found, entry_of, fetch, find, may_write, reserve, unharmed};
 use crate::{KvError, Outcome, Step, Wait, large};
@@ -99,7 +99,7 @@ pub(crate) fn modify<R>(
         }
         // Making room may have moved it.
         found = find(t, lane, c.at, c.key)?;
-        c.found = Some(Ok(found));
+        c.found = Some(Known::new(t, lane, c.at, Ok(found)));
         if let Found::Read(plan) = found {
             drop(held);
             return Ok(fetch(w, t, vec![(c.at.lane, plan)], false));

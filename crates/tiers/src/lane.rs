@@ -320,7 +320,9 @@ impl<D: Snapshot> Lane<D> {
         match (found, below, read) {
             (Some(slot), ..) => Look::Memory(slot),
             (None, Some((slot, fetched)), _) => {
-                self.dir.swing(who, slot.loc(), warmed(slot, is_use));
+                if is_use {
+                    self.dir.swing(who, slot.loc(), warmed(slot, is_use));
+                }
                 match fetched {
                     true => Look::Fetched(slot),
                     false => Look::Memory(slot),
