@@ -235,6 +235,8 @@ fn in_child(
     kept: bool,
 ) -> Result<Runtime, VmError> {
     descriptors::list(end.as_raw_fd());
+    // If the other process is gone, the first page says so.
+    let _ = crate::wire::greet(&end);
     let remote = Arc::new(Remote::new(end));
     let (base, bytes) = old.addresses;
     let share = serve::share_bytes(old.cap_bytes);

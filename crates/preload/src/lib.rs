@@ -13,6 +13,7 @@ mod arena;
 mod descriptors;
 mod direct;
 mod fork;
+mod keeper;
 mod malloc;
 mod mappings;
 mod maps;

@@ -127,7 +127,7 @@ impl Backing for RemotePages {
             Ok(say)
         });
         match said {
-            Err(Gone) => Err(FetchError::Closed),
+            Err(Gone) => Err(FetchError::Gone),
             Ok(Say {
                 errno: 0, found, ..
             }) => Ok(match found {

@@ -1,6 +1,6 @@
 //! The report of a run: at the end of the program, and when SIGUSR2 comes, if the program has no handler of its own for it.
 //!
-//! Promises: counts as they were kept, one line each; written with one call. Never: allocates from the program's malloc, or waits.
+//! Promises: counts as they were kept, one line each; written with one call. Never: allocates from the program's malloc.
 
 use crate::arena::ARENA;
 use crate::runtime::{self, Pool, Runtime};
@@ -10,7 +10,7 @@ use std::fmt::Write;
 use std::os::fd::{FromRawFd, IntoRawFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, Ordering};
 
 static TO: OnceLock<OsString> = OnceLock::new();
 /// A copy of stderr: programs close their own before they end.
@@ -20,11 +20,14 @@ static BELL: AtomicI32 = AtomicI32::new(-1);
 /// Stack of the thread that hears it.
 const STACK_BYTES: usize = 256 << 10;
 static DONE: AtomicBool = AtomicBool::new(false);
+/// The process whose report it is.
+static OF_PROCESS: AtomicU32 = AtomicU32::new(0);
 /// The most DRAM that was ever told.
 static PEAK_BYTES: AtomicU64 = AtomicU64::new(0);
 
 /// Takes note of where the report goes: a file, `-` for stderr, nothing for nowhere.
 pub fn prepare(to: OsString) {
+    OF_PROCESS.store(std::process::id(), Ordering::Release);
     if to.as_bytes() == b"-" {
         // SAFETY: makes a descriptor of another.
         let copy = unsafe { libc::fcntl(2, libc::F_DUPFD_CLOEXEC, descriptors::number_min()) };
@@ -49,7 +52,26 @@ pub fn prepare(to: OsString) {
 }
 
 extern "C" fn at_exit() {
+    if crate::serve::children() > 0 {
+        flush_stdout();
+    }
     end();
+}
+
+/// What the program printed is seen when it ends, not when the last that it forked does.
+fn flush_stdout() {
+    unsafe extern "C" {
+        static stdout: *mut libc::FILE;
+        fn ftrylockfile(stream: *mut libc::FILE) -> libc::c_int;
+        fn funlockfile(stream: *mut libc::FILE);
+    }
+    // SAFETY: the C library's own stream; another thread's is left to it.
+    unsafe {
+        if !stdout.is_null() && ftrylockfile(stdout) == 0 {
+            libc::fflush(stdout);
+            funlockfile(stdout);
+        }
+    }
 }
 
 extern "C" fn on_signal(_: i32) {
@@ -94,18 +116,29 @@ fn kept(made: i32) -> i32 {
 
 /// The process ends: the last report, once. Not from within the runtime, which a signal handler that ends the process may have interrupted.
 pub fn end() {
-    if !tls::is_inside() && !DONE.swap(true, Ordering::AcqRel) {
-        // Children of forks have their memory from this process: it stays until they are gone.
-        while crate::serve::children() > 0 {
-            // SAFETY: sleeps a few milliseconds.
-            unsafe { libc::usleep(5000) };
-        }
+    // A child of vfork ends in its parent's memory.
+    let is_here = OF_PROCESS.load(Ordering::Acquire) == std::process::id();
+    if is_here && !tls::is_inside() && !DONE.swap(true, Ordering::AcqRel) {
+        crate::keeper::stay();
         write("at its end");
     }
 }
 
+/// Whether SIGUSR2 is still this library's.
+pub fn answers_signal() -> bool {
+    // SAFETY: room for the answer.
+    let action = unsafe {
+        let mut action: libc::sigaction = std::mem::zeroed();
+        libc::sigaction(libc::SIGUSR2, std::ptr::null(), &mut action);
+        action.sa_sigaction
+    };
+    let handler: extern "C" fn(i32) = on_signal;
+    action == handler as usize
+}
+
 /// This process has the pool.
 pub fn here() {
+    OF_PROCESS.store(std::process::id(), Ordering::Release);
     DONE.store(false, Ordering::Release);
 }
 

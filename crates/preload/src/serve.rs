@@ -23,6 +23,8 @@ const STACK_BYTES: usize = 256 << 10;
 
 /// The ends of sockets at which children are served: they are not their siblings' business.
 static ENDS: [AtomicI32; VIEWS_MAX] = [const { AtomicI32::new(-1) }; VIEWS_MAX];
+/// Who is at the other end of each, as the kernel says; 0 as long as that is not known.
+static PROCESSES: [AtomicI32; VIEWS_MAX] = [const { AtomicI32::new(0) }; VIEWS_MAX];
 /// Children that are served.
 static LIVE: AtomicUsize = AtomicUsize::new(0);
 
@@ -31,9 +33,21 @@ pub fn children() -> usize {
     LIVE.load(Ordering::Acquire)
 }
 
+/// Sends a signal to all of them.
+pub fn pass_on(signal: i32) {
+    for process in &PROCESSES {
+        let process = process.load(Ordering::Acquire);
+        if process > 0 {
+            // SAFETY: a process that lives, since its end of the socket is open.
+            unsafe { libc::kill(process, signal) };
+        }
+    }
+}
+
 /// In a child: what belongs to the parent is closed.
 pub fn close_in_child() {
-    for end in &ENDS {
+    for (end, process) in ENDS.iter().zip(&PROCESSES) {
+        process.store(0, Ordering::Release);
         let fd = end.swap(-1, Ordering::AcqRel);
         if fd >= 0 {
             // SAFETY: a copy of the parent's, which nobody here uses.
@@ -98,29 +112,44 @@ fn begin(heap: &Heap, views: [&View; 2], bytes: u64, share_bytes: u64) -> Result
         promised_bytes: bytes,
         counted_bytes: share_bytes,
     };
-    let slot = ENDS.iter().find(|end| {
-        let fd = service.end.as_raw_fd();
-        let (before, now) = (Ordering::AcqRel, Ordering::Acquire);
-        end.compare_exchange(-1, fd, before, now).is_ok()
-    });
+    let slot = Slot::take(service.end.as_raw_fd());
     let thread = std::thread::Builder::new()
         .name("terrace-child".into())
         .stack_size(STACK_BYTES)
         .spawn(move || {
             let mut service = service;
+            if let (Ok(process), Some(slot)) = (wire::receive_greeting(&service.end), &slot) {
+                slot.is_of(process);
+            }
             // It ends when the child does.
             while service.turn().is_ok() {}
-            if let Some(slot) = slot {
-                slot.store(-1, Ordering::Release);
-            }
-            drop(service);
+            drop((slot, service));
             LIVE.fetch_sub(1, Ordering::AcqRel);
         });
-    // A thread that did not start has dropped the service; its slot names an end that is closed.
-    if let (Err(_), Some(slot)) = (&thread, slot) {
-        slot.store(-1, Ordering::Release);
-    }
+    // A thread that did not start has dropped both.
     thread.map(|_| childs).map_err(|_| libc::EAGAIN)
+}
+
+/// One of [`ENDS`] and [`PROCESSES`].
+struct Slot(usize);
+
+impl Slot {
+    fn take(fd: i32) -> Option<Slot> {
+        let (before, now) = (Ordering::AcqRel, Ordering::Acquire);
+        let is_free = |end: &AtomicI32| end.compare_exchange(-1, fd, before, now).is_ok();
+        ENDS.iter().position(is_free).map(Slot)
+    }
+
+    fn is_of(&self, process: i32) {
+        PROCESSES[self.0].store(process, Ordering::Release);
+    }
+}
+
+impl Drop for Slot {
+    fn drop(&mut self) {
+        PROCESSES[self.0].store(0, Ordering::Release);
+        ENDS[self.0].store(-1, Ordering::Release);
+    }
 }
 
 impl Drop for Service {

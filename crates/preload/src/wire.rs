@@ -75,14 +75,22 @@ unsafe impl Plain for Say {}
 // SAFETY: an integer.
 unsafe impl Plain for u64 {}
 
-/// Two ends of a connection that are closed when another program is run.
+/// Two ends of a connection that are closed when another program is run; the first is told who greets it.
 pub fn pair() -> Result<[OwnedFd; 2], i32> {
     let mut ends = [0; 2];
     let kind = libc::SOCK_STREAM | libc::SOCK_CLOEXEC;
     // SAFETY: room for two descriptors.
     match unsafe { libc::socketpair(libc::AF_UNIX, kind, 0, ends.as_mut_ptr()) } {
-        // SAFETY: made just now, for us.
-        0 => Ok(ends.map(|fd| keep(unsafe { OwnedFd::from_raw_fd(fd) }))),
+        0 => {
+            let yes: libc::c_int = 1;
+            // SAFETY: a number that is there; without it nobody greets, and all else is as ever.
+            unsafe {
+                let (level, what) = (libc::SOL_SOCKET, libc::SO_PASSCRED);
+                libc::setsockopt(ends[0], level, what, (&raw const yes).cast(), 4)
+            };
+            // SAFETY: made just now, for us.
+            Ok(ends.map(|fd| keep(unsafe { OwnedFd::from_raw_fd(fd) })))
+        }
         _ => Err(crate::raw::errno()),
     }
 }
@@ -141,7 +149,30 @@ pub fn receive<T: Plain>(from: &OwnedFd, values: &mut [T]) -> Result<(), Gone> {
     receive_bytes(from, bytes)
 }
 
-/// Room for one descriptor in a message.
+/// The first thing that a child says: nothing, from which the kernel tells who it is.
+pub fn greet(to: &OwnedFd) -> Result<(), Gone> {
+    send_bytes(to, &[0])
+}
+
+/// Receives that: the number of the process as it is here, 0 if it has none.
+pub fn receive_greeting(from: &OwnedFd) -> Result<libc::pid_t, Gone> {
+    let (mut byte, mut control) = (0, Control([0; 32]));
+    with_message(&mut byte, &mut control, |message| {
+        message.msg_controllen = size_of::<Control>() as _;
+        // SAFETY: the message has room for a byte and for who sent it; what comes is looked at before it is taken.
+        unsafe {
+            let got = libc::recvmsg(from.as_raw_fd(), message, libc::MSG_CMSG_CLOEXEC);
+            let head = libc::CMSG_FIRSTHDR(message);
+            if got != 1 || head.is_null() || (*head).cmsg_type != libc::SCM_CREDENTIALS {
+                return Err(Gone);
+            }
+            let who = libc::CMSG_DATA(head).cast::<libc::ucred>();
+            Ok(who.read_unaligned().pid)
+        }
+    })
+}
+
+/// Room for one descriptor in a message, or for who sent it.
 #[repr(C, align(8))]
 struct Control([u8; 32]);
 
@@ -207,7 +238,11 @@ mod tests {
 
     #[test]
     fn values_and_descriptors_arrive_and_an_end_is_noticed() {
-        let [here, there] = pair().unwrap();
+        let [there, here] = pair().unwrap();
+        greet(&here).unwrap();
+        let who = receive_greeting(&there).unwrap();
+        assert_eq!(who.cast_unsigned(), std::process::id());
+        let [there, here] = [here, there];
         let [a, b] = pair().unwrap();
         let ask = Ask {
             what: STORE,

@@ -2,6 +2,11 @@
 
 mod support;
 
+use std::io::{BufRead, BufReader, Read};
+use std::os::unix::process::ExitStatusExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, ChildStderr, Stdio};
+use std::time::{Duration, Instant};
 use support::{command, compiled, ended, group, judge, output, reported};
 
 const CAP_MIB: u64 = 32;
@@ -43,4 +48,148 @@ fn e2e_shells_and_what_they_start_run_as_ever() {
         "{}",
         String::from_utf8_lossy(&ended.stderr)
     );
+}
+
+/// An end, or a line, comes sooner.
+const LONGEST: Duration = Duration::from_secs(60);
+
+/// A program that became a daemon late: its parent has ended, and stays.
+struct Daemon {
+    dir: tempfile::TempDir,
+    /// The process that `terrace run` became.
+    keeper: Child,
+    error: BufReader<ChildStderr>,
+    pid: i32,
+}
+
+impl Daemon {
+    /// Comes back when the keeper has said what it does.
+    fn start() -> Daemon {
+        let dir = tempfile::tempdir_in("/var/tmp").expect("a directory");
+        let program = compiled(dir.path(), "odd.c", &[]);
+        std::fs::create_dir(dir.path().join("scratch")).expect("a directory");
+        let mut command = command(CAP_MIB, &["--ssd", "1G", "--report", "none"], None);
+        command.env("TMPDIR", dir.path().join("scratch"));
+        command.arg(program).arg("daemon").args(files(dir.path()));
+        let mut mkfifo = std::process::Command::new("mkfifo");
+        let made = mkfifo.arg(&files(dir.path())[1]).status();
+        assert!(made.expect("mkfifo").success());
+        let mut keeper = command
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .expect("it starts");
+        let mut printed = String::new();
+        let mut out = keeper.stdout.take().expect("a pipe");
+        let mut error = BufReader::new(keeper.stderr.take().expect("a pipe"));
+        let mut line = String::new();
+        error.read_line(&mut line).expect("a line");
+        let said = format!("process {} has ended, and stays until 1", keeper.id());
+        assert!(line.contains(&said), "{line}");
+        let pid = wait_for(|| {
+            let said = std::fs::read_to_string(&files(dir.path())[0]).ok()?;
+            said.strip_prefix("pid ")?.trim().parse().ok()
+        });
+        assert!(keeper.try_wait().expect("its status").is_none());
+        // The daemon has it open still: what there is, is what the parent printed.
+        let mut byte = [0; 8];
+        out.read_exact(&mut byte).expect("what was printed");
+        printed.push_str(std::str::from_utf8(&byte).expect("text"));
+        assert_eq!(printed, "started\n");
+        Daemon {
+            dir,
+            keeper,
+            error,
+            pid,
+        }
+    }
+
+    fn tell(&self, pid: i32, signal: i32) {
+        // SAFETY: processes of this test that were not waited for.
+        assert_eq!(unsafe { libc::kill(pid, signal) }, 0);
+    }
+
+    /// Lets the daemon go on to its end.
+    fn go(&self) {
+        std::fs::write(&files(self.dir.path())[1], b"x").expect("it reads");
+    }
+
+    /// The keeper's status; then nothing of either is there.
+    fn ended(&mut self, said: &str) -> std::process::ExitStatus {
+        let status = wait_for(|| self.keeper.try_wait().expect("its status"));
+        let result = std::fs::read_to_string(&files(self.dir.path())[0]).expect("a result");
+        assert_eq!(result, format!("pid {}\n{said}", self.pid));
+        let left = std::fs::read_dir(self.dir.path().join("scratch")).expect("it is there");
+        assert_eq!(left.count(), 0);
+        let names = std::fs::read_to_string("/proc/net/unix").expect("sockets");
+        let name = format!("@terrace-run-{}\n", self.keeper.id());
+        assert!(!names.contains(&name), "{names}");
+        status
+    }
+
+    fn rest_of_stderr(&mut self) -> String {
+        let mut rest = String::new();
+        self.error.read_to_string(&mut rest).expect("text");
+        rest
+    }
+}
+
+impl Drop for Daemon {
+    fn drop(&mut self) {
+        // Both may have ended.
+        let _ = self.keeper.kill();
+        let _ = self.keeper.wait();
+        // SAFETY: the daemon, which ends with its memory in any case.
+        unsafe { libc::kill(self.pid, libc::SIGKILL) };
+    }
+}
+
+fn files(dir: &Path) -> [PathBuf; 2] {
+    ["result", "fifo"].map(|name| dir.join(name))
+}
+
+fn wait_for<T>(mut what: impl FnMut() -> Option<T>) -> T {
+    let since = Instant::now();
+    loop {
+        if let Some(there) = what() {
+            return there;
+        }
+        assert!(since.elapsed() < LONGEST, "it does not come");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+#[test]
+fn e2e_a_late_daemon_keeps_its_memory_and_its_parents_status_comes_when_it_ends() {
+    let mut daemon = Daemon::start();
+    let keeper = daemon.keeper.id().cast_signed();
+    // What a terminal sends to those in front of it is not for those that left it.
+    for signal in [libc::SIGINT, libc::SIGHUP, libc::SIGQUIT, libc::SIGPIPE] {
+        daemon.tell(keeper, signal);
+    }
+    daemon.go();
+    assert_eq!(daemon.ended("read OK\n").code(), Some(7));
+    assert_eq!(daemon.rest_of_stderr(), "");
+}
+
+#[test]
+fn e2e_sigterm_to_a_parent_that_stays_is_its_daemons() {
+    let mut daemon = Daemon::start();
+    let keeper = daemon.keeper.id().cast_signed();
+    daemon.tell(keeper, libc::SIGTERM);
+    assert_eq!(daemon.ended("told OK\n").code(), Some(7));
+    assert_eq!(daemon.rest_of_stderr(), "");
+}
+
+#[test]
+fn e2e_sigkill_to_a_parent_that_stays_takes_its_daemons_memory_and_that_is_said() {
+    let mut daemon = Daemon::start();
+    let keeper = daemon.keeper.id().cast_signed();
+    daemon.tell(keeper, libc::SIGKILL);
+    assert_eq!(daemon.ended("").signal(), Some(libc::SIGKILL));
+    daemon.go();
+    let said = daemon.rest_of_stderr();
+    assert!(said.contains("SIGBUS: page "), "{said}");
+    let why = "cannot be had: the process that has the pool is gone";
+    assert!(said.contains(why), "{said}");
 }

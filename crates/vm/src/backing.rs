@@ -118,6 +118,11 @@ pub enum FetchError {
     /// The pool was closed.
     #[error("its pool is closed: keep the pool open as long as its memory is used")]
     Closed,
+    /// Another process has the pool, and has ended.
+    #[error(
+        "the process that has the pool is gone (killed, or it runs another program): let it end after those that it forked"
+    )]
+    Gone,
     /// The region has not so many pages.
     #[error("it lies behind the {pages} pages that the region has: grow it first")]
     Beyond {

@@ -2,7 +2,6 @@
 // signals. The first argument says what; prints OK, or the line that failed.
 #define _GNU_SOURCE
 #include <dlfcn.h>
-#include <errno.h>
 #include <fcntl.h>
 #include <linux/filter.h>
 #include <linux/seccomp.h>
@@ -10,8 +9,6 @@
 #include <setjmp.h>
 #include <signal.h>
 #include <stddef.h>
-#include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>
@@ -20,43 +17,7 @@
 #include <sys/uio.h>
 #include <sys/wait.h>
 #include <unistd.h>
-
-#define MUST(what)                                                                                                                   \
-    do {                                                                                                                             \
-        if (!(what)) {                                                                                                               \
-            printf("line %d: %s (errno %d)\n", __LINE__, #what, errno);                                                              \
-            exit(1);                                                                                                                 \
-        }                                                                                                                            \
-    } while (0)
-
-enum { PAGE = 4096, WORDS = PAGE / 8 };
-static const size_t MIB = 1 << 20;
-static unsigned long *memory;
-static size_t pages;
-
-static unsigned long mixed(unsigned long n) {
-    n ^= n >> 31, n *= 0x9e3779b97f4a7c15, n ^= n >> 29;
-    return n;
-}
-
-// Twice the cap, which is 32 MiB, of what does not compress.
-static void fill(size_t bytes) {
-    pages = bytes / PAGE;
-    memory = malloc(bytes);
-    MUST(memory);
-    for (size_t n = 0; n < pages * WORDS; n++)
-        memory[n] = mixed(n);
-}
-
-// All of it, in another order, and a word of each page is written.
-static void check(void) {
-    for (size_t n = 0; n < pages; n++) {
-        unsigned long *page = memory + n * 7919 % pages * WORDS;
-        for (int w = 0; w < WORDS; w++)
-            MUST(page[w] == mixed(page - memory + w));
-        page[n % WORDS] = mixed(page - memory + n % WORDS);
-    }
-}
+#include "odd.h"
 
 static int is_open(int fd) { return fcntl(fd, F_GETFD) != -1; }
 
@@ -372,6 +333,52 @@ static void caught_failures(void) {
     MUST(lost == 20);
 }
 
+static void on_term(int signal) { (void)signal; }
+
+static void put(const char *file, const char *what) {
+    FILE *to = fopen(file, "a");
+    MUST(to && fputs(what, to) >= 0 && fclose(to) == 0);
+}
+
+// A daemon that makes itself one late: it forks twice when its memory is full, and its parent ends with 7. What it has to say it writes to a file; it ends when it
+// reads a byte from a pipe, or is told to by SIGTERM.
+static void daemon_late(const char *file, const char *fifo) {
+    fill(64 * MIB);
+    // What is not printed yet when the parent ends is printed, once.
+    printf("started\n");
+    // A child of vfork that cannot run its program ends in its parent's memory, which does not end with it.
+    pid_t pid = vfork();
+    if (pid == 0)
+        _exit(3);
+    int status, ready[2];
+    MUST(waitpid(pid, &status, 0) == pid && WEXITSTATUS(status) == 3 && pipe(ready) == 0);
+    pid = fork();
+    MUST(pid >= 0);
+    if (pid) {
+        MUST(waitpid(pid, &status, 0) == pid && status == 0);
+        exit(7);
+    }
+    setsid();
+    if (fork())
+        _exit(0);
+    // What the parent had open is closed with its end, as far as it is not the child's: this ends when nobody has the other end.
+    char byte;
+    close(ready[1]);
+    MUST(read(ready[0], &byte, 1) == 0);
+    struct sigaction action = {.sa_handler = on_term};
+    sigaction(SIGTERM, &action, NULL);
+    check();
+    char said[100];
+    snprintf(said, sizeof said, "pid %d\n", getpid());
+    put(file, said);
+    int in = open(fifo, O_RDONLY);
+    int got = in < 0 ? -1 : (int)read(in, &byte, 1);
+    MUST(got == 1 || errno == EINTR);
+    check();
+    put(file, got == 1 ? "read OK\n" : "told OK\n");
+    _exit(0);
+}
+
 int main(int count, char **args) {
     MUST(count >= 2);
     if (!strcmp(args[1], "descriptors"))
@@ -390,6 +397,8 @@ int main(int count, char **args) {
         library(args[2], 64);
     else if (!strcmp(args[1], "opens"))
         library(args[2], 0);
+    else if (!strcmp(args[1], "daemon"))
+        daemon_late(args[2], args[3]);
     else if (!strcmp(args[1], "full"))
         full();
     else if (!strcmp(args[1], "code"))

@@ -1,0 +1,41 @@
+// What the programs of these tests share: twice the cap of memory that does not compress, filled and checked.
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+#define MUST(what)                                                                                                                   \
+    do {                                                                                                                             \
+        if (!(what)) {                                                                                                               \
+            printf("line %d: %s (errno %d)\n", __LINE__, #what, errno);                                                              \
+            exit(1);                                                                                                                 \
+        }                                                                                                                            \
+    } while (0)
+
+enum { PAGE = 4096, WORDS = PAGE / 8 };
+static const size_t MIB = 1 << 20;
+static unsigned long *memory;
+static size_t pages;
+
+static unsigned long mixed(unsigned long n) {
+    n ^= n >> 31, n *= 0x9e3779b97f4a7c15, n ^= n >> 29;
+    return n;
+}
+
+// Twice the cap, which is 32 MiB, of what does not compress.
+static void fill(size_t bytes) {
+    pages = bytes / PAGE;
+    memory = malloc(bytes);
+    MUST(memory);
+    for (size_t n = 0; n < pages * WORDS; n++)
+        memory[n] = mixed(n);
+}
+
+// All of it, in another order, and a word of each page is written.
+static void check(void) {
+    for (size_t n = 0; n < pages; n++) {
+        unsigned long *page = memory + n * 7919 % pages * WORDS;
+        for (int w = 0; w < WORDS; w++)
+            MUST(page[w] == mixed(page - memory + w));
+        page[n % WORDS] = mixed(page - memory + n % WORDS);
+    }
+}
