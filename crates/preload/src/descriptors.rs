@@ -83,7 +83,12 @@ pub extern "C" fn dup3(from: c_int, to: c_int, flags: c_int) -> c_int {
 pub extern "C" fn close_range(first: c_uint, last: c_uint, flags: c_int) -> c_int {
     let range = |first: c_uint, last: c_uint| {
         // SAFETY: the program's descriptors.
-        unsafe { libc::syscall(libc::SYS_close_range, first, last, flags) as c_int }
+        unsafe {
+            raw::system(
+                libc::SYS_close_range,
+                [first.into(), last.into(), flags.into(), 0, 0, 0],
+            ) as c_int
+        }
     };
     if tls::is_inside() {
         return range(first, last);

@@ -127,6 +127,30 @@ unsafe fn direct_parts<'a>(fd: c_int, parts: *const iovec, count: c_int) -> Opti
         .then_some(parts)
 }
 
+/// What a direct read into served memory would bring, now; nothing where it is not one.
+///
+/// # Safety
+/// As pread's.
+pub unsafe fn read_if_direct(fd: c_int, at: *mut c_void, len: usize, offset: off_t) {
+    if is_direct(fd, at, len) {
+        // SAFETY: the program's promise.
+        unsafe { detour(fd, at, len, Some(offset)) };
+    }
+}
+
+/// The same for a vector.
+///
+/// # Safety
+/// As preadv's.
+pub unsafe fn read_parts_if_direct(fd: c_int, parts: *const iovec, count: c_int, offset: off_t) {
+    // SAFETY: the program's promise.
+    unsafe {
+        if let Some(parts) = direct_parts(fd, parts, count) {
+            detours(fd, parts, Some(offset));
+        }
+    }
+}
+
 /// As read(2).
 ///
 /// # Safety

@@ -115,7 +115,7 @@ fn let_go() {
         ) as c_int;
         if nothing >= 0 {
             for number in [0, 1] {
-                libc::syscall(libc::SYS_dup3, nothing, number, libc::O_CLOEXEC);
+                descriptors::dup3(nothing, number, libc::O_CLOEXEC);
             }
         }
     }

@@ -10,6 +10,7 @@
 
 mod answer;
 mod arena;
+mod calls;
 mod descriptors;
 mod direct;
 mod fork;
@@ -21,6 +22,7 @@ mod next;
 mod raw;
 mod remote;
 mod report;
+mod rings;
 mod runtime;
 mod sandbox;
 mod serve;

@@ -8,7 +8,7 @@
 use crate::mappings::Mappings;
 use crate::runtime::{self, Area};
 use crate::{raw, tls};
-use libc::{c_int, c_void, off_t, size_t};
+use libc::{c_int, c_long, c_void, off_t, size_t};
 use std::ops::Range;
 use std::sync::PoisonError;
 use std::sync::atomic::Ordering;
@@ -452,7 +452,8 @@ pub unsafe extern "C" fn pkey_mprotect(
     };
     // SAFETY: the program's promise; not at addresses of ours.
     split(at as usize, len, ours, |at, len| unsafe {
-        libc::syscall(libc::SYS_pkey_mprotect, at, len, prot, key) as c_int
+        let args = [at as c_long, len as c_long, prot.into(), key.into(), 0, 0];
+        raw::system(libc::SYS_pkey_mprotect, args) as c_int
     })
 }
 
@@ -543,7 +544,9 @@ fn may_lock(at: *const c_void, len: usize) -> bool {
 pub unsafe extern "C" fn mlock(at: *const c_void, len: size_t) -> c_int {
     match may_lock(at, len) {
         // SAFETY: the program's promise.
-        true => unsafe { libc::syscall(libc::SYS_mlock, at, len) as c_int },
+        true => unsafe {
+            raw::system(libc::SYS_mlock, [at as c_long, len as c_long, 0, 0, 0, 0]) as c_int
+        },
         false => fail_int(libc::ENOMEM),
     }
 }
@@ -556,7 +559,12 @@ pub unsafe extern "C" fn mlock(at: *const c_void, len: size_t) -> c_int {
 pub unsafe extern "C" fn mlock2(at: *const c_void, len: size_t, flags: libc::c_uint) -> c_int {
     match may_lock(at, len) {
         // SAFETY: the program's promise.
-        true => unsafe { libc::syscall(libc::SYS_mlock2, at, len, flags) as c_int },
+        true => unsafe {
+            raw::system(
+                libc::SYS_mlock2,
+                [at as c_long, len as c_long, flags.into(), 0, 0, 0],
+            ) as c_int
+        },
         false => fail_int(libc::ENOMEM),
     }
 }
@@ -566,7 +574,7 @@ pub unsafe extern "C" fn mlock2(at: *const c_void, len: size_t, flags: libc::c_u
 pub extern "C" fn mlockall(flags: c_int) -> c_int {
     match runtime::is_asked_for() && !tls::is_inside() {
         // SAFETY: locks memory, which changes nothing else.
-        false => unsafe { libc::syscall(libc::SYS_mlockall, flags) as c_int },
+        false => unsafe { raw::system(libc::SYS_mlockall, [flags.into(), 0, 0, 0, 0, 0]) as c_int },
         true => fail_int(libc::ENOMEM),
     }
 }

@@ -4,7 +4,7 @@
 //! its are used. Never: calls one itself.
 
 use crate::{raw, tls};
-use libc::{c_char, c_int, c_void, iovec, off_t, size_t, ssize_t};
+use libc::{c_char, c_int, c_uint, c_void, iovec, off_t, size_t, ssize_t};
 use std::ffi::CStr;
 use std::sync::atomic::{AtomicPtr, Ordering};
 
@@ -129,6 +129,14 @@ functions! {
     preadv64(fd: c_int, parts: *const iovec, count: c_int, offset: off_t) -> ssize_t = None;
     /// As preadv2(2).
     preadv2(fd: c_int, parts: *const iovec, count: c_int, offset: off_t, flags: c_int) -> ssize_t = None;
+    /// As liburing's.
+    io_uring_register_buffers(ring: *mut c_void, parts: *const iovec, count: c_uint) -> c_int = None;
+    /// As liburing's.
+    io_uring_register_buffers_tags(ring: *mut c_void, parts: *const iovec, tags: *const u64, count: c_uint) -> c_int = None;
+    /// As liburing's.
+    io_uring_register_buffers_update_tag(ring: *mut c_void, first: c_uint, parts: *const iovec, tags: *const u64, count: c_uint) -> c_int = None;
+    /// As liburing's.
+    io_uring_register_buf_ring(ring: *mut c_void, buffers: *const c_void, flags: c_uint) -> c_int = None;
     /// As the C library's.
     __cxa_thread_atexit_impl(call: unsafe extern "C" fn(*mut c_void), with: *mut c_void, library: *mut c_void) -> c_int = None;
     /// As pthread_create(3).

@@ -1,6 +1,6 @@
 //! System calls without the C library's functions around them, since those of this name lead back into this library.
 //!
-//! Promises: the kernel's answer, and errno as the C library would set it. Never: looks at what is asked.
+//! Promises: the kernel's answer, and errno as the C library would set it; not by the C library's syscall, which leads back as well. Never: looks at what is asked.
 
 use libc::{c_int, c_long, c_void, off_t, size_t};
 
@@ -13,9 +13,16 @@ pub unsafe fn mmap(
     fd: c_int,
     offset: off_t,
 ) -> *mut c_void {
+    let args = [
+        at as c_long,
+        len as c_long,
+        prot.into(),
+        flags.into(),
+        fd.into(),
+        offset,
+    ];
     // SAFETY: the caller's promise.
-    let said = unsafe { libc::syscall(libc::SYS_mmap, at, len, prot, flags, fd, offset) };
-    said as *mut c_void
+    unsafe { system(libc::SYS_mmap, args) as *mut c_void }
 }
 
 /// Any system call, as syscall(2).
@@ -63,19 +70,31 @@ pub unsafe fn prlimit(
     was: *mut libc::rlimit,
 ) -> c_int {
     // SAFETY: the caller's promise.
-    unsafe { libc::syscall(libc::SYS_prlimit64, pid, resource, to, was) as c_int }
+    unsafe {
+        system(
+            libc::SYS_prlimit64,
+            [
+                pid.into(),
+                resource.into(),
+                to as c_long,
+                was as c_long,
+                0,
+                0,
+            ],
+        ) as c_int
+    }
 }
 
 /// As close(2).
 pub unsafe fn close(fd: c_int) -> c_int {
     // SAFETY: the caller's promise.
-    unsafe { libc::syscall(libc::SYS_close, fd) as c_int }
+    unsafe { system(libc::SYS_close, [fd.into(), 0, 0, 0, 0, 0]) as c_int }
 }
 
 /// As munmap(2).
 pub unsafe fn munmap(at: *mut c_void, len: size_t) -> c_int {
     // SAFETY: the caller's promise.
-    unsafe { libc::syscall(libc::SYS_munmap, at, len) as c_int }
+    unsafe { system(libc::SYS_munmap, [at as c_long, len as c_long, 0, 0, 0, 0]) as c_int }
 }
 
 /// As mremap(2).
@@ -86,21 +105,38 @@ pub unsafe fn mremap(
     flags: c_int,
     to: *mut c_void,
 ) -> *mut c_void {
+    let args = [
+        at as c_long,
+        old as c_long,
+        new as c_long,
+        flags.into(),
+        to as c_long,
+        0,
+    ];
     // SAFETY: the caller's promise.
-    let said = unsafe { libc::syscall(libc::SYS_mremap, at, old, new, flags, to) };
-    said as *mut c_void
+    unsafe { system(libc::SYS_mremap, args) as *mut c_void }
 }
 
 /// As madvise(2).
 pub unsafe fn madvise(at: *mut c_void, len: size_t, advice: c_int) -> c_int {
     // SAFETY: the caller's promise.
-    unsafe { libc::syscall(libc::SYS_madvise, at, len, advice) as c_int }
+    unsafe {
+        system(
+            libc::SYS_madvise,
+            [at as c_long, len as c_long, advice.into(), 0, 0, 0],
+        ) as c_int
+    }
 }
 
 /// As mprotect(2).
 pub unsafe fn mprotect(at: *mut c_void, len: size_t, prot: c_int) -> c_int {
     // SAFETY: the caller's promise.
-    unsafe { libc::syscall(libc::SYS_mprotect, at, len, prot) as c_int }
+    unsafe {
+        system(
+            libc::SYS_mprotect,
+            [at as c_long, len as c_long, prot.into(), 0, 0, 0],
+        ) as c_int
+    }
 }
 
 /// Fresh zeros at an address the kernel chooses; NULL if there is none.
@@ -179,7 +215,14 @@ pub fn say(what: std::fmt::Arguments<'_>) {
     // What does not fit is cut.
     let _ = std::fmt::Write::write_fmt(&mut line, format_args!("terrace run: {what}"));
     line.0[line.1] = b'\n';
-    let _: c_long =
-        // SAFETY: the bytes of the line; a stderr that is closed refuses them.
-        unsafe { libc::syscall(libc::SYS_write, 2, line.0.as_ptr(), line.1 + 1) };
+    let args = [
+        2,
+        line.0.as_ptr() as c_long,
+        (line.1 + 1) as c_long,
+        0,
+        0,
+        0,
+    ];
+    // SAFETY: the bytes of the line; a stderr that is closed refuses them.
+    unsafe { system(libc::SYS_write, args) };
 }

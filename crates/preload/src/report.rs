@@ -261,6 +261,6 @@ fn leave(status: libc::c_int) -> ! {
     end();
     loop {
         // SAFETY: ends the process.
-        unsafe { libc::syscall(libc::SYS_exit_group, status) };
+        unsafe { crate::raw::system(libc::SYS_exit_group, [status.into(), 0, 0, 0, 0, 0]) };
     }
 }

@@ -220,7 +220,9 @@ fn open_or_wait() -> Option<&'static Runtime> {
                 Err(why) => {
                     raw::say(format_args!("{why}"));
                     // SAFETY: ends the process, without running what it left for its end.
-                    unsafe { libc::syscall(libc::SYS_exit_group, EXIT_CANNOT) };
+                    unsafe {
+                        raw::system(libc::SYS_exit_group, [EXIT_CANNOT.into(), 0, 0, 0, 0, 0])
+                    };
                 }
             }
             raw::set_errno(errno);

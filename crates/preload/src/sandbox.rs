@@ -16,8 +16,8 @@ fn before_a_filter() {
     }
 }
 
-/// As seccomp(2).
-fn may_filter(operation: c_long, flags: c_long) -> bool {
+/// Whether seccomp(2) may be called with these.
+pub fn may_filter(operation: c_long, flags: c_long) -> bool {
     if operation != c_long::from(libc::SECCOMP_SET_MODE_FILTER) || tls::is_inside() {
         return true;
     }
@@ -55,28 +55,6 @@ pub unsafe extern "C" fn prctl(
             [what.into(), a as _, b as _, c as _, d as _, 0],
         ) as c_int
     }
-}
-
-/// As syscall(2), whose arguments are as many as the call has: those behind are whatever is there.
-///
-/// # Safety
-/// As there.
-#[cfg(target_arch = "x86_64")]
-#[cfg_attr(not(test), unsafe(no_mangle))]
-pub unsafe extern "C" fn syscall(
-    number: c_long,
-    a: c_long,
-    b: c_long,
-    c: c_long,
-    d: c_long,
-    e: c_long,
-    f: c_long,
-) -> c_long {
-    if number == libc::SYS_seccomp && !may_filter(a, b) {
-        return -1;
-    }
-    // SAFETY: the program's promise.
-    unsafe { raw::system(number, [a, b, c, d, e, f]) }
 }
 
 /// Whether a limit may be set.

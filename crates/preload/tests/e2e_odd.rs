@@ -7,7 +7,7 @@ use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::fs::FileExt;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::process::{Command, Stdio};
-use support::{Server, command, compiled, ended, free_port, output, value};
+use support::{Server, command, compiled, ended, free_port, output, reported, value};
 
 const CAP_MIB: u64 = 32;
 
@@ -82,6 +82,49 @@ fn e2e_handlers_of_its_own_get_what_is_theirs() {
 #[test]
 fn e2e_vectors_of_direct_files_in_served_memory() {
     is_ok(&["direct"]);
+}
+
+/// A program of `rings.c`.
+fn rings(what: &str) -> String {
+    let dir = tempfile::tempdir().expect("a directory");
+    let program = compiled(dir.path(), "rings.c", &[]);
+    let mut command = command(CAP_MIB, &["--ssd", "1G", "--report", "none"], None);
+    let (well, said) = output(command.arg(program).arg(what));
+    assert!(well && said.contains("OK\n"), "{what}: {said}");
+    said
+}
+
+#[test]
+fn e2e_io_uring_with_memory_that_is_not_in_dram() {
+    rings("uring");
+}
+
+#[cfg(target_arch = "x86_64")]
+#[test]
+fn e2e_direct_reads_of_the_older_asynchronous_kind() {
+    rings("aio");
+}
+
+#[cfg(target_arch = "x86_64")]
+#[test]
+fn e2e_buffers_that_io_uring_would_keep_are_refused() {
+    let said = rings("registered");
+    let refused = "served memory are refused with ENOMEM";
+    let judged = !said.starts_with("not judged");
+    assert_eq!(said.matches(refused).count(), usize::from(judged), "{said}");
+}
+
+#[cfg(target_arch = "x86_64")]
+#[test]
+fn e2e_calls_by_their_numbers() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let program = compiled(dir.path(), "odd.c", &[]);
+    let mut command = command(CAP_MIB, &["--ssd", "1G"], None);
+    let ended = ended(command.arg(program).arg("numbers"));
+    let said = String::from_utf8_lossy(&ended.stderr);
+    assert_eq!(ended.status.code(), Some(9), "{ended:?}");
+    // What it did not give back is served.
+    assert_eq!(reported(&said, "served_mmap_bytes"), 64 << 20, "{said}");
 }
 
 #[test]

@@ -155,6 +155,9 @@ fn e2e_what_cannot_be_served_is_refused_with_the_reason() {
     };
     let name = program.to_str().expect("a name");
     refused(&["--dram", "32M", "--", name], "statically linked");
+    let program = compiled(dir.path(), "fork.c", &["-static-pie"]);
+    let name = program.to_str().expect("a name");
+    refused(&["--dram", "32M", "--", name], "statically linked");
     refused(
         &["--dram", "32M", "--", "no-such-program"],
         "not found in PATH",

@@ -283,6 +283,38 @@ static void closing(void) {
     check();
 }
 
+// The kernel's calls by their numbers are the same as by their names.
+static void numbers(void) {
+    int both = PROT_READ | PROT_WRITE, anonymous = MAP_PRIVATE | MAP_ANONYMOUS;
+    size_t bytes = 64 * MIB;
+    memory = (unsigned long *)syscall(SYS_mmap, NULL, bytes, both, anonymous, -1, 0);
+    MUST((void *)memory != MAP_FAILED);
+    pages = bytes / PAGE;
+    for (size_t n = 0; n < pages * WORDS; n++)
+        memory[n] = mixed(n);
+    char *middle = (char *)memory + bytes / 2;
+    MUST(syscall(SYS_mprotect, middle, 8 * MIB, PROT_NONE) == 0 && syscall(SYS_mprotect, middle, 8 * MIB, both) == 0);
+    MUST(syscall(SYS_madvise, middle, 8 * MIB, MADV_HUGEPAGE) == 0);
+    MUST(syscall(SYS_mlock, middle, PAGE) == -1 && errno == ENOMEM);
+    check();
+    for (int fd = 3; fd < 1000; fd++)
+        syscall(SYS_close, fd);
+    MUST(syscall(SYS_close_range, 3, ~0u, 0) == 0);
+    struct rlimit none = {0, 0};
+    MUST(syscall(SYS_prlimit64, 0, RLIMIT_FSIZE, &none, NULL) == -1 && errno == EPERM);
+    check();
+    char *other = (char *)syscall(SYS_mmap, NULL, bytes, both, anonymous, -1, 0);
+    MUST(other != MAP_FAILED);
+    memset(other, 5, bytes);
+    MUST(syscall(SYS_madvise, other, 8 * MIB, MADV_DONTNEED) == 0 && !other[0] && other[8 * MIB] == 5);
+    other = (char *)syscall(SYS_mremap, other, bytes, bytes + 8 * MIB, MREMAP_MAYMOVE);
+    MUST(other != MAP_FAILED && other[8 * MIB] == 5);
+    MUST(syscall(SYS_munmap, other, bytes + 8 * MIB) == 0);
+    check();
+    puts("OK"), fflush(stdout);
+    syscall(SYS_exit_group, 9);
+}
+
 // The SSD is full: NULL and ENOMEM, and what is there stays and can be freed.
 static void full(void) {
     enum { MOST = 4096 };
@@ -399,6 +431,8 @@ int main(int count, char **args) {
         library(args[2], 0);
     else if (!strcmp(args[1], "daemon"))
         daemon_late(args[2], args[3]);
+    else if (!strcmp(args[1], "numbers"))
+        numbers();
     else if (!strcmp(args[1], "full"))
         full();
     else if (!strcmp(args[1], "code"))
