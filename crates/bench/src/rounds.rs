@@ -335,11 +335,21 @@ pub struct Lineup {
     /// Those that run.
     pub servers: Vec<Server>,
     missing: Vec<(Peer, String)>,
+    /// Whether the others stand still while one is driven: programs that do not know that their memory is elsewhere touch it in the
+    /// background, and would take disk and processors from it.
+    alone: bool,
     /// Must outlive the server that swaps on it.
     swap: Option<SwapFile>,
 }
 
 impl Lineup {
+    /// Servers of which one runs at a time.
+    pub fn one_at_a_time() -> Lineup {
+        Lineup {
+            alone: true,
+            ..Lineup::default()
+        }
+    }
     /// Starts a server, or remembers why it cannot run here. `limit_bytes` puts it into a cgroup.
     pub fn add(&mut self, part: &mut Part, spec: &Spec, limit_bytes: Option<u64>) -> Result<()> {
         if let Some(why) = spec.peer.missing() {
@@ -413,6 +423,23 @@ impl Lineup {
         (self.servers.len() * (1 + cases * setting.options.repeats as usize)) as u64
     }
 
+    /// Does something with each server in turn.
+    pub fn each(&mut self, mut f: impl FnMut(&mut Server) -> Result<()>) -> Result<()> {
+        for at in 0..self.servers.len() {
+            self.pause_all_but(Some(at))?;
+            f(&mut self.servers[at])?;
+        }
+        self.pause_all_but(None)
+    }
+
+    fn pause_all_but(&self, but: Option<usize>) -> Result<()> {
+        let others = |at| but.is_some_and(|but| at != but);
+        let servers = self.servers.iter().enumerate().filter(|_| self.alone);
+        servers
+            .map(|(at, server)| server.pause(others(at)))
+            .collect()
+    }
+
     /// Measures a case: ours, peer, ours, peer …, and adds its rows.
     pub fn case(
         &mut self,
@@ -430,10 +457,12 @@ impl Lineup {
                 seed: load.seed + u64::from(repeat),
                 ..*load
             };
-            for (server, (peer, samples)) in self.servers.iter_mut().zip(&mut measured) {
+            let mut turns = measured.iter_mut();
+            self.each(|server| {
+                let (peer, samples) = turns.next().context("as many as servers")?;
                 progress.step(format!("{case}: {}", peer.name()));
-                round(server, &load, setting, samples)?;
-            }
+                round(server, &load, setting, samples)
+            })?;
         }
         let rows = measured
             .iter()

@@ -9,6 +9,7 @@ use crate::load::Protocol;
 use crate::process::{self, Guard};
 use crate::stop;
 use anyhow::{Context, Result, bail};
+use rustix::process::{Pid, Signal, kill_process};
 use std::collections::HashMap;
 use std::fs;
 use std::net::{Ipv4Addr, SocketAddr, TcpListener};
@@ -17,6 +18,8 @@ use std::time::{Duration, Instant};
 
 /// How long a server may take until it answers; ours may have to write its whole pool once first.
 const READY_MAX_S: u64 = 300;
+/// memcached's own number of buckets, as a power of two.
+const HASHPOWER_MIN: u32 = 16;
 /// How long a server may take to stop.
 const STOP_MAX_S: u64 = 120;
 /// Pause between two tries to reach a starting server; it bounds the error of a start's time.
@@ -181,7 +184,9 @@ impl Spec {
             Peer::MemcachedOn(memory) => {
                 let mut argv = self.memcached_argv_of(port, self.ssd_bytes);
                 // As many buckets from the start as it would grow to: growing looks at all items again.
-                argv.extend(words(&["-o", "hashpower=22"]));
+                let buckets = (self.ssd_bytes / (2 << 10)).max(1 << HASHPOWER_MIN);
+                let hashpower = buckets.next_power_of_two().ilog2();
+                argv.extend(words(&["-o", &format!("hashpower={hashpower}")]));
                 self.on(memory, argv)
             }
             Peer::RedisOn(memory) => self.on(memory, self.redis_argv(port)),
@@ -438,6 +443,13 @@ impl Server {
         self.guard.pid()
     }
 
+    /// Stops it where it is, or lets it go on.
+    pub fn pause(&self, pause: bool) -> Result<()> {
+        let signal = if pause { Signal::STOP } else { Signal::CONT };
+        let pid = Pid::from_raw(self.pid() as i32).context("a process")?;
+        kill_process(pid, signal).with_context(|| format!("stopping process {}", self.pid()))
+    }
+
     /// Whether it is a program under `terrace run`.
     pub fn is_under_run(&self) -> bool {
         matches!(
@@ -571,7 +583,7 @@ mod tests {
         .join(" ");
         assert_eq!(
             memcached,
-            "env TMPDIR=/p t run --dram 256M --ssd 4096M --report /l.report -- memcached -u root -l 127.0.0.1 -p 7000 -U 0 -t 1 -m 4096 -o hashpower=22"
+            "env TMPDIR=/p t run --dram 256M --ssd 4096M --report /l.report -- memcached -u root -l 127.0.0.1 -p 7000 -U 0 -t 1 -m 4096 -o hashpower=21"
         );
         assert_eq!(size_text(1 << 10), "1K");
     }

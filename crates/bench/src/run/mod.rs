@@ -50,7 +50,7 @@ pub fn figures(pid: u32) -> Result<HashMap<String, f64>> {
         Ok(serde_json::from_reader(socket)?)
     };
     let told = ask().with_context(|| format!("asking process {pid} under terrace run"))?;
-    let figures = told.as_object().into_iter().flatten();
+    let figures = told["program"].as_object().into_iter().flatten();
     let number = |(name, value): (&String, &Value)| Some((name.clone(), value.as_f64()?));
     Ok(figures.filter_map(number).collect())
 }

@@ -225,7 +225,7 @@ fn server_spec(setting: &Setting, row: &ServerRow, sizes: Sizes, memory: Memory)
 }
 
 fn start(setting: &Setting, part: &mut Part, row: &ServerRow, sizes: Sizes) -> Result<Lineup> {
-    let mut lineup = Lineup::default();
+    let mut lineup = Lineup::one_at_a_time();
     let ours = server_spec(setting, row, sizes, Memory::Run);
     lineup.add(part, &ours, Some(sizes.limit_bytes))?;
     let theirs = server_spec(setting, row, sizes, row.beside);
@@ -246,14 +246,14 @@ fn fill(
     row: &ServerRow,
     sizes: Sizes,
 ) -> Result<()> {
-    for server in &mut lineup.servers {
+    lineup.each(|server| {
         let name = server.peer().name();
         progress.step(format!("{}: loading, {name}", row.name));
         let rate = fill_one(server, row, sizes.keys)?;
         part.notes
             .push(format!("{name}: loaded at {rate:.0} keys/s"));
-    }
-    Ok(())
+        Ok(())
+    })
 }
 
 fn fill_one(server: &mut Server, row: &ServerRow, keys: u64) -> Result<f64> {
@@ -281,16 +281,15 @@ fn load(setting: &Setting, row: &ServerRow, sizes: Sizes, get_percent: u32) -> L
 }
 
 fn warm(setting: &Setting, lineup: &mut Lineup, load: &Load, rounds: f64) -> Result<()> {
-    for server in &mut lineup.servers {
+    lineup.each(|server| {
         stop::check()?;
         let warming = Load {
             until: Until::Seconds(setting.options.seconds * rounds),
             seed: 7,
             ..*load
         };
-        drive(server, &warming, "warming")?;
-    }
-    Ok(())
+        drive(server, &warming, "warming").map(drop)
+    })
 }
 
 fn judge(report: &mut Report, row: &ServerRow, case: &Case, measured: &Measured) {
