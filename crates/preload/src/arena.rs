@@ -11,7 +11,7 @@ use std::cell::UnsafeCell;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 /// Addresses for small sizes; they cost nothing.
-const RESERVED_BYTES: usize = 16 << 30;
+pub const RESERVED_BYTES: usize = 16 << 30;
 /// Larger ones are mappings of their own.
 const SMALL_MAX_BYTES: usize = 64 << 10;
 /// Powers of two from 16 bytes to [`SMALL_MAX_BYTES`].

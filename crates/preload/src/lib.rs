@@ -44,6 +44,10 @@ extern "C" fn start() {
         return;
     }
     let _inside = tls::enter();
+    if let Some(limit) = sandbox::too_low_a_limit() {
+        sandbox::say_too_low(limit);
+        raw::exit(runtime::EXIT_CANNOT);
+    }
     match settings::Settings::read() {
         Ok(Some(settings)) => {
             descriptors::prepare();

@@ -237,7 +237,7 @@ fn peak_bytes() -> u64 {
 }
 
 /// A line of /proc/self/status that is in KiB.
-fn status_bytes(name: &str) -> u64 {
+pub fn status_bytes(name: &str) -> u64 {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let line = status.lines().find_map(|line| line.strip_prefix(name));
     let kib = line.and_then(|rest| rest.split_whitespace().next()?.parse::<u64>().ok());

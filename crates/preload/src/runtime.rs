@@ -7,7 +7,7 @@ use crate::mappings::Mappings;
 use crate::remote::Remote;
 use crate::serve::Home;
 use crate::settings::Settings;
-use crate::{answer, raw, report, tls, token};
+use crate::{answer, raw, report, sandbox, tls, token};
 use std::sync::atomic::{AtomicPtr, AtomicU8, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use terrace_vm::heap::{Closing, HEAP_MAX_BYTES, PageHeap};
@@ -25,7 +25,7 @@ const READY: u8 = 3;
 /// Addresses for each byte that the SSD takes: what is reserved and never used costs none.
 const ADDRESSES_PER_BYTE: u64 = 4;
 /// Exit status when the pool cannot be had: what env, nohup and others use for failures of their own.
-const EXIT_CANNOT: i32 = 125;
+pub const EXIT_CANNOT: i32 = 125;
 
 /// What may be asked for before the pool is opened, bytes.
 const UNSERVED_BYTES: usize = 1 << 20;
@@ -203,6 +203,10 @@ fn open_or_wait() -> Option<&'static Runtime> {
         Ok(_) => {
             let errno = raw::errno();
             let _inside = tls::enter();
+            if let Some(limit) = sandbox::too_low_a_limit() {
+                sandbox::say_too_low(limit);
+                raw::exit(EXIT_CANNOT);
+            }
             match open() {
                 Ok(Some(runtime)) => {
                     publish(runtime);
@@ -237,6 +241,16 @@ fn open_or_wait() -> Option<&'static Runtime> {
     get()
 }
 
+/// Addresses of one of the two heaps over so much of the SSD.
+fn heap_bytes(ssd_bytes: u64) -> u64 {
+    (ssd_bytes * ADDRESSES_PER_BYTE).min(HEAP_MAX_BYTES)
+}
+
+/// Addresses that are reserved for both.
+pub fn reserved_bytes(ssd_bytes: u64) -> u64 {
+    2 * heap_bytes(ssd_bytes).next_multiple_of(terrace_vm::ADDRESSES_ALIGN_BYTES as u64)
+}
+
 fn open() -> Result<Option<Runtime>, String> {
     let settings = SETTINGS
         .get()
@@ -253,10 +267,10 @@ fn open() -> Result<Option<Runtime>, String> {
         // Nobody else opens it; the file goes with the last process that has it open.
         let _ = std::fs::remove_dir_all(&settings.pool);
     }
-    let bytes = (store.usable_bytes() * ADDRESSES_PER_BYTE).min(HEAP_MAX_BYTES);
+    let bytes = heap_bytes(store.usable_bytes());
     let memory = Memory::new(Options {
         way: Way::Handlers(settings.threads),
-        reserve_bytes: 2 * (bytes as usize).next_multiple_of(terrace_vm::ADDRESSES_ALIGN_BYTES),
+        reserve_bytes: reserved_bytes(store.usable_bytes()) as usize,
         ..Heap::options(&store)
     });
     let memory = memory.map_err(|e| e.to_string())?;

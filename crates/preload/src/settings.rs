@@ -63,18 +63,22 @@ impl Settings {
     }
 }
 
-/// Whether this process is named as the one to be served, without allocating: what the constructor asks before all else.
+/// Whether this process is named as the one to be served: what the constructor asks before all else.
 pub fn are_there() -> bool {
-    let name: &CStr = c"TERRACE_RUN_PROCESS";
+    // SAFETY: always answers.
+    let own = unsafe { libc::getpid() };
+    number(c"TERRACE_RUN_PROCESS") == u64::try_from(own).ok()
+}
+
+/// A variable that is a number, without allocating.
+pub fn number(name: &CStr) -> Option<u64> {
     // SAFETY: a name that ends in a zero; the answer, if any, is a string that does.
     let value = unsafe {
         let value = libc::getenv(name.as_ptr());
         if value.is_null() {
-            return false;
+            return None;
         }
         CStr::from_ptr(value)
     };
-    let asked: Option<i32> = value.to_str().ok().and_then(|text| text.parse().ok());
-    // SAFETY: always answers.
-    asked == Some(unsafe { libc::getpid() })
+    value.to_str().ok()?.parse().ok()
 }

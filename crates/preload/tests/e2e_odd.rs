@@ -49,6 +49,31 @@ fn e2e_a_shell_has_its_own_numbers_for_files() {
 fn e2e_limits_that_fall() {
     let said = is_ok(&["limits"]);
     assert!(said.contains("RLIMIT_FSIZE) is refused"), "{said}");
+    let addresses = "RLIMIT_AS or RLIMIT_DATA) is refused";
+    assert_eq!(said.matches(addresses).count(), 3, "{said}");
+}
+
+#[test]
+fn e2e_limits_that_are_inherited_and_too_low() {
+    for resource in [libc::RLIMIT_AS, libc::RLIMIT_DATA] {
+        let mut command = command(CAP_MIB, &["--ssd", "1G", "--report", "none"], None);
+        let few = libc::rlimit {
+            rlim_cur: 16 << 30,
+            rlim_max: 16 << 30,
+        };
+        // SAFETY: a system call, which is allowed between fork and exec.
+        unsafe {
+            command.pre_exec(move || match libc::setrlimit(resource, &few) {
+                0 => Ok(()),
+                _ => Err(std::io::Error::last_os_error()),
+            })
+        };
+        let ended = ended(command.args(["echo", "it runs"]));
+        let said = String::from_utf8_lossy(&ended.stderr);
+        assert_eq!(ended.status.code(), Some(125), "{ended:?}");
+        let why = "a limit of 17179869184 bytes of addresses (ulimit -v or -d) leaves no room";
+        assert!(said.contains(why) && ended.stdout.is_empty(), "{ended:?}");
+    }
 }
 
 #[test]

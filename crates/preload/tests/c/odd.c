@@ -64,8 +64,12 @@ static void descriptors(void) {
 }
 
 static void limits(void) {
-    struct rlimit few = {12, 12}, none = {0, 0}, little = {1ul << 40, 1ul << 40};
+    struct rlimit few = {12, 12}, none = {0, 0}, little = {1ul << 40, 1ul << 40}, too_little = {300 * MIB, 300 * MIB};
+    // Before there is anything, and when there is.
+    MUST(setrlimit(RLIMIT_AS, &too_little) == -1 && errno == EPERM);
     fill(64 * MIB);
+    MUST(setrlimit(RLIMIT_AS, &too_little) == -1 && errno == EPERM);
+    MUST(prlimit(0, RLIMIT_DATA, &too_little, NULL) == -1 && errno == EPERM);
     MUST(setrlimit(RLIMIT_NOFILE, &few) == 0 && setrlimit(RLIMIT_CORE, &none) == 0);
     MUST(setrlimit(RLIMIT_MEMLOCK, &none) == 0);
     MUST(setrlimit(RLIMIT_FSIZE, &none) == -1 && errno == EPERM);
@@ -74,12 +78,14 @@ static void limits(void) {
     MUST(pid >= 0);
     if (pid == 0) {
         check();
-        _exit(0);
+        // For the program that it becomes.
+        MUST(setrlimit(RLIMIT_AS, &too_little) == 0 && setrlimit(RLIMIT_FSIZE, &none) == 0);
+        execlp("true", "true", NULL);
+        _exit(1);
     }
     int status;
     MUST(waitpid(pid, &status, 0) == pid && status == 0);
-    // Less than is there: what is served goes on, and more is had as long as there are addresses of ours.
-    MUST(setrlimit(RLIMIT_AS, &little) == 0);
+    MUST(setrlimit(RLIMIT_AS, &little) == 0 && setrlimit(RLIMIT_DATA, &little) == 0);
     char *more = malloc(8 * MIB);
     MUST(more);
     memset(more, 1, 8 * MIB);
