@@ -7,7 +7,7 @@ use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStderr, Stdio};
 use std::time::{Duration, Instant};
-use support::{command, compiled, ended, group, judge, output, reported};
+use support::{command, compiled, ended, ended_within, group, judge, output, reported};
 
 const CAP_MIB: u64 = 32;
 
@@ -32,6 +32,47 @@ fn e2e_a_fork_without_room_for_its_memory_is_refused() {
         !well && said.contains("fork: Cannot allocate memory"),
         "{said}"
     );
+}
+
+/// A parent that writes all of its memory again and again, while a child lives that has it as it was: `memory_mib` under a cap, with room on the SSD for
+/// little more than two versions.
+fn grows(cap_mib: u64, memory_mib: u64, ssd_mib: u64, seconds: u64) {
+    let dir = tempfile::tempdir_in("/var/tmp").expect("a directory");
+    let program = compiled(dir.path(), "grows.c", &[]);
+    let pool = dir.path().join("pool");
+    let (ssd, name) = (format!("{ssd_mib}M"), pool.to_str().expect("a name"));
+    let group = group(cap_mib);
+    let mut command = command(cap_mib, &["--ssd", &ssd, "--pool", name], group.as_ref());
+    let (memory, seconds) = (memory_mib.to_string(), seconds.to_string());
+    let timeout = LONGEST.as_secs() * 2 + seconds.parse::<u64>().expect("a number");
+    let run = command.arg(program).args([&memory, &seconds]);
+    let ended = ended_within(run, Duration::from_secs(timeout));
+    let said = String::from_utf8_lossy(&ended.stdout).into_owned();
+    let report = String::from_utf8_lossy(&ended.stderr);
+    assert!(ended.status.success(), "{said}{report}");
+    let rounds = said.strip_suffix(" rounds OK\n");
+    let rounds: u64 = rounds.and_then(|n| n.parse().ok()).expect("rounds");
+    // More was written than there is room for, and the file is no longer than it may be.
+    assert!(rounds * memory_mib > ssd_mib, "{rounds} rounds");
+    let bytes = reported(&report, "device_bytes_written");
+    assert!(bytes > ssd_mib << 20, "{report}");
+    let data = std::fs::metadata(pool.join("data")).expect("the pool");
+    assert!(data.len() <= ssd_mib << 20, "{} bytes", data.len());
+    let counted = reported(&report, "dram_counted_bytes");
+    assert!(counted <= cap_mib << 20, "{report}");
+    judge("a child that lives long", group.as_ref());
+}
+
+#[test]
+fn e2e_a_child_that_lives_long_keeps_its_memory_and_the_pool_does_not_grow() {
+    grows(16, 24, 80, 1);
+}
+
+#[test]
+#[ignore = "runs for SOAK_SECONDS"]
+fn soak_a_child_that_lives_long() {
+    let seconds = std::env::var("SOAK_SECONDS").map_or(60, |s| s.parse().expect("a number"));
+    grows(32, 64, 180, seconds);
 }
 
 #[test]

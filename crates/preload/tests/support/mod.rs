@@ -94,6 +94,14 @@ pub fn judge(name: &str, group: Option<&Cgroup>) {
 /// When it takes longer than any program of these tests, with where its threads are; it is killed then, with all of its
 /// processes.
 pub fn ended(command: &mut Command) -> Output {
+    ended_within(command, LONGEST_RUN)
+}
+
+/// The same, for one that may take so long.
+///
+/// # Panics
+/// As there.
+pub fn ended_within(command: &mut Command, longest: Duration) -> Output {
     command.stdout(Stdio::piped()).stderr(Stdio::piped());
     let mut child = command.process_group(0).spawn().expect("it starts");
     let group = child.id();
@@ -109,7 +117,7 @@ pub fn ended(command: &mut Command) -> Output {
     let since = Instant::now();
     // The program may have ended while a child of it holds the pipes.
     while !stdout.is_finished() || !stderr.is_finished() {
-        if since.elapsed() > LONGEST_RUN {
+        if since.elapsed() > longest {
             let state = stuck::state(group);
             // SAFETY: the group is of a child that was not waited for.
             unsafe { libc::kill(-(group as i32), libc::SIGKILL) };
