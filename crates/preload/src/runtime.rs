@@ -223,6 +223,10 @@ fn open_or_wait() -> Option<&'static Runtime> {
                 }
                 Err(why) => {
                     raw::say(format_args!("{why}"));
+                    if let Some(settings) = SETTINGS.get().filter(|settings| settings.scratch) {
+                        // It may not be there yet.
+                        let _ = std::fs::remove_dir_all(&settings.pool);
+                    }
                     // SAFETY: ends the process, without running what it left for its end.
                     unsafe {
                         raw::system(libc::SYS_exit_group, [EXIT_CANNOT.into(), 0, 0, 0, 0, 0])

@@ -154,6 +154,24 @@ fn e2e_what_is_too_small_is_refused_before_anything_starts() {
     assert_eq!(left.count(), 0, "something of the pool is left");
 }
 
+#[test]
+fn e2e_a_pool_that_cannot_be_opened_later_leaves_nothing() {
+    let dir = dir();
+    let program = compiled(dir.path(), "odd.c", &[]);
+    let scratch = dir.path().join("scratch");
+    std::fs::create_dir(&scratch).expect("a directory");
+    let mut command = command(CAP_MIB, &["--ssd", "200M", "--report", "none"], None);
+    // Too few numbers for a device's queue, and enough to remove what was begun.
+    let script = "ulimit -n 8; exec \"$0\" wait";
+    command.env("TMPDIR", &scratch).args(["sh", "-c", script]);
+    let ended = support::ended(command.arg(program));
+    assert_eq!(ended.status.code(), Some(125), "{ended:?}");
+    let said = String::from_utf8_lossy(&ended.stderr);
+    assert!(said.contains("the pool cannot be opened: "), "{said}");
+    let left = std::fs::read_dir(scratch).expect("it is there");
+    assert_eq!(left.count(), 0, "something of the pool is left");
+}
+
 /// A file system whose device refuses writes when it is full, since it lies in a file of another, smaller one. Unmounted with its owner.
 struct Failing(PathBuf);
 

@@ -4,7 +4,7 @@
 mod support;
 
 use std::io::{BufRead, BufReader, Read, Write};
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, PermissionsExt};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::process::{Command, Stdio};
 use support::{Server, command, compiled, ended, free_port, output, reported, value};
@@ -273,4 +273,48 @@ fn e2e_memcached_that_drops_its_privileges() {
         assert!(got.starts_with(&value(n, 500_000)), "value {n}");
     }
     assert!(server.stop().success());
+}
+
+/// A device of faults that one group may open, before the one that is there, in a view of files of its own; then a user of that group without any rights, under what a
+/// container's profile of system calls refuses.
+const WITHOUT_ROOT: &str = "set -e; cd \"$0\"; group=$1; shift; mknod node c 10 257; chgrp 12345 node; chmod 660 node; \
+    mount --bind node /dev/userfaultfd; mkdir -m 700 pool; chown 65534:65534 pool; echo prepared; \
+    exec setpriv --reuid=65534 --regid=65534 \"$group\" --inh-caps=-all --bounding-set=-all --no-new-privs \
+    ./filter_c ./terrace run --dram 32M --ssd 1G --report none --pool pool -- ./odd_c closing";
+
+#[test]
+fn e2e_without_root_and_under_a_containers_filter() {
+    let dir = tempfile::tempdir_in("/var/tmp").expect("a directory");
+    for source in ["filter.c", "odd.c"] {
+        compiled(dir.path(), source, &[]);
+    }
+    // The user may not go where the build is.
+    for name in ["terrace", "libterrace_preload.so"] {
+        let copied = std::fs::copy(
+            support::binary().with_file_name(name),
+            dir.path().join(name),
+        );
+        copied.expect("it is built");
+    }
+    let all = std::fs::Permissions::from_mode(0o755);
+    std::fs::set_permissions(dir.path(), all).expect("ours");
+    let run = |group: &str| {
+        let mut command = Command::new("unshare");
+        command.args(["--mount", "sh", "-c", WITHOUT_ROOT]);
+        let _ = std::fs::remove_dir(dir.path().join("pool"));
+        let _ = std::fs::remove_file(dir.path().join("node"));
+        output(command.arg(dir.path()).arg(group))
+    };
+    let (well, said) = run("--clear-groups");
+    if !said.contains("prepared\n") {
+        return println!("not judged: {said}");
+    }
+    let allowed = std::fs::read_to_string("/proc/sys/vm/unprivileged_userfaultfd");
+    if allowed.is_ok_and(|allowed| allowed.trim() == "0") {
+        let why = "set the sysctl vm.unprivileged_userfaultfd=1";
+        assert!(!well && said.contains(why), "{said}");
+    }
+    let _ = std::fs::remove_dir_all(dir.path().join("pool"));
+    let (well, said) = run("--groups=12345");
+    assert!(well && said.ends_with("OK\n"), "{said}");
 }
