@@ -434,10 +434,8 @@ impl Lineup {
 
     fn pause_all_but(&self, but: Option<usize>) -> Result<()> {
         let others = |at| but.is_some_and(|but| at != but);
-        let servers = self.servers.iter().enumerate().filter(|_| self.alone);
-        servers
-            .map(|(at, server)| server.pause(others(at)))
-            .collect()
+        let mut servers = self.servers.iter().enumerate().filter(|_| self.alone);
+        servers.try_for_each(|(at, server)| server.pause(others(at)))
     }
 
     /// Measures a case: ours, peer, ours, peer …, and adds its rows.
