@@ -248,3 +248,81 @@ impl Snapshot for KeyMap {
         self.index.bytes()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::HashMap;
+    use terrace_log::{KeyHash, Terrace};
+
+    fn who(n: u64) -> Subject {
+        let spread = |salt: u64| {
+            (n + salt)
+                .wrapping_mul(0x9e37_79b9_7f4a_7c15)
+                .rotate_left(23)
+        };
+        let hash = KeyHash {
+            index: spread(1),
+            place: spread(77),
+        };
+        Subject { space: 0, hash }
+    }
+
+    fn slot(unit: u64) -> Slot {
+        Slot::new(Loc::new(Terrace::Dram, 0, unit), 0)
+    }
+
+    /// What was updated last is swung right wherever it lies by then, and nothing else is: between the two, pages split, merge and go.
+    #[test]
+    fn what_was_updated_last_may_have_moved() {
+        let mut map = KeyMap::new(2, 40);
+        let mut model = HashMap::new();
+        let (mut unit, mut x) = (0, 1u64);
+        for round in 0..30_000u64 {
+            x = x
+                .wrapping_mul(6_364_136_223_846_793_005)
+                .wrapping_add(round | 1);
+            let n = (x >> 33) % 700;
+            let other = (x >> 20) % 700;
+            let seen = map.update(who(n), |s| {
+                (Some(&s.loc().unit()) == model.get(&n)).then_some(s)
+            });
+            assert_eq!(
+                seen.map(|s| s.loc().unit()),
+                model.get(&n).copied(),
+                "round {round}"
+            );
+            unit += 1;
+            match model.get(&other).copied() {
+                // Full of them for a while, then almost none.
+                Some(at) if round / 5_000 % 2 == 1 => {
+                    let loc = slot(at).loc();
+                    assert!(map.remove(who(other), loc));
+                    model.remove(&other);
+                }
+                Some(_) => {}
+                None => {
+                    map.insert(who(other), slot(unit)).expect("room");
+                    model.insert(other, unit);
+                }
+            }
+            unit += 1;
+            if let Some(at) = model.get_mut(&n) {
+                assert!(
+                    map.swing(who(n), slot(*at).loc(), slot(unit)),
+                    "round {round}"
+                );
+                assert!(
+                    !map.swing(who(n), slot(*at).loc(), slot(unit)),
+                    "it is not there any more"
+                );
+                *at = unit;
+            }
+        }
+        let mut there: Vec<u64> = Vec::new();
+        map.each(|s| there.push(s.loc().unit()));
+        let mut wanted: Vec<u64> = model.into_values().collect();
+        (there.sort_unstable(), wanted.sort_unstable());
+        assert_eq!(there, wanted);
+    }
+}
