@@ -322,7 +322,8 @@ mod tests {
         let mut there: Vec<u64> = Vec::new();
         map.each(|s| there.push(s.loc().unit()));
         let mut wanted: Vec<u64> = model.into_values().collect();
-        (there.sort_unstable(), wanted.sort_unstable());
+        there.sort_unstable();
+        wanted.sort_unstable();
         assert_eq!(there, wanted);
     }
 }
