@@ -18,9 +18,13 @@ pub(crate) const BLOCK_BYTES: usize = 2 << 20;
 /// Smaller arenas stay as they are: their addresses fit the processor's table, and a second copy of a block is much to them.
 const ARENA_BYTES_MIN: usize = 64 << 20;
 /// Rest after each block: so many times what moving it took, and at least [`REST_MIN`]. The kernel takes 0.3 ms for a block, and 6 where both
-/// processors are busy; whoever touches the block meanwhile waits, and a server on the same processor loses that time. One part in a
-/// hundred is less than anyone measures (docs/adr/0028 has the table).
+/// processors are busy or the hypervisor has to find the memory; whoever touches the block meanwhile waits, and a server on the same processor loses
+/// that time. One part in a hundred is less than anyone measures (docs/adr/0028 has the table), but where it comes in pieces of milliseconds it is
+/// the hundredth request that waits: then it is one in a thousand.
 const REST_TIMES: u32 = 100;
+const REST_TIMES_LONG: u32 = 1000;
+/// What a client notices.
+const LONG: Duration = Duration::from_micros(500);
 /// What a block that moved in no time is followed by.
 const REST_MIN: Duration = Duration::from_millis(40);
 
@@ -124,6 +128,15 @@ fn block_signals() {
     }
 }
 
+fn rest_after(took: Duration) -> Duration {
+    let times = if took > LONG {
+        REST_TIMES_LONG
+    } else {
+        REST_TIMES
+    };
+    (took * times).max(REST_MIN)
+}
+
 /// Starts the thread. It ends with the arena, or when the kernel refuses.
 pub(crate) fn start(arena: Weak<Arena>, told: Receiver<usize>) {
     let run = move || {
@@ -137,7 +150,7 @@ pub(crate) fn start(arena: Weak<Arena>, told: Receiver<usize>) {
                 return;
             }
             drop(arena);
-            std::thread::sleep((began.elapsed() * REST_TIMES).max(REST_MIN));
+            std::thread::sleep(rest_after(began.elapsed()));
         }
     };
     // Without the thread all is as it would be where the kernel refuses.
