@@ -275,6 +275,7 @@ fn in_child(
         malloc: area(0, &old.malloc)?,
         maps: area(1, &old.maps)?,
         addresses: old.addresses,
+        memory: memory.clone(),
         cap_bytes: old.cap_bytes,
         pool: Pool::Away(remote),
     })

@@ -47,6 +47,9 @@ impl Next {
         if found.is_null() {
             found = self.other.map_or(found, find);
         }
+        if found.is_null() && self.name.to_bytes().starts_with(b"io_uring_") {
+            found = in_liburing(self.name);
+        }
         if found.is_null() {
             raw::die(format_args!(
                 "the C library has no function {:?}: is this program statically linked in part?",
@@ -55,6 +58,25 @@ impl Next {
         }
         self.found.store(found, Ordering::Release);
         found
+    }
+}
+
+/// One of liburing's functions, where a library brought it in for itself alone; else one that answers as where the system has no io_uring.
+fn in_liburing(name: &CStr) -> *mut c_void {
+    extern "C" fn is_not_there() -> c_int {
+        -libc::ENOSYS
+    }
+    let how = libc::RTLD_LAZY | libc::RTLD_NOLOAD;
+    // SAFETY: names that end in a zero; a library that is there anyway.
+    let found = unsafe {
+        match libc::dlopen(c"liburing.so.2".as_ptr(), how) {
+            library if library.is_null() => library,
+            library => libc::dlsym(library, name.as_ptr()),
+        }
+    };
+    match found.is_null() {
+        true => is_not_there as *mut c_void,
+        false => found,
     }
 }
 
@@ -129,6 +151,14 @@ functions! {
     preadv64(fd: c_int, parts: *const iovec, count: c_int, offset: off_t) -> ssize_t = None;
     /// As preadv2(2).
     preadv2(fd: c_int, parts: *const iovec, count: c_int, offset: off_t, flags: c_int) -> ssize_t = None;
+    /// As liburing's.
+    io_uring_queue_init(entries: c_uint, ring: *mut c_void, flags: c_uint) -> c_int = None;
+    /// As liburing's.
+    io_uring_queue_init_params(entries: c_uint, ring: *mut c_void, setup: *mut c_void) -> c_int = None;
+    /// As liburing's.
+    io_uring_queue_init_mem(entries: c_uint, ring: *mut c_void, setup: *mut c_void, memory: *mut c_void, bytes: size_t) -> c_int = None;
+    /// As liburing's.
+    io_uring_setup(entries: c_uint, setup: *mut c_void) -> c_int = None;
     /// As liburing's.
     io_uring_register_buffers(ring: *mut c_void, parts: *const iovec, count: c_uint) -> c_int = None;
     /// As liburing's.

@@ -216,6 +216,7 @@ pub fn figures(runtime: &Runtime, line: &mut dyn FnMut(&str, u64)) {
     line("evict_microseconds", memory.evict_ns / 1000);
     if let Pool::Home(home) = &runtime.pool {
         let stats = home.heap.store().stats();
+        line("pages_same", home.heap.store().pages_same());
         line("dram_cap_bytes", stats.cap_bytes);
         line("dram_counted_bytes", stats.used_bytes);
         line("dram_pages_bytes", stats.page_bytes);

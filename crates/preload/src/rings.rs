@@ -1,13 +1,14 @@
 //! io_uring's and the kernel's older asynchronous requests, as far as they name memory that the kernel keeps beyond a call.
 //!
-//! There the device, or the kernel, has the page itself: when it leaves DRAM, what comes later goes to a page that the program does not have any more. Promises: a direct read
+//! There the device, or the kernel, has the page itself: when it leaves DRAM, what comes later goes to a page that the program does not have any more. Promises: once the program makes
+//! an io_uring, pages that a device has stay (`vm`'s `aside`), where the kernel can tell; a direct read
 //! of the older kind into served memory is right: it is done twice, the first time by way of other memory, so that what may miss its page is there already;
 //! buffers and rings that io_uring would keep for good are refused with ENOMEM, as beyond the limit of locked memory, and a line says why. Never: sees
 //! what is handed in without the C library's or liburing's functions.
 
 use crate::{direct, next, raw, runtime, tls};
-use libc::{c_int, c_long, c_uint, c_void, iovec};
-use std::sync::atomic::{AtomicBool, Ordering};
+use libc::{c_int, c_long, c_uint, c_void, iovec, size_t};
+use std::sync::atomic::{AtomicBool, Ordering, fence};
 
 /// A request of the older kind, as the kernel has it.
 #[repr(C)]
@@ -195,11 +196,44 @@ unsafe fn may_keep_ring(ring: *const BufferRing) -> bool {
     tls::is_inside() || !runtime::overlaps(ring.at as usize, bytes) || refuse()
 }
 
+/// Whether the program has made an io_uring, or is about to; so it is in its forks' children, which have them too.
+static MADE: AtomicBool = AtomicBool::new(false);
+
+/// A ring is about to be made: from now on devices write to served memory.
+fn will_be_made() {
+    if tls::is_inside() || MADE.swap(true, Ordering::SeqCst) {
+        return;
+    }
+    // Either this thread sees the runtime, or who publishes it sees that there is a ring.
+    fence(Ordering::SeqCst);
+    tell_runtime();
+}
+
+/// After the runtime was published: it is told of rings that were made before.
+pub fn runtime_is_there() {
+    fence(Ordering::SeqCst);
+    if MADE.load(Ordering::SeqCst) {
+        tell_runtime();
+    }
+}
+
+fn tell_runtime() {
+    if let Some(runtime) = runtime::get()
+        && !runtime.memory.devices_write()
+    {
+        raw::say(format_args!(
+            "this kernel cannot tell which pages a device has (Linux 6.8 can): what io_uring reads from files with O_DIRECT into served memory may be lost; \
+             buffers from mmap with MAP_SHARED or MAP_STACK are possible"
+        ));
+    }
+}
+
 /// Whether a new ring may be made: one in served memory may not.
 ///
 /// # Safety
 /// As io_uring_setup's.
 pub unsafe fn may_set_up(setup: c_long) -> bool {
+    will_be_made();
     if setup == 0 || tls::is_inside() {
         return true;
     }
@@ -209,6 +243,82 @@ pub unsafe fn may_set_up(setup: c_long) -> bool {
     setup.flags & SETUP_NO_MMAP == 0
         || !(is_served(setup.queue_at) || is_served(setup.completions_at))
         || refuse()
+}
+
+/// The same for a ring in memory that is named: whether it may be there.
+fn will_lie_at(memory: *const c_void, bytes: size_t) -> bool {
+    will_be_made();
+    tls::is_inside() || !runtime::overlaps(memory as usize, bytes.max(1)) || refuse()
+}
+
+/// As liburing's.
+///
+/// # Safety
+/// As there.
+#[cfg_attr(not(test), unsafe(no_mangle))]
+pub unsafe extern "C" fn io_uring_queue_init(
+    entries: c_uint,
+    ring: *mut c_void,
+    flags: c_uint,
+) -> c_int {
+    will_be_made();
+    // SAFETY: the program's promise.
+    unsafe { next::io_uring_queue_init(entries, ring, flags) }
+}
+
+/// As liburing's.
+///
+/// # Safety
+/// As there.
+#[cfg_attr(not(test), unsafe(no_mangle))]
+pub unsafe extern "C" fn io_uring_queue_init_params(
+    entries: c_uint,
+    ring: *mut c_void,
+    setup: *mut c_void,
+) -> c_int {
+    // SAFETY: the program's promise.
+    unsafe {
+        match may_set_up(setup as c_long) {
+            true => next::io_uring_queue_init_params(entries, ring, setup),
+            false => -libc::ENOMEM,
+        }
+    }
+}
+
+/// As liburing's.
+///
+/// # Safety
+/// As there.
+#[cfg_attr(not(test), unsafe(no_mangle))]
+pub unsafe extern "C" fn io_uring_queue_init_mem(
+    entries: c_uint,
+    ring: *mut c_void,
+    setup: *mut c_void,
+    memory: *mut c_void,
+    bytes: size_t,
+) -> c_int {
+    // SAFETY: the program's promise.
+    unsafe {
+        match will_lie_at(memory, bytes) {
+            true => next::io_uring_queue_init_mem(entries, ring, setup, memory, bytes),
+            false => -libc::ENOMEM,
+        }
+    }
+}
+
+/// As liburing's.
+///
+/// # Safety
+/// As there.
+#[cfg_attr(not(test), unsafe(no_mangle))]
+pub unsafe extern "C" fn io_uring_setup(entries: c_uint, setup: *mut c_void) -> c_int {
+    // SAFETY: the program's promise.
+    unsafe {
+        match may_set_up(setup as c_long) {
+            true => next::io_uring_setup(entries, setup),
+            false => -libc::ENOMEM,
+        }
+    }
 }
 
 /// As liburing's.

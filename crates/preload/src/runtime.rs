@@ -7,7 +7,7 @@ use crate::mappings::Mappings;
 use crate::remote::Remote;
 use crate::serve::Home;
 use crate::settings::Settings;
-use crate::{answer, raw, report, sandbox, tls, token};
+use crate::{answer, raw, report, rings, sandbox, tls, token};
 use std::sync::atomic::{AtomicPtr, AtomicU8, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use terrace_vm::heap::{Closing, HEAP_MAX_BYTES, PageHeap};
@@ -112,6 +112,7 @@ pub struct Runtime {
     pub maps: Area,
     /// Of all its memory: start and length.
     pub addresses: (usize, usize),
+    pub memory: Memory,
     pub cap_bytes: u64,
     pub pool: Pool,
 }
@@ -286,6 +287,7 @@ fn open() -> Result<Option<Runtime>, String> {
         malloc: Area::new(malloc, Mappings::default()),
         maps: Area::new(maps, Mappings::default()),
         addresses: memory.addresses(),
+        memory,
         cap_bytes: settings.dram_bytes,
         pool: Pool::Home(Home {
             heap,
@@ -300,5 +302,6 @@ pub fn publish(runtime: Runtime) {
     MALLOC.set(&runtime.malloc.heap);
     MAPS.set(&runtime.maps.heap);
     RUNTIME.store(runtime, Ordering::Release);
+    rings::runtime_is_there();
     STATE.store(READY, Ordering::Release);
 }

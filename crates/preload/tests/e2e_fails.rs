@@ -212,7 +212,7 @@ fn e2e_a_device_that_does_not_write_ends_who_needs_room_with_the_error() {
     let Some(failing) = Failing::new(dir.path()) else {
         return;
     };
-    let waiting = Waiting::start(&program, &dir.path().join("over/pool"), "wait");
+    let waiting = Waiting::start(&program, &dir.path().join("over/pool"), "change");
     let (status, said) = waiting.go();
     assert_eq!(status.signal(), Some(libc::SIGBUS), "{said}");
     for word in [

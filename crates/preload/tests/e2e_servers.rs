@@ -86,11 +86,16 @@ fn redis(port: u16, group: Option<&support::cgroup::Cgroup>, dir: &std::path::Pa
         "127.0.0.1",
         "--enable-debug-command",
         "yes",
+        "--logfile",
+        REDIS_LOG,
         "--dir",
     ]);
     command.arg(dir);
     Server::start(&mut command, port)
 }
+
+/// Where redis-server says what it does, in its directory.
+const REDIS_LOG: &str = "redis.log";
 
 fn redis_cli(port: u16, args: &[&str]) -> String {
     let mut command = Command::new("redis-cli");
@@ -175,7 +180,12 @@ fn saves_what_it_had(server: &Server, port: u16, dir: &std::path::Path) {
     }
     assert!(changed > 0, "nothing changed meanwhile");
     let info = redis_cli(port, &["info", "persistence"]);
-    assert!(info.contains("rdb_last_bgsave_status:ok"), "{info}");
+    let log = || std::fs::read_to_string(dir.join(REDIS_LOG)).unwrap_or_default();
+    assert!(
+        info.contains("rdb_last_bgsave_status:ok"),
+        "{info}\n{}",
+        log()
+    );
     assert_ne!(redis_cli(port, &["debug", "digest"]), digest);
     let port = free_port();
     let mut plain = Command::new("redis-server");

@@ -6,11 +6,12 @@
 //! processors' caches of translations; and whole blocks empty together, so that their page tables go.
 //!
 //! A batch: take (each page is *leaving* now, nobody else changes it), protect the dirty ones, give them to their backing straight
-//! from where they lie, unmap all, end.
+//! from where they lie, unmap all, end. Where devices write to memory, dirty ones are put `aside` instead, and stored from there.
 //!
 //! Promises: a page is unmapped only when its backing has what was written to it; what could not be stored stays, dirty. Never:
 //! allocates, or holds a lock while the backing works.
 
+use crate::aside::{Lies, Stage};
 use crate::backing::{Changed, PAGE_BYTES, Page, StoreError};
 use crate::block::{BLOCK_BYTES, BLOCK_PAGES};
 use crate::ghost::HEAT_MAX;
@@ -20,7 +21,7 @@ use crate::policy::{self, BATCH_PAGES_MAX};
 use crate::space::{Pinned, page_number, place};
 use crate::stats::Counters;
 use crate::sys::{Going, Range, now_ms};
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Instant;
 
 /// Pages given to a backing in one call.
@@ -29,6 +30,8 @@ const STORE_PAGES_MAX: usize = 64;
 const STORE_AGAIN_MS: u64 = 20;
 /// Rounds of [`Core::shrink_to`] in which nothing could be evicted: a second.
 const IDLE_MAX: u32 = 50;
+/// Batches one after the other of which all pages are pinned, before anyone waits: 8 MiB, or the whole buffer where that is less.
+const PINNED_BATCHES_MAX: u32 = 16;
 /// Rounds of the hand in one batch: at their end the hottest page is cold.
 const ROUNDS_MAX: u64 = (HEAT_MAX as u64 + 2) * policy::ROUNDS_A_HEAT;
 
@@ -54,8 +57,10 @@ struct Victim {
     page: u64,
     dirty: bool,
     unsure: bool,
-    /// Could not be stored.
+    /// Could not be stored, or is pinned.
     stays: bool,
+    /// Lies on the stage, at the victim's place among the victims.
+    aside: bool,
     /// Index in the groups.
     group: u16,
 }
@@ -77,14 +82,19 @@ pub(crate) struct Workspace {
     victims: Vec<Victim>,
     groups: Vec<Group>,
     ranges: Vec<Range>,
+    stage: Stage,
+    pinned: usize,
 }
 
 impl Workspace {
-    pub fn new() -> Workspace {
+    pub fn new(stage: Stage) -> Workspace {
         Workspace {
             victims: Vec::with_capacity(BATCH_PAGES_MAX),
             groups: Vec::with_capacity(BATCH_PAGES_MAX),
-            ranges: Vec::with_capacity(BATCH_PAGES_MAX),
+            // One more for the stage.
+            ranges: Vec::with_capacity(BATCH_PAGES_MAX + 1),
+            stage,
+            pinned: 0,
         }
     }
 
@@ -92,6 +102,7 @@ impl Workspace {
         self.victims.clear();
         self.groups.clear();
         self.ranges.clear();
+        self.pinned = 0;
     }
 }
 
@@ -102,17 +113,25 @@ pub(crate) struct Evicted {
     pub dirty: usize,
 }
 
+impl Victim {
+    fn is_to_be_stored(&self) -> bool {
+        self.dirty && !self.stays
+    }
+}
+
 impl Core {
     /// Evicts up to `want` pages. None: as many threads evict already as can.
     pub fn evict(&self, want: usize) -> Option<Evicted> {
         let mut work = self.workspaces.iter().find_map(|work| work.try_lock())?;
-        work.clear();
         let began = Instant::now();
-        self.take(&mut work, want.min(BATCH_PAGES_MAX), self.takes_dirty());
-        self.protect(&work);
-        self.store(&mut work);
-        self.unmap(&mut work);
-        let evicted = self.finish(&mut work);
+        let mut evicted = Evicted::default();
+        // Where all of a batch are pinned, others may not be.
+        for _ in 0..PINNED_BATCHES_MAX {
+            evicted = self.evict_batch(&mut work, want.min(BATCH_PAGES_MAX));
+            if evicted.pages > 0 || work.pinned == 0 {
+                break;
+            }
+        }
         drop(work);
         let ns = began.elapsed().as_nanos() as u64;
         Counters::add(&self.counters.evict_ns, ns);
@@ -120,6 +139,39 @@ impl Core {
             self.freed.wake(0);
         }
         Some(evicted)
+    }
+
+    /// Evicts some pages if little room is left, unless another thread does: for handler threads, when the thread that faulted goes on already.
+    /// Who waits for its page should not wait for others to leave as well.
+    pub fn evict_ahead(&self) {
+        let max = self.pages_now();
+        let some = policy::ahead_of_faults(max);
+        let is_near = |pages: &AtomicUsize, max| pages.load(Ordering::Relaxed) + some > max;
+        let needed =
+            is_near(&self.resident, max) || is_near(&self.dirty, policy::dirty_pages_max(max));
+        if !needed || self.tables_wait() || !self.takes_dirty() {
+            return;
+        }
+        let Some(_only) = self.making_room.try_lock() else {
+            return;
+        };
+        self.balance();
+        self.evict(some);
+    }
+
+    fn evict_batch(&self, work: &mut Workspace, want: usize) -> Evicted {
+        work.clear();
+        self.take(work, want, self.takes_dirty());
+        if !self.aside.is_on() {
+            self.protect(work);
+        }
+        // Asked again: since it was off, pages may have been pinned before they were protected.
+        if self.aside.is_on() {
+            self.put_victims_aside(work);
+        }
+        self.store(work);
+        self.unmap(work);
+        self.finish(work)
     }
 
     /// Whether dirty pages are evicted now: not right after the backing took none.
@@ -227,6 +279,7 @@ impl Core {
                     dirty,
                     unsure: seen.unsure(),
                     stays: false,
+                    aside: false,
                     group,
                 });
             }
@@ -281,10 +334,35 @@ impl Core {
         }
     }
 
+    /// Puts dirty victims aside, those in a row together; marks those that are pinned.
+    fn put_victims_aside(&self, work: &mut Workspace) {
+        let mut at = 0;
+        while let Some(first) = (at..work.victims.len()).find(|at| work.victims[*at].dirty) {
+            let page = work.victims[first].page;
+            let row = (page..).zip(&work.victims[first..]);
+            let count = row.take_while(|(page, victim)| victim.dirty && victim.page == *page);
+            let count = count.count();
+            at = first + count;
+            self.put_aside(work.stage, first, page, count, |nth, lies| {
+                let victim = &mut work.victims[first + nth];
+                match lies {
+                    Lies::Aside => victim.aside = true,
+                    Lies::Pinned => {
+                        victim.stays = true;
+                        work.groups[usize::from(victim.group)].staying += 1;
+                        work.pinned += 1;
+                    }
+                    Lies::Here => self.protect_range(victim.page, victim.page),
+                }
+            });
+        }
+    }
+
     /// Gives dirty victims to their backings; marks those that stay.
     fn store(&self, work: &mut Workspace) {
         let mut at = 0;
-        while let Some(first) = (at..work.victims.len()).find(|at| work.victims[*at].dirty) {
+        let is_next = |work: &Workspace, at: usize| work.victims[at].is_to_be_stored();
+        while let Some(first) = (at..work.victims.len()).find(|at| is_next(work, *at)) {
             at = first;
             // A region that is being dropped wants nothing kept.
             let Some(region) = self.space.region(work.victims[first].page) else {
@@ -296,16 +374,19 @@ impl Core {
             let mut len = 0;
             while at < work.victims.len() && len < STORE_PAGES_MAX {
                 let victim = work.victims[at];
-                if victim.dirty && !region.contains(victim.page) {
+                if victim.is_to_be_stored() && !region.contains(victim.page) {
                     break;
                 }
-                if victim.dirty {
-                    let address = self.space.address_of(victim.page) as *const Page;
+                if victim.is_to_be_stored() {
+                    let address = match victim.aside {
+                        true => work.stage.slot(at),
+                        false => self.space.address_of(victim.page),
+                    };
                     pages[len] = Changed {
                         page: victim.page - region.first_page,
-                        // SAFETY: the page is there and write-protected, and stays so while it is leaving, which only this thread
-                        // ends: so nobody writes to it, and it is mapped as long as this reference is used.
-                        bytes: unsafe { &*address },
+                        // SAFETY: the page is there, and write-protected or on this thread's stage, and stays so while it is leaving,
+                        // which only this thread ends: so nobody writes to it, and it is mapped as long as this reference is used.
+                        bytes: unsafe { &*(address as *const Page) },
                         surely: !victim.unsure,
                     };
                     places[len] = at as u16;
@@ -315,7 +396,11 @@ impl Core {
             }
             let stored = self.store_some(region, &pages[..len]);
             for place in &places[stored..len] {
+                let slot = work.stage.slot(usize::from(*place));
                 let victim = &mut work.victims[usize::from(*place)];
+                if std::mem::take(&mut victim.aside) {
+                    self.put_back(slot, victim.page);
+                }
                 victim.stays = true;
                 work.groups[usize::from(victim.group)].staying += 1;
             }
@@ -356,7 +441,7 @@ impl Core {
         }
         let blocks = work.ranges.len();
         for victim in &work.victims {
-            if victim.stays || work.groups[usize::from(victim.group)].released {
+            if victim.stays || victim.aside || work.groups[usize::from(victim.group)].released {
                 continue;
             }
             let start = self.space.address_of(victim.page);
@@ -367,6 +452,9 @@ impl Core {
                     len: PAGE_BYTES,
                 }),
             }
+        }
+        if work.victims.iter().any(|victim| victim.aside) {
+            work.ranges.push(work.stage.slots(work.victims.len()));
         }
         self.drop_blocks(&work.ranges, blocks);
     }

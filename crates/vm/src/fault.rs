@@ -483,7 +483,7 @@ impl Core {
     }
 
     /// Whether so many page tables wait to be freed that evicting more does not help.
-    fn tables_wait(&self) -> bool {
+    pub fn tables_wait(&self) -> bool {
         let bytes = self.bytes_max.load(Ordering::Relaxed);
         policy::tables_wait(self.grace.bytes(), self.grace.kept_bytes, bytes)
     }
@@ -503,7 +503,7 @@ impl Core {
     }
 
     /// Lets whoever shares a cap with the buffer look whether it is to grow or to shrink.
-    fn balance(&self) {
+    pub fn balance(&self) {
         if let Some(balance) = self.balance.get() {
             balance();
         }

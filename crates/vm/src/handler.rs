@@ -127,6 +127,7 @@ fn serve_ready(core: &Core) {
                 wake(core, event.address);
             }
         }
+        core.evict_ahead();
     }
 }
 

@@ -5,6 +5,7 @@
 //! Never: a second cache, a second log or a second cleaner; those are the pool's.
 
 mod ahead;
+mod aside;
 mod backing;
 mod balance;
 mod block;

@@ -4,6 +4,7 @@
 //! starts a thread where faults are taken in the faulting thread, but for one that waits for the kernel to free page tables.
 
 use crate::ahead::Ahead;
+use crate::aside::Aside;
 use crate::backing::{Backing, StoreError};
 use crate::evict::{Hand, Workspace};
 use crate::ghost::Ghost;
@@ -25,7 +26,7 @@ pub const PAGES_MIN: usize = 64;
 /// Regions begin at multiples of this.
 pub const ADDRESSES_ALIGN_BYTES: usize = crate::space::SLOT_BYTES;
 /// Threads that can evict at the same time.
-const EVICTORS_MAX: usize = 4;
+pub(crate) const EVICTORS_MAX: usize = 4;
 /// The most handler threads.
 pub const HANDLERS_MAX: usize = 64;
 
@@ -138,9 +139,12 @@ pub(crate) struct Core {
     pub ghost: Ghost,
     pub ahead: Ahead,
     pub grace: Grace,
+    pub aside: Aside,
     pub workspaces: [Lock<Workspace>; EVICTORS_MAX],
     /// Where eviction goes on.
     pub hand: Lock<Hand>,
+    /// Held by who evicts before anybody needs room.
+    pub making_room: Lock<()>,
     /// Where threads wait for pages to be evicted.
     pub freed: Rooms,
     pub waiting: AtomicUsize,
@@ -179,6 +183,7 @@ impl Memory {
         let uffd = Uffd::new(options.way == Way::InThread)?;
         let (start, len) = space.addresses();
         uffd.register(start, len)?;
+        let aside = Aside::new(&uffd)?;
         let core = Arc::new(Core {
             taken: Mutex::new(vec![false; space.slots()]),
             space,
@@ -203,8 +208,10 @@ impl Memory {
                     .unwrap_or(policy::remembered(options.pages_max)),
             ),
             grace: Grace::new(policy::tables_waiting_bytes(options.pages_max))?,
-            workspaces: std::array::from_fn(|_| Lock::new(Workspace::new())),
+            workspaces: std::array::from_fn(|nth| Lock::new(Workspace::new(aside.stage(nth)))),
+            aside,
             hand: Lock::default(),
+            making_room: Lock::new(()),
             freed: Rooms::new(),
             waiting: AtomicUsize::new(0),
             failed: Lock::new(None),

@@ -11,6 +11,12 @@ pub(crate) fn batch_pages(pages_max: usize) -> usize {
     (pages_max / 8).clamp(1, BATCH_PAGES_MAX)
 }
 
+/// Pages for which there is room before somebody needs it, in a buffer of `pages_max` whose faults handler threads take: what the others fault
+/// in while one evicts as many.
+pub(crate) fn ahead_of_faults(pages_max: usize) -> usize {
+    (batch_pages(pages_max) / 2).max(1)
+}
+
 /// The most pages that come with one that faults, of a buffer of `pages_max`: the wake-up of a handler is a small part of the time then.
 pub(crate) const AHEAD_PAGES_MAX: u64 = 32;
 
@@ -195,9 +201,12 @@ pub(crate) fn pages_max_of_cap(cap_bytes: u64) -> usize {
     (pages as usize).max(crate::memory::PAGES_MIN)
 }
 
+/// What is left for reading at most where no more pages may be dirty: 2 MiB.
+const LEFT_FOR_READING_MAX: usize = 512;
+
 /// Dirty pages that a buffer of `pages_max` may hold: if the backing takes none, reading goes on in what is left.
 pub(crate) fn dirty_pages_max(pages_max: usize) -> usize {
-    pages_max - (pages_max / 8).max(1)
+    pages_max - (pages_max / 8).clamp(1, LEFT_FOR_READING_MAX)
 }
 
 /// Page tables that are walked rather than left out by ending one range and beginning another: a walk costs 1 µs, another range 18
@@ -243,6 +252,8 @@ mod tests {
         }
         assert_eq!(batch_pages(64), 8);
         assert_eq!(dirty_pages_max(64), 56);
+        // A program that writes to all its memory is to have nearly all of a large buffer for it.
+        assert_eq!(dirty_pages_max(100_000), 99_488);
     }
 
     #[test]

@@ -27,6 +27,7 @@ pub(crate) struct Counters {
     pub ahead: AtomicU64,
     pub evict_ns: AtomicU64,
     pub read_ns: AtomicU64,
+    pub pinned: AtomicU64,
 }
 
 /// What a memory did so far, and what it holds.
@@ -74,6 +75,8 @@ pub struct Stats {
     pub evict_ns: u64,
     /// The part of `fault_ns` in which pages were read that the device had.
     pub read_ns: u64,
+    /// Pages that were to leave and stayed, since a device had them.
+    pub pinned: u64,
 }
 
 impl Counters {
@@ -109,6 +112,7 @@ impl Core {
             ahead: get(&c.ahead),
             evict_ns: get(&c.evict_ns),
             read_ns: get(&c.read_ns),
+            pinned: get(&c.pinned),
         }
     }
 }

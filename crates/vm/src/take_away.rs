@@ -2,7 +2,7 @@
 //!
 //! Promises: each page of the range was absent at some moment after the call began. Never: takes a page whose contents the backing has not got.
 
-use crate::PAGE_BYTES;
+use crate::backing::{PAGE_BYTES, StoreError};
 use crate::block::BLOCK_PAGES;
 use crate::inside::Inside;
 use crate::memory::{Core, VmError};
@@ -13,14 +13,20 @@ use crate::stats::Counters;
 use crate::sys::Range;
 use std::ops;
 use std::sync::atomic::Ordering;
+use std::time::Duration;
 
 /// Ranges unmapped by one call.
 const RANGES_MAX: usize = 64;
+/// How often a page that a device has is looked at again, and how long it is left alone in between: ten seconds.
+const PINNED_LOOKS_MAX: u32 = 10_000;
+/// The first so many times it is looked at at once: another thread may have written to it.
+const LOOKS_AT_ONCE: u32 = 3;
+const PINNED_PAUSE: Duration = Duration::from_millis(1);
 
 impl Region {
     /// Makes all pages of a range leave DRAM; changed ones are given to the backing first. Who touches one meanwhile brings it back.
     ///
-    /// Errors: pages that the region does not have; the backing took not all of them; a fork.
+    /// Errors: pages that the region does not have; the backing took not all of them; a device has one and does not let go (EBUSY); a fork.
     pub fn take_away(&self, pages: ops::Range<u64>) -> Result<(), VmError> {
         self.check(&pages)?;
         let core = self.memory_core();
@@ -64,6 +70,7 @@ impl Core {
             if page >= pages.end {
                 break;
             }
+            let mut looks = 0;
             loop {
                 let ticket = self.space.rooms.ticket(page_number(page));
                 let seen = record.pages[at].look();
@@ -78,6 +85,8 @@ impl Core {
                         self.end_held(pinned, &mut held);
                         let own = page - region.first_page;
                         self.write_back(region, own..own + 1)?;
+                        looks += 1;
+                        await_device(looks)?;
                     }
                     // Nothing is held while another thread is waited for.
                     _ if held.len > 0 => self.end_held(pinned, &mut held),
@@ -118,6 +127,17 @@ impl Core {
             self.freed.wake(0);
         }
     }
+}
+
+/// A page that was written back is changed again: somebody wrote to it, or a device has it, and lets go of it soon.
+fn await_device(looks: u32) -> Result<(), StoreError> {
+    if looks > PINNED_LOOKS_MAX {
+        return Err(StoreError::Io { errno: libc::EBUSY });
+    }
+    if looks > LOOKS_AT_ONCE {
+        std::thread::sleep(PINNED_PAUSE);
+    }
+    Ok(())
 }
 
 /// Pages of one block that the caller holds as leaving, all of them clean.

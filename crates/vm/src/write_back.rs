@@ -1,9 +1,10 @@
-//! Changed pages given to their backing while they stay where they are: what a sync needs.
+//! Changed pages given to their backing while they stay where they are: what a sync needs. Where devices write to memory, one that is pinned stays a changed one.
 //!
 //! Promises: what was written to a page before the call is with the backing after it, whoever gave it; a page is given as it was at one moment.
 //! Never: holds a page while it waits for another, or takes one away.
 
 use crate::StoreError;
+use crate::aside::{Lies, Stage};
 use crate::backing::{Changed, Page};
 use crate::block::BLOCK_PAGES;
 use crate::inside::Inside;
@@ -16,6 +17,9 @@ use std::ops;
 
 /// Pages given to a backing in one call.
 const BATCH_PAGES_MAX: usize = 64;
+
+/// Where a held page lies, and the address that it is stored from.
+type Away = (Lies, usize);
 
 /// A page that the caller holds as leaving.
 #[derive(Clone, Copy)]
@@ -119,14 +123,55 @@ impl Core {
             return Ok(());
         };
         self.protect_range(first.page, last.page);
+        // Asked after they were protected: see there.
+        let spare = self.aside.is_on().then(|| self.aside.spare());
+        let mut away = [(Lies::Here, 0); BATCH_PAGES_MAX];
+        for (away, held) in away.iter_mut().zip(held.iter().flatten()) {
+            away.1 = self.space.address_of(held.page);
+        }
+        if let Some(stage) = &spare {
+            self.put_held_aside(**stage, held, &mut away);
+        }
+        let (stored, failed) = self.store_held(region, held, &away);
+        let mut clean = 0;
+        for (nth, (held, away)) in held.iter().flatten().zip(&away).enumerate() {
+            let is_clean = self.is_back(held.page, *away, nth < stored);
+            clean += usize::from(is_clean);
+            let (_, at) = place(held.page);
+            let heat = held.seen.heat();
+            let then = match is_clean {
+                true => Then::Clean { heat },
+                false => Then::Dirty {
+                    heat,
+                    unsure: held.seen.unsure(),
+                },
+            };
+            if self.space.record(pinned).pages[at].end(Phase::LeavingDirty, then) {
+                self.space.rooms.wake(page_number(held.page));
+            }
+        }
+        self.undirty(true, clean);
+        if let Some(stage) = &spare {
+            self.drop_ranges(&[stage.slots(held.len())]);
+        }
+        failed.map_or(Ok(()), Err)
+    }
+
+    /// How many of the first the backing took, and why not all.
+    fn store_held(
+        &self,
+        region: &RegionCore,
+        held: &[Option<Held>],
+        away: &[Away],
+    ) -> (usize, Option<StoreError>) {
         let mut changed = [Changed::NONE; BATCH_PAGES_MAX];
-        for (changed, held) in changed.iter_mut().zip(held.iter().flatten()) {
-            let address = self.space.address_of(held.page) as *const Page;
+        let pages = held.iter().flatten().zip(away);
+        for (changed, (held, (_, from))) in changed.iter_mut().zip(pages) {
             *changed = Changed {
                 page: held.page - region.first_page,
-                // SAFETY: the page is there and write-protected, and stays so while it is leaving, which only this thread ends:
-                // so nobody writes to it, and it is mapped as long as this reference is used.
-                bytes: unsafe { &*address },
+                // SAFETY: the page is there and write-protected, or on this thread's stage, and stays so while it is leaving, which only this
+                // thread ends: so nobody writes to it, and it is mapped as long as this reference is used.
+                bytes: unsafe { &*(*from as *const Page) },
                 surely: !held.seen.unsure(),
             };
         }
@@ -139,21 +184,40 @@ impl Core {
             }
         }
         Counters::add(&self.counters.stored, stored as u64);
-        self.undirty(true, stored);
-        for (nth, held) in held.iter().flatten().enumerate() {
-            let (_, at) = place(held.page);
-            let heat = held.seen.heat();
-            let then = match nth < stored {
-                true => Then::Clean { heat },
-                false => Then::Dirty {
-                    heat,
-                    unsure: held.seen.unsure(),
-                },
-            };
-            if self.space.record(pinned).pages[at].end(Phase::LeavingDirty, then) {
-                self.space.rooms.wake(page_number(held.page));
+        (stored, failed)
+    }
+
+    /// Puts pages of one block aside, those in a row together, and copies of pinned ones.
+    fn put_held_aside(&self, stage: Stage, held: &[Option<Held>], away: &mut [Away]) {
+        let mut at = 0;
+        while let Some(first) = held.get(at).copied().flatten() {
+            let row = (first.page..).zip(held[at..].iter().flatten());
+            let count = row.take_while(|(page, held)| held.page == *page).count();
+            self.put_aside(stage, at, first.page, count, |nth, lies| {
+                let slot = stage.slot(at + nth);
+                let copied = || self.copy_aside(slot, first.page + nth as u64).is_ok();
+                let (was, from) = &mut away[at + nth];
+                *was = lies;
+                if lies == Lies::Aside || lies == Lies::Pinned && copied() {
+                    *from = slot;
+                }
+            });
+            at += count;
+        }
+    }
+
+    /// Puts a page back in its place if it is away. True: it is clean now.
+    fn is_back(&self, page: u64, (lies, slot): Away, stored: bool) -> bool {
+        match lies {
+            Lies::Here => stored,
+            Lies::Pinned => false,
+            Lies::Aside => {
+                let clean = stored && self.copy_back(slot, page, true).is_ok();
+                if !clean {
+                    self.put_back(slot, page);
+                }
+                clean
             }
         }
-        failed.map_or(Ok(()), Err)
     }
 }

@@ -6,6 +6,7 @@ mod common;
 use common::Plain;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
+use std::time::{Duration, Instant};
 use terrace_vm::opp::Heap;
 use terrace_vm::store::{Pages, Store, StoreOptions};
 use terrace_vm::{
@@ -53,6 +54,32 @@ fn memory() -> Memory {
 
 fn word(region: &Region, page: u64) -> &std::sync::atomic::AtomicU64 {
     region.word(page as usize * 512)
+}
+
+#[test]
+fn room_is_made_before_it_is_needed() {
+    let memory = memory();
+    let region = memory.region(PAGES, Arc::new(Plain::new())).unwrap();
+    let some = 600 / 16;
+    // Of changed pages there may be fewer.
+    let has_room = || {
+        let stats = memory.stats();
+        stats.resident_pages + some <= 600 && stats.dirty_pages + some <= 525
+    };
+    for writes in [true, false] {
+        for page in (0..PAGES).step_by(2) {
+            match writes {
+                true => word(&region, page).store(page + 1, Relaxed),
+                false => assert_eq!(word(&region, page).load(Relaxed), page + 1),
+            }
+            // The handler still may be at it.
+            let until = Instant::now() + Duration::from_secs(5);
+            while !has_room() && Instant::now() < until {
+                std::thread::sleep(Duration::from_micros(100));
+            }
+            assert!(has_room(), "{:?}", memory.stats());
+        }
+    }
 }
 
 #[test]

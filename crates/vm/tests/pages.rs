@@ -1,7 +1,7 @@
 //! Pages and objects as the faults above use them: against a plain copy, under a small cap.
 
 use std::sync::Arc;
-use terrace_vm::store::{Objects, Pages, Store, StoreOptions};
+use terrace_vm::store::{Objects, Pages, Store, StoreOptions, Versions};
 use terrace_vm::{Backing, Changed, Fetched, PAGE_BYTES, Page};
 
 const PAGES: u64 = 20_000;
@@ -85,6 +85,58 @@ fn pages_come_back_as_they_were_and_dull_ones_are_cheap() {
     assert!(kept < plain * 6 / 10, "{kept} bytes for {plain}");
     let (cap, used) = store.cap_and_used_bytes();
     assert!(used <= cap, "{used} of {cap}");
+}
+
+#[test]
+fn a_page_that_is_as_it_was_is_not_stored_again() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let store = open(&dir);
+    let view = Versions::of(store.clone(), 1, PAGES).expect("a view");
+    let (first, second) = (page_of(6, 0), page_of(6, 1));
+    let put = |page, bytes: &Page| assert_eq!(view.store(&[changed(page, bytes)]), Ok(1));
+    put(9, &first);
+    put(9, &first);
+    check(&view, 9, &first);
+    put(9, &first);
+    assert_eq!(store.pages_same(), 2);
+    put(9, &second);
+    check(&view, 9, &second);
+    put(9, &first);
+    assert_eq!(store.pages_same(), 2);
+    check(&view, 9, &first);
+    // What is discarded, or zeros, is not there any more.
+    for discard in [true, false] {
+        match discard {
+            true => view.discard(9),
+            false => put(9, &Page::ZERO),
+        }
+        put(9, &first);
+        check(&view, 9, &first);
+    }
+    // A fork has it where it was, and what one stores the other does not see.
+    let child = view.fork().expect("a view");
+    put(9, &second);
+    check(&child, 9, &first);
+    put(9, &first);
+    check(&view, 9, &first);
+    assert_eq!(child.store(&[changed(9, &second)]), Ok(1));
+    check(&view, 9, &first);
+    check(&child, 9, &second);
+}
+
+#[test]
+fn of_a_table_that_was_dropped_nothing_is_known() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let store = open(&dir);
+    let bytes = page_of(6, 0);
+    for _ in 0..3 {
+        let table = 5;
+        let view = Versions::of(store.clone(), table, PAGES).expect("a view");
+        assert_eq!(view.store(&[changed(9, &bytes)]), Ok(1));
+        check(&view, 9, &bytes);
+        drop(view);
+        store.drop_table(table).expect("dropped");
+    }
 }
 
 #[test]

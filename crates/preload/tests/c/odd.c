@@ -453,6 +453,11 @@ int main(int count, char **args) {
         fill(64 * MIB), printf("%p\n", (void *)memory), fflush(stdout);
         getchar();
         check();
+    } else if (!strcmp(args[1], "change")) {
+        fill(64 * MIB), printf("%p\n", (void *)memory), fflush(stdout);
+        getchar();
+        for (size_t n = 0; n < pages; n++)
+            memory[n * WORDS]++;
     } else
         MUST(!"known");
     puts("OK");

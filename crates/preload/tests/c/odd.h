@@ -30,12 +30,25 @@ static void fill(size_t bytes) {
         memory[n] = mixed(n);
 }
 
-// All of it, in another order, and a word of each page is written.
+// The page that is looked at as number `n`.
+static unsigned long *page_of(size_t n) { return memory + n * 7919 % pages * WORDS; }
+
+// All of it, in another order, and a word of each page is written: with what it has, and in one of four pages with something else, which is made good when the page
+// has left DRAM: a page that is as it was is not stored again.
 static void check(void) {
-    for (size_t n = 0; n < pages; n++) {
-        unsigned long *page = memory + n * 7919 % pages * WORDS;
-        for (int w = 0; w < WORDS; w++)
-            MUST(page[w] == mixed(page - memory + w));
-        page[n % WORDS] = mixed(page - memory + n % WORDS);
+    const size_t later = 12288;
+    for (size_t n = 0; n < pages + later; n++) {
+        if (n < pages) {
+            unsigned long *page = page_of(n);
+            for (int w = 0; w < WORDS; w++)
+                MUST(page[w] == mixed(page - memory + w));
+            unsigned long has = mixed(page - memory + n % WORDS);
+            page[n % WORDS] = n % 4 ? has : ~has;
+        }
+        if (n >= later && (n - later) % 4 == 0) {
+            unsigned long *page = page_of(n - later), *word = page + (n - later) % WORDS;
+            MUST(*word == ~mixed(word - memory));
+            *word = ~*word;
+        }
     }
 }

@@ -20,6 +20,7 @@ mod pack;
 mod pages;
 mod read;
 mod room;
+mod same;
 mod table;
 mod tables;
 #[cfg(test)]

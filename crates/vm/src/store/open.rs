@@ -5,12 +5,14 @@ use super::error::ObjectError;
 use super::gather::Gathering;
 use super::many::Queue;
 use super::room::{self, Room};
+use super::same::Same;
 use super::table::{Shape, State};
 use super::tables::{OBJECTS_MAX, TABLES_MAX, Tables};
+use crate::PAGE_BYTES;
 use parking_lot::{Mutex, RwLock};
 use std::path::PathBuf;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 use terrace_log::{INLINE_MAX_BYTES, ObjectId, Subject};
 use terrace_media::Buf;
@@ -85,6 +87,9 @@ impl StoreOptions {
     }
 }
 
+/// Pages whose contents are known, for each page that the cap could hold: another page takes the place of one in four while it is there.
+const SAME_PER_PAGE: u64 = 4;
+
 /// A table that was made.
 #[derive(Clone, Copy)]
 struct Made {
@@ -104,6 +109,7 @@ pub struct Store {
     shapes: RwLock<Vec<Option<Made>>>,
     pub(crate) room: Room,
     bufs: Mutex<Vec<Buf>>,
+    same: OnceLock<Same>,
     pub(super) gathering: Gathering,
     pub(crate) queues: Mutex<Vec<Queue>>,
     pub(crate) queues_made: AtomicUsize,
@@ -156,6 +162,7 @@ impl Store {
             driver,
             shapes: RwLock::new(Vec::new()),
             bufs: Mutex::new(Vec::new()),
+            same: OnceLock::new(),
             gathering: Gathering::default(),
             queues: Mutex::new(Vec::new()),
             queues_made: AtomicUsize::new(0),
@@ -292,6 +299,26 @@ impl Store {
             space: 0,
             hash: oid.hash(),
         }
+    }
+
+    /// From now on it knows the contents that it has of pages, where those ask.
+    pub(super) fn know_pages(&self) {
+        self.same.get_or_init(|| {
+            let pages = self.pool.ledger().cap_bytes() / PAGE_BYTES as u64;
+            let same = Same::of(pages * SAME_PER_PAGE, self.pool.superblock().hash_key.0);
+            self.count_pages(0, same.bytes());
+            same
+        });
+    }
+
+    /// Which contents it has of pages, if it knows.
+    pub(super) fn same(&self) -> Option<&Same> {
+        self.same.get()
+    }
+
+    /// Pages that were given back as the store had them.
+    pub fn pages_same(&self) -> u64 {
+        self.same.get().map_or(0, Same::found_so_far)
     }
 
     /// A buffer for a read of `len` bytes.

@@ -16,6 +16,7 @@ use super::error::ObjectError;
 use super::open::Store;
 use super::pack::{Packing, ROOM_BYTES, one_byte, pack, unpack};
 use super::read::Value;
+use super::same::Same;
 use super::table::Shape;
 use crate::{Backing, Changed, FetchError, Fetched, PAGE_BYTES, Page, Put, StoreError};
 use std::ops::Range;
@@ -33,6 +34,8 @@ pub struct Pages {
     table: u16,
     packing: Packing,
     changes: Changes,
+    /// Whether contents that the store has are known by [`Same`].
+    knows: bool,
 }
 
 /// Whether most pages are changed between two times that they leave.
@@ -73,12 +76,36 @@ impl Pages {
             table,
             packing: Packing::default(),
             changes: Changes::default(),
+            knows: false,
         })
     }
 
     /// The table they are in.
     pub(super) fn table(&self) -> u16 {
         self.table
+    }
+
+    /// The same, for programs that write to pages and leave them as they were: such pages are not stored again.
+    pub(super) fn of_any_program(store: Arc<Store>, table: u16) -> Result<Pages, ObjectError> {
+        store.know_pages();
+        let pages = Pages::new(store, table)?;
+        Ok(Pages {
+            knows: true,
+            ..pages
+        })
+    }
+
+    fn same(&self) -> Option<&Same> {
+        self.store.same().filter(|_| self.knows)
+    }
+
+    /// What the store has of a page that was fetched is known.
+    fn came(&self, page: u64, fetched: Fetched, bytes: &Page) {
+        let Some(same) = self.same() else { return };
+        match fetched {
+            Fetched::Absent => same.forget(self.table, page),
+            Fetched::Filled | Fetched::Read => same.note(self.table, page, &bytes.0),
+        }
     }
 
     fn put(&self, changed: &Changed<'_>, room: &mut [u8]) -> Result<(), ObjectError> {
@@ -88,6 +115,14 @@ impl Pages {
             surely,
         } = *changed;
         let (store, table, bytes) = (&self.store, self.table, &bytes.0);
+        if let Some(same) = self.same() {
+            // Of a table that was dropped nothing is there any more, whatever is known of its number.
+            if same.is(table, page, bytes) && store.has(table, page) {
+                same.found();
+                return Ok(());
+            }
+            same.forget(table, page);
+        }
         match one_byte(bytes) {
             Some(0) => return store.free(table, page).map(|_| ()),
             Some(byte) if !store.keeps => return store.put_fill(table, page, byte),
@@ -106,6 +141,9 @@ impl Pages {
         };
         if store.put_changed(table, page, &room[..len], surely)? {
             self.changes.on_store();
+        }
+        if let Some(same) = self.same() {
+            same.note(table, page, bytes);
         }
         Ok(())
     }
@@ -149,6 +187,7 @@ impl Backing for Pages {
                 });
             }
         }
+        self.came(page, seen, into);
         Ok(seen)
     }
 
@@ -169,7 +208,10 @@ impl Backing for Pages {
                 Value::Free | Value::Zeros | Value::Fill(_) => false,
             });
             let fetched = match seen {
-                Some(true) => Ok(Fetched::Read),
+                Some(true) => {
+                    self.came(*page, Fetched::Read, into);
+                    Ok(Fetched::Read)
+                }
                 // What is wrong with it comes to light when it is read by itself.
                 Some(false) | None => {
                     into.0.fill(0);
@@ -199,6 +241,9 @@ impl Backing for Pages {
     }
 
     fn discard(&self, page: u64) {
+        if let Some(same) = self.same() {
+            same.forget(self.table, page);
+        }
         discard(&self.store, self.table, page);
     }
 }

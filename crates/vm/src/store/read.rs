@@ -152,6 +152,15 @@ impl Store {
         })
     }
 
+    /// Whether an object is there.
+    pub(crate) fn has(&self, table: u16, id: u64) -> bool {
+        let Ok((oid, lane_id)) = self.place(table, id) else {
+            return false;
+        };
+        let lane = self.pool.lane(lane_id);
+        matches!(lane.dir.get(oid), State::At(_) | State::Fill(_))
+    }
+
     /// The same as [`Store::read`]; `f` hears also where on the device the bytes were read just now.
     pub(crate) fn read_at<R>(
         &self,

@@ -16,9 +16,13 @@ const GROUP: u8 = 0xAA;
 const FEATURE_PAGEFAULT_FLAG_WP: u64 = 1 << 0;
 const FEATURE_SIGBUS: u64 = 1 << 7;
 const FEATURE_POISON: u64 = 1 << 14;
+/// Since Linux 6.8.
+const FEATURE_MOVE: u64 = 1 << 16;
 const USER_MODE_ONLY: i32 = 1;
 const REGISTER_MISSING_AND_WP: u64 = 1 | 2;
 const COPY_WRITE_PROTECTED: u64 = 2;
+/// Nobody waits where pages come to lie.
+const MOVE_DONT_WAKE: u64 = 1;
 const EVENT_PAGEFAULT: u8 = 0x12;
 const PAGEFAULT_WRITE: u64 = 1;
 const PAGEFAULT_WP: u64 = 2;
@@ -67,10 +71,20 @@ struct Poison {
     updated: i64,
 }
 
+#[repr(C)]
+struct Move {
+    to: u64,
+    from: u64,
+    len: u64,
+    mode: u64,
+    moved: i64,
+}
+
 const IOCTL_API: Opcode = opcode::read_write::<Api>(GROUP, 0x3F);
 const IOCTL_REGISTER: Opcode = opcode::read_write::<Register>(GROUP, 0x00);
 const IOCTL_WAKE: Opcode = opcode::read::<Span>(GROUP, 0x02);
 const IOCTL_COPY: Opcode = opcode::read_write::<Copy>(GROUP, 0x03);
+const IOCTL_MOVE: Opcode = opcode::read_write::<Move>(GROUP, 0x05);
 const IOCTL_PROTECT: Opcode = opcode::read_write::<Protect>(GROUP, 0x06);
 const IOCTL_POISON: Opcode = opcode::read_write::<Poison>(GROUP, 0x08);
 /// Of /dev/userfaultfd.
@@ -84,7 +98,10 @@ pub(crate) struct Event {
 }
 
 /// The process's faults in registered ranges.
-pub(crate) struct Uffd(OwnedFd);
+pub(crate) struct Uffd {
+    fd: OwnedFd,
+    moves: bool,
+}
 
 impl Uffd {
     /// Faults come as SIGBUS in the faulting thread, or as events.
@@ -100,10 +117,17 @@ impl Uffd {
                 since: "6.6",
             });
         }
-        let Uffd(fd) = Uffd::open(in_thread)?;
-        let uffd = Uffd(descriptors::keep(fd));
-        uffd.handshake(needed)?;
+        let uffd = Uffd {
+            fd: descriptors::keep(Uffd::open(in_thread)?.fd),
+            moves: there & FEATURE_MOVE != 0,
+        };
+        uffd.handshake(needed | there & FEATURE_MOVE)?;
         Ok(uffd)
+    }
+
+    /// Whether [`move_pages`](Uffd::move_pages) is there.
+    pub fn moves(&self) -> bool {
+        self.moves
     }
 
     /// By right, or by the device, or without faults of the kernel's own: those cannot come as signals anyway.
@@ -123,7 +147,7 @@ impl Uffd {
                 unsafe { libc::ioctl(device.as_raw_fd(), libc::c_ulong::from(IOCTL_NEW), flags) };
             if fd >= 0 {
                 // SAFETY: made for us by the call above.
-                return Ok(Uffd(unsafe { OwnedFd::from_raw_fd(fd) }));
+                return Ok(Uffd::of(unsafe { OwnedFd::from_raw_fd(fd) }));
             }
         }
         if in_thread && let Ok(uffd) = create(flags | USER_MODE_ONLY) {
@@ -142,6 +166,11 @@ impl Uffd {
         })
     }
 
+    /// One that nothing is agreed on with yet.
+    fn of(fd: OwnedFd) -> Uffd {
+        Uffd { fd, moves: false }
+    }
+
     fn handshake(&self, features: u64) -> Result<u64, SystemError> {
         let mut api = Api {
             api: UFFD_API,
@@ -149,7 +178,7 @@ impl Uffd {
             ioctls: 0,
         };
         // SAFETY: opcode and layout of UFFDIO_API.
-        unsafe { ioctl(&self.0, Updater::<IOCTL_API, Api>::new(&mut api)) }
+        unsafe { ioctl(&self.fd, Updater::<IOCTL_API, Api>::new(&mut api)) }
             .map_err(SystemError::call("agreeing on user faults"))?;
         Ok(api.features)
     }
@@ -170,7 +199,7 @@ impl Uffd {
         // SAFETY: opcode and layout of UFFDIO_REGISTER; the range is the caller's mapping.
         unsafe {
             ioctl(
-                &self.0,
+                &self.fd,
                 Updater::<IOCTL_REGISTER, Register>::new(&mut register),
             )
         }
@@ -178,16 +207,21 @@ impl Uffd {
 
     /// Puts a page with the contents of `page` at `address`, where none is, and wakes who waits for it.
     pub fn copy(&self, address: usize, page: &crate::Page, protected: bool) -> Result<(), Errno> {
+        self.copy_from(address, std::ptr::from_ref(page) as usize, protected)
+    }
+
+    /// The same from an address, of which others may change what is there.
+    pub fn copy_from(&self, address: usize, from: usize, protected: bool) -> Result<(), Errno> {
         again(|| {
             let mut copy = Copy {
                 to: address as u64,
-                from: std::ptr::from_ref(page) as u64,
+                from: from as u64,
                 len: crate::PAGE_BYTES as u64,
                 mode: if protected { COPY_WRITE_PROTECTED } else { 0 },
                 copied: 0,
             };
-            // SAFETY: opcode and layout of UFFDIO_COPY; it reads `page` and changes only absent pages of registered ranges.
-            unsafe { ioctl(&self.0, Updater::<IOCTL_COPY, Copy>::new(&mut copy)) }
+            // SAFETY: opcode and layout of UFFDIO_COPY; it fails where it cannot read, and changes only absent pages of registered ranges.
+            unsafe { ioctl(&self.fd, Updater::<IOCTL_COPY, Copy>::new(&mut copy)) }
         })
     }
 
@@ -201,11 +235,39 @@ impl Uffd {
             // SAFETY: opcode and layout of UFFDIO_WRITEPROTECT; it works on registered ranges only.
             unsafe {
                 ioctl(
-                    &self.0,
+                    &self.fd,
                     Updater::<IOCTL_PROTECT, Protect>::new(&mut protect),
                 )
             }
         })
+    }
+
+    /// Moves so many bytes of pages, in order, to where none are, until one is refused: how many bytes it were, and why not all. EBUSY: somebody has the page pinned.
+    ///
+    /// # Safety
+    /// Nobody but the caller, or whoever waits for a fault of it, touches the pages, and both ranges are the caller's to change.
+    pub unsafe fn move_pages(&self, to: usize, from: usize, len: usize) -> (usize, Option<Errno>) {
+        let (mut done, mut tries) = (0, 0);
+        while done < len {
+            let mut call = Move {
+                to: (to + done) as u64,
+                from: (from + done) as u64,
+                len: (len - done) as u64,
+                mode: MOVE_DONT_WAKE,
+                moved: 0,
+            };
+            // SAFETY: opcode and layout of UFFDIO_MOVE; what lies in both ranges is the caller's to change.
+            let said = unsafe { ioctl(&self.fd, Updater::<IOCTL_MOVE, Move>::new(&mut call)) };
+            match (usize::try_from(call.moved), said) {
+                // Some were moved: why it stopped is what the next call says.
+                (Ok(moved @ 1..), _) => (done, tries) = (done + moved, 0),
+                (_, Err(Errno::AGAIN | Errno::INTR)) if tries < AGAIN_MAX => tries += 1,
+                (_, Err(errno)) => return (done, Some(errno)),
+                // It says that it is done and has moved nothing: not a kernel that we know.
+                (_, Ok(())) => return (done, Some(Errno::NOSYS)),
+            }
+        }
+        (done, None)
     }
 
     /// Who touches the absent page at `address` gets SIGBUS, until the page is unmapped.
@@ -217,7 +279,7 @@ impl Uffd {
                 updated: 0,
             };
             // SAFETY: opcode and layout of UFFDIO_POISON; it works on absent pages of registered ranges only.
-            unsafe { ioctl(&self.0, Updater::<IOCTL_POISON, Poison>::new(&mut poison)) }
+            unsafe { ioctl(&self.fd, Updater::<IOCTL_POISON, Poison>::new(&mut poison)) }
         })
     }
 
@@ -225,13 +287,13 @@ impl Uffd {
     pub fn wake(&self, address: usize) -> Result<(), Errno> {
         let mut range = span(address, crate::PAGE_BYTES);
         // SAFETY: opcode and layout of UFFDIO_WAKE.
-        unsafe { ioctl(&self.0, Updater::<IOCTL_WAKE, Span>::new(&mut range)) }
+        unsafe { ioctl(&self.fd, Updater::<IOCTL_WAKE, Span>::new(&mut range)) }
     }
 
     /// The next fault, if there is one; its thread sleeps until the page is there.
     pub fn next(&self) -> Result<Option<Event>, Errno> {
         let mut message = [0u8; 32];
-        match rustix::io::read(&self.0, &mut message) {
+        match rustix::io::read(&self.fd, &mut message) {
             Ok(32) => {}
             Ok(_) | Err(Errno::AGAIN | Errno::INTR) => return Ok(None),
             Err(errno) => return Err(errno),
@@ -255,7 +317,7 @@ impl Uffd {
 
 impl AsFd for Uffd {
     fn as_fd(&self) -> BorrowedFd<'_> {
-        self.0.as_fd()
+        self.fd.as_fd()
     }
 }
 
@@ -284,7 +346,7 @@ fn create(flags: i32) -> Result<Uffd, Errno> {
         return Err(Errno::from_raw_os_error(errno.unwrap_or(libc::EPERM)));
     }
     // SAFETY: made for us by the call above.
-    Ok(Uffd(unsafe { OwnedFd::from_raw_fd(fd as i32) }))
+    Ok(Uffd::of(unsafe { OwnedFd::from_raw_fd(fd as i32) }))
 }
 
 fn span(start: usize, len: usize) -> Span {
