@@ -356,8 +356,12 @@ impl<'a> Fault<'a> {
             }
             Err(cause) => {
                 core.undirty(writable, 1);
+                let handled = core.way != Way::InThread && !self.ahead;
+                let late = handled
+                    && matches!(cause, Cause::Fetch(FetchError::Freed))
+                    && core.late.may_be(self.page);
                 // Ahead it is left to the fault that will ask for it.
-                if core.way != Way::InThread && !self.ahead {
+                if handled && !late {
                     // Told before, since whoever waits for it wakes with the poison.
                     signal::report(&self.failure(region, cause));
                     if core.uffd.poison(core.space.address_of(self.page)).is_ok() {
@@ -369,6 +373,10 @@ impl<'a> Fault<'a> {
                 let (_, at) = place(self.page);
                 core.space.record(pinned).forget(at);
                 self.end(pinned, Phase::Filling, Then::Absent);
+                if late {
+                    core.unpin(pinned, 1);
+                    return Step::Done { woken: false };
+                }
                 Step::Failed(cause)
             }
         }

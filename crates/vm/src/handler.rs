@@ -2,10 +2,11 @@
 //!
 //! Promises: threads that the application's signals do not reach; stopped and joined when dropped. Never: touches a region.
 
+use crate::backing::PAGE_BYTES;
 use crate::fault::{Outcome, Touch};
 use crate::memory::{Core, VmError};
 use crate::stats::Counters;
-use crate::sys::SystemError;
+use crate::sys::{Event, SystemError};
 use crate::{inside, signal};
 use rustix::event::{EventfdFlags, epoll, eventfd};
 use rustix::fd::OwnedFd;
@@ -99,35 +100,40 @@ fn serve(core: &Core, bell: &OwnedFd) {
 /// Serves faults until there is none.
 fn serve_ready(core: &Core) {
     loop {
-        let event = match core.uffd.next() {
-            Ok(Some(event)) => event,
+        match core.uffd.next() {
+            Ok(Some(event)) => serve_one(core, event),
             Ok(None) => return,
             Err(errno) => signal::die(format_args!("reading a fault failed: {errno}")),
-        };
-        let touch = if event.write {
-            Touch::Write
-        } else {
-            Touch::Read
-        };
-        let began = Instant::now();
-        // Before the thread goes on, or it would meet the next page while that is filling, and wake another handler.
-        core.bring_ahead(event.address, touch);
-        let resolved = core.resolve(event.address, touch);
-        let ns = began.elapsed().as_nanos() as u64;
-        Counters::add(&core.counters.fault_ns, ns);
-        match resolved {
-            Outcome::Ready { woken: true } => {}
-            Outcome::Ready { woken: false } => wake(core, event.address),
-            Outcome::Failed(failure) => {
-                signal::report(&failure);
-                refuse(core, event.address);
-            }
-            Outcome::Foreign => {
-                let _ = core.uffd.poison(event.address);
-                wake(core, event.address);
-            }
         }
         core.evict_ahead();
+    }
+}
+
+fn serve_one(core: &Core, event: Event) {
+    let touch = match event.write {
+        true => Touch::Write,
+        false => Touch::Read,
+    };
+    let began = Instant::now();
+    // Before the thread goes on, or it would meet the next page while that is filling, and wake another handler.
+    core.bring_ahead(event.address, touch);
+    let resolved = core.resolve(event.address, touch);
+    let ns = began.elapsed().as_nanos() as u64;
+    Counters::add(&core.counters.fault_ns, ns);
+    match resolved {
+        Outcome::Ready { woken: true } => {}
+        Outcome::Ready { woken: false } => wake(core, event.address),
+        Outcome::Failed(failure) => {
+            signal::report(&failure);
+            refuse(core, event.address);
+        }
+        Outcome::Foreign => {
+            // By its address: whose page it is there is nobody to say.
+            if !core.late.may_be((event.address / PAGE_BYTES) as u64) {
+                let _ = core.uffd.poison(event.address);
+            }
+            wake(core, event.address);
+        }
     }
 }
 
@@ -144,5 +150,60 @@ fn wake(core: &Core, address: usize) {
         signal::die(format_args!(
             "waking a thread after its fault failed: {errno}"
         ));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Way;
+    use crate::opp::{Heap, ObjectPool};
+    use crate::store::{Store, StoreOptions};
+
+    fn alloc_at(pool: &ObjectPool, wanted: *mut u8) {
+        let mut others = Vec::new();
+        loop {
+            match pool.alloc().unwrap() {
+                object if object == wanted => break,
+                other => others.push(other),
+            }
+        }
+        for other in others {
+            pool.free(other).unwrap();
+        }
+    }
+
+    /// It was seen to kill a program that made no mistake: an object that was allocated where a freed one had been.
+    #[test]
+    fn a_fault_whose_thread_has_gone_on_harms_nobody() {
+        let dir = tempfile::tempdir().unwrap();
+        let store = Store::open(&StoreOptions::scratch(dir.path(), 32 << 20, 64 << 20)).unwrap();
+        let heap = Heap::open(store, Way::Handlers(1)).unwrap();
+        let pool = heap.pool(64, 1000).unwrap();
+        let core = &heap.memory().core;
+        for late_faults in [1, 2] {
+            let object = pool.alloc().unwrap();
+            // SAFETY: an object that is allocated.
+            unsafe { object.write_volatile(7) };
+            pool.free(object).unwrap();
+            let failed = heap.memory().stats().failed_faults;
+            for _ in 0..late_faults {
+                inside::run(|| {
+                    serve_one(
+                        core,
+                        Event {
+                            address: object as usize,
+                            write: false,
+                        },
+                    );
+                });
+            }
+            let told = heap.memory().stats().failed_faults - failed;
+            assert_eq!(told, late_faults - 1);
+            alloc_at(&pool, object);
+            // SAFETY: as above.
+            assert_eq!(unsafe { object.read_volatile() }, 0);
+            pool.free(object).unwrap();
+        }
     }
 }

@@ -20,6 +20,7 @@ pub mod handles;
 pub mod heap;
 mod inside;
 pub mod kept;
+mod late;
 pub mod mapped;
 pub mod measure;
 mod memory;

@@ -11,6 +11,7 @@ use crate::ghost::Ghost;
 use crate::grace::{Grace, Watch};
 use crate::handler::Handlers;
 use crate::inside::Inside;
+use crate::late::Late;
 use crate::policy;
 use crate::region::Region;
 use crate::scratch::Scratch;
@@ -140,6 +141,7 @@ pub(crate) struct Core {
     pub ahead: Ahead,
     pub grace: Grace,
     pub aside: Aside,
+    pub late: Late,
     pub workspaces: [Lock<Workspace>; EVICTORS_MAX],
     /// Where eviction goes on.
     pub hand: Lock<Hand>,
@@ -210,6 +212,7 @@ impl Memory {
             grace: Grace::new(policy::tables_waiting_bytes(options.pages_max))?,
             workspaces: std::array::from_fn(|nth| Lock::new(Workspace::new(aside.stage(nth)))),
             aside,
+            late: Late::new(),
             hand: Lock::default(),
             making_room: Lock::new(()),
             freed: Rooms::new(),

@@ -7,7 +7,7 @@
 use crate::backing::{Backing, PAGE_BYTES};
 use crate::block::BLOCK_PAGES;
 use crate::inside::Inside;
-use crate::memory::{Core, Memory, VmError};
+use crate::memory::{Core, Memory, VmError, Way};
 use crate::page::{Phase, Then};
 use crate::policy;
 use crate::signal;
@@ -173,6 +173,17 @@ impl Region {
             at = next;
         }
         drop(inside);
+        Ok(())
+    }
+
+    /// What was on a page before it was given out anew: the mark of somebody who touched it when it was nobody's.
+    pub(crate) fn renew(&self, page: u64) -> Result<(), VmError> {
+        let core = &self.memory.core;
+        if core.way != Way::InThread {
+            let inside = Inside::enter(core)?;
+            core.lift_poison(self.inner().first_page + page);
+            drop(inside);
+        }
         Ok(())
     }
 

@@ -41,6 +41,7 @@ impl ObjectPool {
         let object = inserted.and_then(|object| {
             let max = self.objects.objects_max();
             if object < max {
+                self.objects.region().renew(object)?;
                 return Ok(object);
             }
             heap.store().free(*table, object)?;

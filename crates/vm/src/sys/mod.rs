@@ -12,8 +12,8 @@ mod wait;
 pub(crate) use advise::{Range, Unmapper};
 pub(crate) use page_tables::{Going, PageTables};
 pub(crate) use table::{Table, ZeroIsValid};
-pub(crate) use uffd::Uffd;
 pub use uffd::hold_device;
+pub(crate) use uffd::{Event, Uffd};
 pub(crate) use wait::{Held, Lock, Rooms, await_grace, now_ms};
 
 /// What a machine must have, and what to do if it has not.
