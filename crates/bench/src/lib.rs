@@ -4,6 +4,7 @@
 //! be measured shows as `n/a`. What the run needs (servers, cgroups, a swap file) is taken down on every way out. Nothing here is
 //! used by the product itself, and no figure comes from anywhere but the run that prints it.
 
+mod bare;
 mod cgroup;
 mod client;
 mod device;
@@ -72,6 +73,11 @@ impl Default for Options {
 /// Runs the process that a load of `bench memory` is in; the bench itself starts it.
 pub fn memory_child(args: &[String]) -> Result<()> {
     memory::child::run(args)
+}
+
+/// Runs the bare server beside which row c of `bench serve` is seen; the bench itself starts it.
+pub fn bare_server(args: &[String]) -> Result<()> {
+    bare::run(args)
 }
 
 struct Bench {

@@ -3,6 +3,7 @@
 //! Promises that a server runs on the CPU and in the cgroup it was given, that it listens on loopback only, and that it is gone
 //! before its cgroup is. Never measures; never keeps data of a peer.
 
+use crate::bare;
 use crate::cgroup::{Cgroup, Usage};
 use crate::client::{self, Answer, Client};
 use crate::load::Protocol;
@@ -48,6 +49,8 @@ pub enum Peer {
     ExtstoreRecaching,
     /// memcached that has all its items, in memory larger than DRAM or as it is.
     MemcachedOn(Memory),
+    /// The least that serves a miss (`bare`).
+    Bare,
     /// redis-server, likewise.
     RedisOn(Memory),
 }
@@ -84,6 +87,7 @@ impl Peer {
             Peer::Memcached => "memcached",
             Peer::Extstore => "extstore",
             Peer::ExtstoreRecaching => "extstore, recaching",
+            Peer::Bare => "bare reads",
             Peer::MemcachedOn(memory) | Peer::RedisOn(memory) => memory.name(),
         }
     }
@@ -91,7 +95,7 @@ impl Peer {
     /// What it understands.
     pub fn protocol(self) -> Protocol {
         match self {
-            Peer::Terrace | Peer::Redis | Peer::RedisOn(_) => Protocol::Resp,
+            Peer::Terrace | Peer::Redis | Peer::RedisOn(_) | Peer::Bare => Protocol::Resp,
             Peer::TerraceMemcached
             | Peer::Memcached
             | Peer::Extstore
@@ -122,7 +126,7 @@ impl Peer {
     /// Why it cannot run here, if so.
     pub fn missing(self) -> Option<&'static str> {
         let (program, why) = match self {
-            Peer::Terrace | Peer::TerraceMemcached => return None,
+            Peer::Terrace | Peer::TerraceMemcached | Peer::Bare => return None,
             Peer::Redis | Peer::RedisOn(_) => (
                 "redis-server",
                 "not installed (apt-get install redis-server)",
@@ -190,6 +194,7 @@ impl Spec {
                 self.on(memory, argv)
             }
             Peer::RedisOn(memory) => self.on(memory, self.redis_argv(port)),
+            Peer::Bare => bare::argv(&self.exe, &self.dir, port),
         }
     }
 

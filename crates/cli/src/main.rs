@@ -79,6 +79,12 @@ enum Command {
         /// The directory; made when missing
         dir: PathBuf,
     },
+    /// The least that serves a miss, beside which `bench serve` shows ours; it starts it
+    #[command(hide = true, name = "bench-bare-server")]
+    BareServer {
+        /// Address, file, bytes of a value
+        args: Vec<String>,
+    },
     /// A process under load of `bench memory`, which starts it
     #[command(hide = true, name = "bench-memory-child")]
     MemoryChild {
@@ -147,6 +153,9 @@ fn main() -> ExitCode {
         Command::Doctor(args) => run_doctor(&args),
         Command::Bench(args) => run_bench(args),
         Command::Generate { dir } => generate::run(Cli::command(), &dir)
+            .map(|()| 0)
+            .map_err(Failure::from),
+        Command::BareServer { args } => terrace_bench::bare_server(&args)
             .map(|()| 0)
             .map_err(Failure::from),
         Command::MemoryChild { args } => terrace_bench::memory_child(&args)

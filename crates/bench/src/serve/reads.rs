@@ -7,10 +7,10 @@
 use super::tiered::{self, Case, READS_PER_MISS_MAX, Tiered, VALUE_BYTES, ZIPF};
 use crate::load::{KeyChoice, Load, Op, Until};
 use crate::progress::Progress;
-use crate::report::{Bar, Report, Row, Samples, Side, Summary};
-use crate::rounds::{draw, drive, round};
-use crate::server::Peer;
-use crate::{Setting, device};
+use crate::report::{Bar, Report, Row, Samples, Side, Summary, paired_ratio};
+use crate::rounds::{draw, drive, fill, round, spec};
+use crate::server::{Peer, Server};
+use crate::{Setting, bare, device};
 use anyhow::Result;
 
 /// The least part of the disk's own reads.
@@ -44,20 +44,32 @@ pub fn beside_disk(setting: &Setting, report: &mut Report, tiered: &mut Tiered) 
     tiered.settle(setting, &UNIFORM)?;
     let load = tiered.load(setting, &UNIFORM);
     let (_, _, ssd_bytes) = tiered::sizes(setting);
+    let mut bare = bare_server(setting, tiered.keys)?;
     let servers = &mut tiered.lineup.servers;
-    let mut all: Vec<Samples> = servers.iter().map(|_| Samples::default()).collect();
-    let progress = Progress::new(u64::from(setting.options.repeats) * servers.len() as u64);
+    let mut all: Vec<Samples> = (0..=servers.len()).map(|_| Samples::default()).collect();
+    let progress = Progress::new(u64::from(setting.options.repeats) * all.len() as u64);
     for repeat in 0..setting.options.repeats {
-        for (server, samples) in servers.iter_mut().zip(&mut all) {
+        let turn = servers.iter_mut().chain([&mut bare]);
+        for (server, samples) in turn.zip(&mut all) {
             progress.step(format!("{}: {}", UNIFORM.name, server.peer().name()));
             let seed = load.seed + u64::from(repeat);
             round(server, &Load { seed, ..load }, setting, samples)?;
             add_disk_alone(setting, ssd_bytes, samples)?;
         }
     }
-    for (server, samples) in servers.iter().zip(&all) {
+    for (server, samples) in servers.iter().chain([&bare]).zip(&all) {
         let row = Row::measured(UNIFORM.name, server.peer().name(), samples);
         part.rows.push(row);
+    }
+    bare.stop()?;
+    let of_bare = all
+        .last()
+        .and_then(|bare| paired_ratio(&all[0], bare, "ops_per_s"));
+    if let Some(of_bare) = of_bare {
+        part.notes.push(format!(
+            "terrace serves {:.2} ({:.2} to {:.2}) of the GETs that `bare reads` does: a server of one thread that has sockets and the disk, and neither cache nor directory nor log",
+            of_bare.median, of_bare.min, of_bare.max
+        ));
     }
     let ours = Summary::of(all[0].of("misses_of_disk_reads"));
     report.bars.push(Bar::new(
@@ -70,6 +82,15 @@ pub fn beside_disk(setting: &Setting, report: &mut Report, tiered: &mut Tiered) 
     draw(setting, report, &part, title, "misses_of_disk_reads");
     report.parts.push(part);
     Ok(())
+}
+
+/// The bare server, with the same keys and no DRAM for any.
+fn bare_server(setting: &Setting, keys: u64) -> Result<Server> {
+    const { assert!(VALUE_BYTES == bare::VALUE_BYTES) };
+    let spec = spec(setting, "c", Peer::Bare, 0, 0);
+    let mut server = Server::start_ready(&spec, None)?;
+    fill(&mut server, keys, VALUE_BYTES)?;
+    Ok(server)
 }
 
 /// Measures the disk at the queue depth of the last round, where that is known.
