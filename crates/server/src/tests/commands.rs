@@ -1,6 +1,6 @@
 //! Commands over real sockets: replies, pipelining, waiting and durability.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use super::double::Settings;
 use super::{Running, encode, plain};
@@ -234,10 +234,22 @@ fn what_is_shown_is_durable_before_it_is_sent() {
         2,
     );
     let (mut writer, mut reader) = (server.client(), server.client());
+    let mut watcher = server.client();
     for at in 0..200 {
         let key = format!("key-{at}");
         assert_eq!(writer.ask(&["SET", &key, "old"]), "+OK\r\n");
     }
+    // Its reply is held: that it was executed is seen elsewhere.
+    let mut executed = 200;
+    let mut await_set = || {
+        executed += 1;
+        let wanted = format!("cmdstat_set:calls={executed},");
+        let until = Instant::now() + Duration::from_secs(20);
+        while !watcher.ask(&["INFO", "commandstats"]).contains(&wanted) {
+            assert!(Instant::now() < until, "the SET was not executed");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    };
     let commands: [&[&str]; 4] = [
         &["GET", "key-1"],
         &["MGET", "key-0", "key-1", "key-2", "key-3", "key-4", "key-5"],
@@ -247,7 +259,7 @@ fn what_is_shown_is_durable_before_it_is_sent() {
     for command in commands {
         server.factory.stall(true);
         writer.send(encode(&[b"SET", b"key-1", b"new"]));
-        std::thread::sleep(Duration::from_millis(50));
+        await_set();
         let args: Vec<&[u8]> = command.iter().map(|a| a.as_bytes()).collect();
         reader.send(encode(&args));
         reader.stream.set_nonblocking(true).unwrap();
