@@ -7,44 +7,78 @@
 
 use crate::BLOCK_BYTES;
 use crate::pages::Pages;
+use crate::stock::{Loan, Stock};
 use std::fmt;
 use std::ops::{Deref, DerefMut, Range};
 use std::sync::Arc;
 
 /// Owned, page-aligned memory.
 pub struct Buf {
-    pages: Pages,
+    memory: Memory,
+    len: usize,
+}
+
+enum Memory {
+    Own(Pages),
+    /// Of a queue's stock, to which it goes back.
+    Lent(Loan),
 }
 
 impl Buf {
     /// `len` zero bytes, rounded up to a multiple of [`BLOCK_BYTES`], at least one block.
     pub fn zeroed(len: usize) -> Buf {
+        let pages = Pages::zeroed(len);
         Buf {
-            pages: Pages::zeroed(len),
+            len: pages.len(),
+            memory: Memory::Own(pages),
+        }
+    }
+
+    /// The first `len` bytes of a slot, a multiple of [`BLOCK_BYTES`], with whatever is there.
+    pub(crate) fn lent(loan: Loan, len: usize) -> Buf {
+        Buf {
+            memory: Memory::Lent(loan),
+            len,
         }
     }
 
     /// Length in bytes.
     #[allow(clippy::len_without_is_empty)] // A Buf is never empty.
     pub fn len(&self) -> usize {
-        self.pages.len()
+        self.len
+    }
+
+    /// Whether it is a queue's and goes back there when it is dropped: who has such a one for longer keeps others from it.
+    pub fn is_lent(&self) -> bool {
+        matches!(self.memory, Memory::Lent(_))
+    }
+
+    pub(crate) fn is_of(&self, stock: &Arc<Stock>) -> bool {
+        matches!(&self.memory, Memory::Lent(loan) if loan.is_of(stock))
+    }
+
+    fn as_ptr(&self) -> *mut u8 {
+        match &self.memory {
+            Memory::Own(pages) => pages.as_ptr(),
+            Memory::Lent(loan) => loan.as_ptr(),
+        }
     }
 }
 
 impl Deref for Buf {
     type Target = [u8];
     fn deref(&self) -> &[u8] {
-        // SAFETY: the memory is initialised and lives as long as `self`; only `deref_mut` writes
-        // to it, and that needs `&mut self`.
-        unsafe { std::slice::from_raw_parts(self.pages.as_ptr(), self.pages.len()) }
+        // SAFETY: the memory is initialised, at least `len` bytes long and lives as long as `self`, whose alone it is; only
+        // `deref_mut` writes to it, and that needs `&mut self`.
+        unsafe { std::slice::from_raw_parts(Buf::as_ptr(self), self.len) }
     }
 }
 
 impl DerefMut for Buf {
     fn deref_mut(&mut self) -> &mut [u8] {
-        // SAFETY: the memory is initialised, lives as long as `self`, and `&mut self` is the only
+        // SAFETY: the memory is initialised, at least `len` bytes long, lives as long as `self`, and `&mut self` is the only
         // way to it.
-        unsafe { std::slice::from_raw_parts_mut(self.pages.as_ptr(), self.pages.len()) }
+        unsafe { std::slice::from_raw_parts_mut(Buf::as_ptr(self), self.len) }
     }
 }
 

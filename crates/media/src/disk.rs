@@ -156,6 +156,17 @@ pub trait Disk: Send {
     /// Kicks, then adds everything that has finished to `done`.
     fn reap(&mut self, wait: Wait, done: &mut Vec<Done>);
 
+    /// Makes `count` buffers of `each_bytes`, a multiple of [`BLOCK_BYTES`], that the device reads into at less cost than into others.
+    /// Answers what they take, bytes; 0 where there is no such thing, or they are there already.
+    fn stock_up(&mut self, _count: u16, _each_bytes: usize) -> usize {
+        0
+    }
+
+    /// One of them, of `len` bytes with whatever is there, for a read by this queue. None: there is none now.
+    fn lend(&mut self, _len: usize) -> Option<Buf> {
+        None
+    }
+
     /// Operations submitted and not yet reaped, the backlog included.
     fn in_flight(&self) -> usize;
 

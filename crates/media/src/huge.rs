@@ -5,7 +5,8 @@
 //! memory on huge pages by itself only where the administrator says so; asking for a block (MADV_COLLAPSE) always works.
 //!
 //! Promises: only blocks whose pieces are all taken are asked for, so no memory is held for pieces that nobody has, but
-//! for the moment of the move, which takes a second copy of the block; one block at a time, with a rest after each.
+//! for the moment of the move, which takes a second copy of the block; one block at a time, with a rest after each, which
+//! is short only while the process does nothing else.
 //! Never: changes what memory holds, or matters to anything but speed: where the kernel refuses, all stays as it is.
 
 use crate::arena::Arena;
@@ -27,6 +28,9 @@ const REST_TIMES_LONG: u32 = 1000;
 const LONG: Duration = Duration::from_micros(500);
 /// What a block that moved in no time is followed by.
 const REST_MIN: Duration = Duration::from_millis(40);
+/// A rest is over early when the process used less than one part in so many of a processor for so long: nobody is there to wait.
+const IDLE_LOOK: Duration = Duration::from_millis(20);
+const IDLE_ONE_IN: u32 = 200;
 
 /// How the kernel answered.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -137,6 +141,31 @@ fn rest_after(took: Duration) -> Duration {
     (took * times).max(REST_MIN)
 }
 
+/// Processor time of the whole process so far.
+fn process_time() -> Duration {
+    let time = rustix::time::clock_gettime(rustix::time::ClockId::ProcessCPUTime);
+    Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
+}
+
+/// Whether a process that used `used` of a processor in `passed` does nothing that anyone could notice.
+fn is_idle(used: Duration, passed: Duration) -> bool {
+    used * IDLE_ONE_IN < passed
+}
+
+/// Sleeps for `rest`, or until the process is idle.
+fn rest(rest: Duration) {
+    let end = Instant::now() + rest;
+    loop {
+        let (began, used) = (Instant::now(), process_time());
+        let left = end.saturating_duration_since(began);
+        std::thread::sleep(left.min(IDLE_LOOK));
+        let (passed, used) = (began.elapsed(), process_time().saturating_sub(used));
+        if left <= IDLE_LOOK || is_idle(used, passed) {
+            return;
+        }
+    }
+}
+
 /// Starts the thread. It ends with the arena, or when the kernel refuses.
 pub(crate) fn start(arena: Weak<Arena>, told: Receiver<usize>) {
     let run = move || {
@@ -150,7 +179,7 @@ pub(crate) fn start(arena: Weak<Arena>, told: Receiver<usize>) {
                 return;
             }
             drop(arena);
-            std::thread::sleep(rest_after(began.elapsed()));
+            rest(rest_after(began.elapsed()));
         }
     };
     // Without the thread all is as it would be where the kernel refuses.
@@ -158,4 +187,32 @@ pub(crate) fn start(arena: Weak<Arena>, told: Receiver<usize>) {
         .name("terrace-huge".into())
         .stack_size(128 << 10)
         .spawn(run);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_serves_a_thousand_requests_a_second_is_not_idle() {
+        // 10 µs each, in 20 ms.
+        assert!(!is_idle(Duration::from_micros(20 * 10), IDLE_LOOK));
+        assert!(is_idle(Duration::from_micros(50), IDLE_LOOK));
+    }
+
+    #[test]
+    fn a_rest_is_as_long_as_asked_for_while_the_process_works() {
+        let stop = std::sync::atomic::AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                while !stop.load(std::sync::atomic::Ordering::Relaxed) {
+                    std::hint::spin_loop();
+                }
+            });
+            let began = Instant::now();
+            rest(Duration::from_millis(200));
+            stop.store(true, std::sync::atomic::Ordering::Relaxed);
+            assert!(began.elapsed() >= Duration::from_millis(200));
+        });
+    }
 }

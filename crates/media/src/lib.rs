@@ -18,6 +18,7 @@ mod pages;
 mod prefetch;
 mod probe;
 pub mod sim;
+mod stock;
 mod sync;
 mod uring;
 

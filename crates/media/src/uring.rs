@@ -6,7 +6,8 @@
 //! Never: more operations in the kernel than slots, so the completion ring cannot overflow.
 
 use crate::disk::SharedCounters;
-use crate::{BLOCK_BYTES, Disk, Done, MediaError, Op, Wait, descriptors};
+use crate::stock::Stock;
+use crate::{BLOCK_BYTES, Buf, Disk, Done, MediaError, Op, Wait, descriptors};
 use io_uring::{IoUring, opcode, types};
 use rustix::io::Errno;
 use std::collections::VecDeque;
@@ -19,6 +20,8 @@ use std::time::{Duration, Instant};
 const RESUBMITS_MAX: u8 = 8;
 /// How often the ring itself may answer EINTR, EAGAIN or EBUSY in a row before it counts as broken.
 const ENTER_RETRIES_MAX: u32 = 10_000;
+/// Where the ring's table of buffers has the stock: it is the only one there.
+const STOCK_INDEX: u16 = 0;
 /// One wait of the destructor for what is still in the kernel.
 const DROP_WAIT: Duration = Duration::from_millis(100);
 
@@ -64,6 +67,8 @@ pub(crate) struct UringDisk {
     file: Arc<File>,
     /// The ring holds the file in its own table, so that no operation looks it up.
     file_is_fixed: bool,
+    /// Buffers that the ring holds, too.
+    stock: Option<Arc<Stock>>,
     device_bytes: u64,
     spin: Duration,
     counters: Arc<SharedCounters>,
@@ -131,14 +136,19 @@ fn keep(ring: IoUring) -> std::io::Result<IoUring> {
     unsafe { IoUring::from_fd(high.into_raw_fd(), ring.params().clone()) }
 }
 
-/// The submission entry for what is left of an operation on the file `$fd`, which has one of two types.
+/// The submission entry for what is left of an operation on the file `$fd`, which has one of two types; reads into `$stock` are told so.
 macro_rules! entry_of {
-    ($slot:expr, $fd:expr) => {{
+    ($slot:expr, $fd:expr, $stock:expr) => {{
         let slot: &mut Slot = $slot;
         let moved = slot.moved_bytes;
         let offset = slot.op.offset() + moved as u64;
         let len = (slot.op.len() - moved) as u32;
         match &mut slot.op {
+            Op::Read { buf, .. } if $stock.is_some_and(|stock| buf.is_of(stock)) => {
+                opcode::ReadFixed::new($fd, buf[moved..].as_mut_ptr(), len, STOCK_INDEX)
+                    .offset(offset)
+                    .build()
+            }
             Op::Read { buf, .. } => opcode::Read::new($fd, buf[moved..].as_mut_ptr(), len)
                 .offset(offset)
                 .build(),
@@ -169,6 +179,7 @@ impl UringDisk {
         Ok(UringDisk {
             ring,
             file_is_fixed,
+            stock: None,
             file,
             device_bytes,
             spin: Duration::from_micros(options.spin_us.into()),
@@ -211,9 +222,10 @@ impl UringDisk {
         let slot = self.slots[index]
             .as_mut()
             .expect("only filled slots are pushed");
+        let stock = self.stock.as_ref();
         let entry = match self.file_is_fixed {
-            true => entry_of!(slot, types::Fixed(0)),
-            false => entry_of!(slot, types::Fd(self.file.as_raw_fd())),
+            true => entry_of!(slot, types::Fixed(0), stock),
+            false => entry_of!(slot, types::Fd(self.file.as_raw_fd()), stock),
         };
         let entry = entry.user_data(index as u64);
         // SAFETY: the entry points into a buffer owned by the slot, which keeps it until the
@@ -438,6 +450,31 @@ impl Disk for UringDisk {
         }
         // What ended made room for the backlog, and may have been resumed.
         self.kick();
+    }
+
+    fn stock_up(&mut self, count: u16, each_bytes: usize) -> usize {
+        if self.stock.is_some() {
+            return 0;
+        }
+        let stock = Stock::new(count, each_bytes);
+        let (start, len) = stock.memory();
+        let memory = libc::iovec {
+            iov_base: start.cast(),
+            iov_len: len,
+        };
+        // SAFETY: the kernel holds these pages by itself from here on. The addresses stay the stock's, which `self` and every buffer
+        // of it keep; a buffer that is being read into is kept by its slot (see `push_entry`).
+        let registered = unsafe { self.ring.submitter().register_buffers(&[memory]) };
+        // Refused where less memory may be locked (RLIMIT_MEMLOCK): each read pins its own pages then.
+        if registered.is_err() {
+            return 0;
+        }
+        self.stock = Some(Arc::new(stock));
+        len
+    }
+
+    fn lend(&mut self, len: usize) -> Option<Buf> {
+        Some(Buf::lent(self.stock.as_ref()?.lend(len)?, len))
     }
 
     fn in_flight(&self) -> usize {

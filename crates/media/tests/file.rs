@@ -191,6 +191,59 @@ fn many_more_than_the_depth_all_end_once() {
 }
 
 #[test]
+fn a_queue_reads_into_buffers_of_its_own_and_of_others() {
+    let dir = tempfile::tempdir().unwrap();
+    let (path, _) = make(dir.path());
+    for device in engines(&path) {
+        let (mut disk, mut other) = (device.queue(8).unwrap(), device.queue(8).unwrap());
+        for (at, seed) in [(0, 1), (16 * 1024, 2)] {
+            write_blocking(&mut *disk, at, filled(16 * 1024, seed)).unwrap();
+        }
+        let bytes = disk.stock_up(3, 8192);
+        // Where the limit of locked memory forbids it, there are none.
+        let count = usize::from(bytes > 0) * 3;
+        assert!(bytes == count * 8192 && (device.has_ring() || bytes == 0));
+        assert!(disk.stock_up(3, 8192) == 0 || count == 0, "only once");
+        assert!(disk.lend(16 * 1024).is_none() && other.lend(4096).is_none());
+        for round in 0..3 {
+            let lent: Vec<Buf> = std::iter::from_fn(|| disk.lend(8192)).collect();
+            assert!(lent.len() == count && lent.iter().all(Buf::is_lent));
+            let own = (count..5).map(|_| Buf::zeroed(8192));
+            for (token, buf) in (0..).zip(lent.into_iter().chain(own)) {
+                // Another queue may fill them, too.
+                let by = if token == round {
+                    &mut other
+                } else {
+                    &mut disk
+                };
+                let offset = token % 4 * 8192;
+                by.submit(token, Op::Read { offset, buf });
+            }
+            let mut done = reap_all(&mut *disk);
+            done.extend(reap_all(&mut *other));
+            assert_eq!(done.len(), 5);
+            for done in done {
+                assert_eq!(done.result, Ok(()));
+                let from = done.token as usize % 2 * 8192;
+                let whole = filled(16 * 1024, done.token % 4 / 2 + 1);
+                assert_eq!(done.buf.unwrap()[..], whole[from..from + 8192]);
+            }
+        }
+        // A buffer outlives its queue; one that the kernel has is waited for.
+        let kept = disk.lend(4096);
+        if let Some(buf) = disk.lend(4096) {
+            disk.submit(9, Op::Read { offset: 0, buf });
+            disk.kick();
+        }
+        drop(disk);
+        assert!(kept.is_none_or(|mut buf| {
+            buf.fill(5);
+            buf.iter().all(|b| *b == 5)
+        }));
+    }
+}
+
+#[test]
 fn operations_off_the_end_and_shortened_files_are_errors_with_the_buffer_back() {
     let dir = tempfile::tempdir().unwrap();
     let (path, _) = make(dir.path());

@@ -4,15 +4,18 @@
 //! then, in the hold on its segment being handed back to be let go. Never: submits, locks a
 //! lane, or keeps more than `SPARE_BUFS_MAX` buffers of a length.
 
-use crate::task::{Fetched, Task};
+use crate::task::{Fetched, Keep, Task};
 use slab::Slab;
-use terrace_media::{BLOCK_BYTES, Buf, Done};
+use terrace_media::{BLOCK_BYTES, Buf, Disk, Done};
 use terrace_tiers::ReadPlan;
 
 /// Read buffers of a length kept for reuse.
 const SPARE_BUFS_MAX: usize = 64;
 /// Longest read whose buffer is kept, blocks.
 const SPARE_BLOCKS_MAX: usize = 4;
+/// Buffers that the device reads into at less cost: an entry of a kilobyte or two lies in two blocks at most.
+const STOCK_BUFS: u16 = 32;
+const STOCK_BUF_BYTES: usize = 2 * BLOCK_BYTES;
 
 struct Read {
     task: usize,
@@ -37,6 +40,8 @@ pub(crate) struct Reads {
     spare_bufs: [Vec<Buf>; SPARE_BLOCKS_MAX],
     /// Owners of tasks whose reads are finished.
     pub(crate) ready: Vec<u64>,
+    /// What the queue's own buffers take, bytes; None: it was not asked for any.
+    stock_bytes: Option<usize>,
 }
 
 /// What came of a read.
@@ -56,9 +61,32 @@ fn spare_at(len: usize) -> Option<usize> {
 }
 
 impl Reads {
-    /// Notes a read of `task`; answers its token and a buffer for it.
+    /// Has the queue make buffers of its own, once; answers what that takes more, bytes.
+    pub(crate) fn stock_up(&mut self, disk: &mut dyn Disk) -> usize {
+        if self.stock_bytes.is_some() {
+            return 0;
+        }
+        let bytes = disk.stock_up(STOCK_BUFS, STOCK_BUF_BYTES);
+        self.stock_bytes = Some(bytes);
+        bytes
+    }
+
+    /// What the queue's own buffers take, bytes.
+    pub(crate) fn stock_bytes(&self) -> usize {
+        self.stock_bytes.unwrap_or(0)
+    }
+
+    fn buf(&mut self, disk: &mut dyn Disk, len: usize) -> Buf {
+        let spare = || self.spare_bufs[spare_at(len)?].pop();
+        disk.lend(len)
+            .or_else(spare)
+            .unwrap_or_else(|| Buf::zeroed(len))
+    }
+
+    /// Notes a read of `task` by `disk`; answers its token and a buffer for it.
     pub(crate) fn begin(
         &mut self,
+        disk: &mut dyn Disk,
         task: &mut Task,
         lane: u16,
         plan: ReadPlan,
@@ -80,8 +108,7 @@ impl Reads {
             plan,
             keys_only,
         });
-        let spare = spare_at(plan.len).and_then(|at| self.spare_bufs[at].pop());
-        (token, spare.unwrap_or_else(|| Buf::zeroed(plan.len)))
+        (token, self.buf(disk, plan.len))
     }
 
     /// How many reads are under way.
@@ -115,8 +142,16 @@ impl Reads {
     pub(crate) fn ended(&mut self, token: usize, d: Done) -> Option<Ended> {
         let read = self.reads.try_remove(token)?;
         let buf = d.buf.expect("a read gives its buffer back");
-        let fetched = Fetched::new(read.lane, read.plan, d.result, &buf, read.keys_only);
-        if let Some(at) = spare_at(read.plan.len)
+        // Of many reads copies take a quarter of the memory, which a large command needs for what it changes.
+        let keep = match self.tasks[read.task].finished.is_empty() {
+            _ if read.keys_only => Keep::Key,
+            true => Keep::Buffer,
+            false => Keep::Copy,
+        };
+        let (fetched, buf) = Fetched::new(read.lane, read.plan, d.result, buf, keep);
+        if let Some(buf) = buf
+            && !buf.is_lent()
+            && let Some(at) = spare_at(read.plan.len)
             && self.spare_bufs[at].len() < SPARE_BUFS_MAX
         {
             self.spare_bufs[at].push(buf);
@@ -127,7 +162,7 @@ impl Reads {
             lane: read.lane,
             len_bytes: read.plan.len,
             kept_bytes: fetched.kept_bytes(),
-            damaged: fetched.result.is_err() || fetched.damage().is_some(),
+            damaged: fetched.entry().is_err() || fetched.damage().is_some(),
             unpin: None,
         };
         match reads.cancelled {

@@ -5,80 +5,88 @@
 //! that its reads took; `Worker::finish` ends them.
 
 use std::collections::HashMap;
+use std::ops::Range;
 use terrace_log::entry::{Entry, EntryError};
 use terrace_log::{Kind, Loc};
-use terrace_media::MediaError;
+use terrace_media::{Buf, MediaError};
 use terrace_tiers::ReadPlan;
 
 /// Values longer than this are not kept when a command only needs the key.
 const KEY_ONLY_VALUE_MAX_BYTES: usize = 256;
 
+/// An entry that may stay in the buffer it was read into does, if it is at least one part in so many of it.
+const STAYS_ONE_IN: usize = 8;
+
+/// What of an entry that was read is kept for its task.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Keep {
+    /// Of a long value only the key.
+    Key,
+    /// A copy, no larger than the entry.
+    Copy,
+    /// The buffer that it was read into, without a copy.
+    Buffer,
+}
+
+/// An entry's bytes.
+enum Held {
+    Copy(Box<[u8]>),
+    /// Where it was read to, and its place there.
+    Buf(Buf, Range<usize>),
+}
+
 /// One entry that was read.
 pub struct Fetched {
     pub(crate) lane: u16,
     pub(crate) plan: ReadPlan,
-    pub(crate) result: Result<Box<[u8]>, String>,
+    result: Result<Held, String>,
     /// Why the value must not be shown, although the key is known.
     damage: Option<String>,
 }
 
 impl Fetched {
-    /// Takes the entry out of what the device returned.
+    /// Takes the entry out of what the device returned; hands the buffer back if the entry does not stay there.
     pub(crate) fn new(
         lane: u16,
         plan: ReadPlan,
         read: Result<(), MediaError>,
-        bytes: &[u8],
-        keys_only: bool,
-    ) -> Fetched {
-        let place = || {
-            format!(
-                "lane {lane}, segment {}, byte {}",
-                plan.segment,
-                plan.offset + plan.skip as u64
-            )
-        };
-        let hurt = |e: EntryError| format!("damaged entry at {}: {e}", place());
+        buf: Buf,
+        keep: Keep,
+    ) -> (Fetched, Option<Buf>) {
         let mut damage = None;
-        let entry = match &read {
-            Err(e) => Err(format!("{e} ({})", place())),
-            Ok(()) => match Entry::from_media(&bytes[plan.skip..], plan.seed) {
-                Err(e) => Err(hurt(e)),
-                Ok(e) => match e.verify_value(plan.seed) {
-                    Ok(()) => Ok(e),
-                    // A new value may replace it; a binder's pieces could not be found.
-                    Err(why) if e.kind() == Kind::Value => {
-                        damage = Some(hurt(why));
-                        Ok(e)
-                    }
-                    Err(why) => Err(hurt(why)),
-                },
-            },
+        let entry = match read {
+            Err(e) => Err(format!("{e} ({})", place(lane, &plan))),
+            Ok(()) => entry_of(lane, &plan, &buf, &mut damage),
         };
-        let result = entry.map(
-            |e| match keys_only && e.value().len() > KEY_ONLY_VALUE_MAX_BYTES {
-                true => {
-                    let mut short = e.to_new();
-                    short.value = &[];
-                    let mut out = vec![0; short.len_bytes()];
-                    short.write(&mut out);
-                    out.into_boxed_slice()
-                }
-                false => e.as_bytes().into(),
-            },
-        );
-        Fetched {
+        let (result, buf) = match entry {
+            Err(why) => (Err(why), Some(buf)),
+            Ok(e) if keep == Keep::Key && e.value().len() > KEY_ONLY_VALUE_MAX_BYTES => {
+                let mut short = e.to_new();
+                short.value = &[];
+                let mut out = vec![0; short.len_bytes()];
+                short.write(&mut out);
+                (Ok(Held::Copy(out.into_boxed_slice())), Some(buf))
+            }
+            Ok(e) if keep == Keep::Buffer && e.as_bytes().len() * STAYS_ONE_IN >= buf.len() => {
+                let place = plan.skip..plan.skip + e.as_bytes().len();
+                (Ok(Held::Buf(buf, place)), None)
+            }
+            Ok(e) => (Ok(Held::Copy(e.as_bytes().into())), Some(buf)),
+        };
+        let fetched = Fetched {
             lane,
             plan,
             result,
             damage,
-        }
+        };
+        (fetched, buf)
     }
 
     /// The entry; its value is missing when only the key was asked for.
     pub fn entry(&self) -> Result<Entry<'_>, &str> {
         match &self.result {
-            Ok(bytes) => Ok(Entry::in_memory(bytes)),
+            Ok(Held::Copy(bytes)) => Ok(Entry::in_memory(bytes)),
+            Ok(Held::Buf(buf, place)) => Ok(Entry::in_memory(&buf[place.clone()])),
             Err(why) => Err(why),
         }
     }
@@ -86,9 +94,13 @@ impl Fetched {
     pub fn damage(&self) -> Option<&str> {
         self.damage.as_deref()
     }
-    /// Memory that it takes beside the read's own buffer, bytes.
+    /// Memory that it takes, bytes.
     pub(crate) fn kept_bytes(&self) -> usize {
-        self.result.as_ref().map_or(0, |bytes| bytes.len())
+        match &self.result {
+            Ok(Held::Copy(bytes)) => bytes.len(),
+            Ok(Held::Buf(buf, _)) => buf.len(),
+            Err(_) => 0,
+        }
     }
     /// The lane it is of.
     pub fn lane(&self) -> u16 {
@@ -97,6 +109,31 @@ impl Fetched {
     /// Where it was read.
     pub fn loc(&self) -> Loc {
         self.plan.loc
+    }
+}
+
+fn place(lane: u16, plan: &ReadPlan) -> String {
+    let byte = plan.offset + plan.skip as u64;
+    format!("lane {lane}, segment {}, byte {byte}", plan.segment)
+}
+
+/// The entry that `plan` finds in `bytes`. `damage`: why its value must not be shown.
+fn entry_of<'a>(
+    lane: u16,
+    plan: &ReadPlan,
+    bytes: &'a [u8],
+    damage: &mut Option<String>,
+) -> Result<Entry<'a>, String> {
+    let hurt = |e: EntryError| format!("damaged entry at {}: {e}", place(lane, plan));
+    let entry = Entry::from_media(&bytes[plan.skip..], plan.seed).map_err(hurt)?;
+    match entry.verify_value(plan.seed) {
+        Ok(()) => Ok(entry),
+        // A new value may replace it; a binder's pieces could not be found.
+        Err(why) if entry.kind() == Kind::Value => {
+            *damage = Some(hurt(why));
+            Ok(entry)
+        }
+        Err(why) => Err(hurt(why)),
     }
 }
 
@@ -165,7 +202,10 @@ impl Task {
     }
     /// Takes in reads that came back.
     pub(crate) fn take_in(&mut self, reads: &mut Vec<Fetched>) {
-        self.fetched.append(reads);
+        match self.fetched.is_empty() {
+            true => std::mem::swap(&mut self.fetched, reads),
+            false => self.fetched.append(reads),
+        }
         if self.fetched.len() > FEW_READS {
             for (at, f) in self.fetched.iter().enumerate().skip(self.places.len()) {
                 self.places.insert((f.lane, f.plan.loc), at);

@@ -196,8 +196,9 @@ impl<D: Snapshot + Send> Worker<D> {
 
     /// Reads the entry that `plan` (of `Lane::plan_read`) names, for a task.
     pub fn fetch(&mut self, task: &mut Task, lane: u16, plan: ReadPlan, keys_only: bool) {
-        let (token, buf) = self.reads.begin(task, lane, plan, keys_only);
-        self.pool.ledger.change(Part::Io, 0, plan.len as u64);
+        let stock = self.reads.stock_up(&mut *self.disk);
+        let (token, buf) = (self.reads).begin(&mut *self.disk, task, lane, plan, keys_only);
+        (self.pool.ledger).change(Part::Io, 0, (plan.len + stock) as u64);
         let op = Op::Read {
             offset: plan.offset,
             buf,
@@ -307,9 +308,18 @@ impl<D: Snapshot + Send> Worker<D> {
         let interval = self.pool.options.flush_interval.as_millis() as u64;
         let left = match self.verifier.has_waiting() {
             true => 1,
-            false => interval.saturating_sub(self.pool.commit.since_close_ms(now)),
+            false => match interval.saturating_sub(self.pool.commit.since_close_ms(now)) {
+                // Overdue, with nothing to end an epoch for; what comes without waking this thread is seen within an interval.
+                0 if !self.has_undurable() => interval,
+                left => left,
+            },
         };
         Duration::from_millis(left.clamp(1, SLEEP_MAX_MS))
+    }
+
+    fn has_undurable(&self) -> bool {
+        let mut lanes = self.pool.lanes.iter();
+        lanes.any(|lane| lane.lock().has_undurable())
     }
 
     fn slice_lanes(&mut self) -> Slices {
@@ -464,6 +474,8 @@ impl<D: Snapshot + Send> Worker<D> {
             self.disk.kick();
             self.reap(Wait::For(Duration::from_millis(100)));
         }
+        let stock = self.reads.stock_bytes() as u64;
+        self.pool.ledger.change(Part::Io, stock, 0);
         for (at, _) in self.home.iter().enumerate() {
             let [segments, index, io] = self.counted[at];
             self.pool.ledger.change(Part::Segments, segments, 0);

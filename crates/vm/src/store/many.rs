@@ -23,9 +23,10 @@ const QUEUES_MAX: usize = 32;
 /// Longest wait before the device is asked again.
 const REAP_WAIT: Duration = Duration::from_millis(100);
 
-/// A queue of the device, with buffers of one block.
+/// A queue of the device, with buffers of one block: its own, or where there are none such that were used before.
 pub(crate) struct Queue {
     disk: Box<dyn Disk>,
+    stock_bytes: usize,
     blocks: Vec<Buf>,
     counted: u64,
 }
@@ -101,11 +102,17 @@ impl Store {
             return None;
         }
         match self.pool.device().queue(READS_MAX as u32) {
-            Ok(disk) => Some(Queue {
-                disk,
-                blocks: Vec::new(),
-                counted: 0,
-            }),
+            Ok(mut disk) => {
+                let stock_bytes = disk.stock_up(READS_MAX as u16, BLOCK_BYTES);
+                let counted = stock_bytes as u64;
+                self.pool.ledger().change(Part::Io, 0, counted);
+                Some(Queue {
+                    disk,
+                    stock_bytes,
+                    blocks: Vec::new(),
+                    counted,
+                })
+            }
             // One by one it goes as well.
             Err(_) => None,
         }
@@ -230,12 +237,10 @@ impl<F: FnMut(usize, Value<'_>)> Call<'_, F> {
     }
 
     fn give_back(self) {
-        let Queue {
-            blocks, counted, ..
-        } = &self.queue;
-        let held = (blocks.len() * BLOCK_BYTES) as u64;
-        self.store.pool.ledger().change(Part::Io, *counted, held);
         let mut queue = self.queue;
+        let held = (queue.blocks.len() * BLOCK_BYTES + queue.stock_bytes) as u64;
+        let ledger = self.store.pool.ledger();
+        ledger.change(Part::Io, queue.counted, held);
         queue.counted = held;
         self.store.queues.lock().push(queue);
     }
@@ -243,14 +248,12 @@ impl<F: FnMut(usize, Value<'_>)> Call<'_, F> {
 
 impl Queue {
     fn buf(&mut self, len: usize) -> Buf {
-        let spare = match len {
-            BLOCK_BYTES => self.blocks.pop(),
-            _ => None,
-        };
-        spare.unwrap_or_else(|| Buf::zeroed(len))
+        let spare = || (len == BLOCK_BYTES).then(|| self.blocks.pop()).flatten();
+        let buf = self.disk.lend(len).or_else(spare);
+        buf.unwrap_or_else(|| Buf::zeroed(len))
     }
     fn keep(&mut self, buf: Buf) {
-        if buf.len() == BLOCK_BYTES && self.blocks.len() < READS_MAX {
+        if !buf.is_lent() && buf.len() == BLOCK_BYTES && self.blocks.len() < READS_MAX {
             self.blocks.push(buf);
         }
     }
