@@ -10,6 +10,7 @@
 
 mod answer;
 mod arena;
+mod becomes;
 mod calls;
 mod descriptors;
 mod direct;
@@ -40,16 +41,18 @@ mod wire;
 static START: extern "C" fn() = start;
 
 extern "C" fn start() {
+    let _inside = tls::enter();
+    becomes::prepare();
     if !settings::are_there() {
         return;
     }
-    let _inside = tls::enter();
     if let Some(limit) = sandbox::too_low_a_limit() {
         sandbox::say_too_low(limit);
         raw::exit(runtime::EXIT_CANNOT);
     }
     match settings::Settings::read() {
         Ok(Some(settings)) => {
+            becomes::is_served();
             descriptors::prepare();
             // A program that gives its rights up later still has this one.
             terrace_vm::hold_device();

@@ -145,6 +145,39 @@ fn e2e_a_signal_asks_for_the_report_and_nothing_is_left_behind() {
 }
 
 #[test]
+fn e2e_who_becomes_a_program_that_is_not_served_is_told() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let run = |script: &str| {
+        let mut command = command(32, &["--ssd", "1G", "--report", "none"], None);
+        let (well, said) = output(command.args(["sh", "-c", script]).current_dir(dir.path()));
+        assert!(well, "{script}: {said}");
+        said
+    };
+    let alone = "runs without Terrace: ";
+    compiled(dir.path(), "here.c", &["-static"]);
+    let said = run("exec ./here_c");
+    let why = format!("./here_c takes this program's place and {alone}it is statically linked");
+    assert!(said.contains(&why) && said.contains("here\n"), "{said}");
+    // By a name in PATH, and by way of another program, which is served.
+    let said = run("PATH=$PWD:$PATH; exec env nice here_c");
+    assert_eq!(said.matches(alone).count(), 1, "{said}");
+    let said = run("exec env -i /bin/true");
+    assert!(said.contains(&format!("{alone}its environment")), "{said}");
+    // A child never is served, nor is that said; what cannot be run takes nobody's place.
+    for script in [
+        "./here_c; true",
+        "exec /bin/true",
+        "(exec ./here_c); exec true",
+        "exec bash -c 'shopt -s execfail; exec ./nothing; true'",
+    ] {
+        let said = run(script);
+        assert!(!said.contains(alone), "{script}: {said}");
+    }
+    compiled(dir.path(), "here.c", &[]);
+    assert_eq!(run("exec ./here_c"), "here\n");
+}
+
+#[test]
 fn e2e_what_cannot_be_served_is_refused_with_the_reason() {
     let dir = tempfile::tempdir().expect("a directory");
     let program = compiled(dir.path(), "fork.c", &["-static"]);

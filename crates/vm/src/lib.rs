@@ -13,6 +13,7 @@ mod evict;
 #[cfg(test)]
 mod failing;
 mod fault;
+pub mod floor;
 mod ghost;
 mod grace;
 mod handler;

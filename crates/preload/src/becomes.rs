@@ -1,0 +1,342 @@
+//! A served program turns itself into another one (exec): if that one goes without Terrace, a line says so, and why.
+//!
+//! Promises: the call is passed on as it is, whatever was found; nothing is allocated or locked, since it may come from a signal handler or the child
+//! of a fork. Never: refuses, or speaks for a child, which is not served in any case. `execl` and its kin call past every library: they are not seen.
+
+use crate::raw;
+use libc::{c_char, c_int, c_void};
+use std::ffi::CStr;
+use std::ptr::null_mut;
+use std::sync::atomic::{AtomicI32, AtomicPtr, Ordering};
+
+const CLASS_64: u8 = 2;
+const ORDER: u8 = if cfg!(target_endian = "little") { 1 } else { 2 };
+const HEAD_BYTES: usize = 64;
+const SEGMENT_BYTES: usize = 56;
+const SEGMENT_INTERPRETER: u32 = 3;
+/// Programs have a dozen segments.
+const SEGMENTS_MAX: u64 = 128;
+
+/// The process that is served; 0: not this one.
+static SERVED: AtomicI32 = AtomicI32::new(0);
+
+type Args = *const *const c_char;
+static EXECVE: Next = Next::new();
+static EXECVEAT: Next = Next::new();
+static FEXECVE: Next = Next::new();
+static EXECVP: Next = Next::new();
+static EXECVPE: Next = Next::new();
+
+/// A function of the C library, looked up before the program begins: a child of a fork may not look anything up.
+struct Next(AtomicPtr<c_void>);
+
+impl Next {
+    const fn new() -> Next {
+        Next(AtomicPtr::new(null_mut()))
+    }
+
+    fn find(&self, name: &CStr) {
+        // SAFETY: a name that ends in a zero.
+        let found = unsafe { libc::dlsym(libc::RTLD_NEXT, name.as_ptr()) };
+        self.0.store(found, Ordering::Release);
+    }
+
+    fn get(&self, name: &CStr) -> Option<*mut c_void> {
+        if self.0.load(Ordering::Acquire).is_null() {
+            // Called by the constructor of a library that came before this one.
+            self.find(name);
+        }
+        let found = self.0.load(Ordering::Acquire);
+        (!found.is_null()).then_some(found)
+    }
+}
+
+/// Called once, by the loader, in every process.
+pub fn prepare() {
+    EXECVE.find(c"execve");
+    EXECVEAT.find(c"execveat");
+    FEXECVE.find(c"fexecve");
+    EXECVP.find(c"execvp");
+    EXECVPE.find(c"execvpe");
+}
+
+/// This process is served.
+pub fn is_served() {
+    // SAFETY: always answers.
+    SERVED.store(unsafe { libc::getpid() }, Ordering::Release);
+}
+
+fn speaks() -> bool {
+    let served = SERVED.load(Ordering::Acquire);
+    // SAFETY: always answers.
+    served != 0 && served == unsafe { libc::getpid() }
+}
+
+/// An environment: names and values, up to a null.
+///
+/// # Safety
+/// As execve(2) has it.
+unsafe fn has(environment: Args, name: &[u8], within: &[u8]) -> bool {
+    let mut at = environment;
+    // SAFETY: the caller's promise; it ends in a null.
+    while !at.is_null() && !unsafe { *at }.is_null() {
+        // SAFETY: as above: a string.
+        let entry = unsafe { CStr::from_ptr(*at) }.to_bytes();
+        if let Some(value) = entry.strip_prefix(name) {
+            let mut windows = value.windows(within.len().max(1));
+            return within.is_empty() || windows.any(|part| part == within);
+        }
+        // SAFETY: as above.
+        at = unsafe { at.add(1) };
+    }
+    false
+}
+
+/// Why an open file, if it is a program, cannot be served.
+fn why_not(file: c_int) -> Option<&'static str> {
+    let mut head = [0; HEAD_BYTES];
+    if !read_at(file, &mut head, 0) || !head.starts_with(b"\x7fELF") {
+        // A script, or nothing that runs.
+        return None;
+    }
+    if head[4] != CLASS_64 || head[5] != ORDER {
+        return Some("it is for another kind of machine");
+    }
+    // SAFETY: filled by the call; a number that is open.
+    let (is_there, status) = unsafe {
+        let mut status = std::mem::zeroed::<libc::stat>();
+        (libc::fstat(file, &mut status) == 0, status)
+    };
+    // SAFETY: always answers.
+    let own = unsafe { libc::getuid() };
+    if is_there && status.st_mode & libc::S_ISUID != 0 && status.st_uid != own {
+        return Some("it is a setuid program");
+    }
+    let start = u64::from_ne_bytes(head[32..40].try_into().ok()?);
+    let size = u64::from(u16::from_ne_bytes(head[54..56].try_into().ok()?));
+    let count = u64::from(u16::from_ne_bytes(head[56..58].try_into().ok()?));
+    for segment in 0..count.min(SEGMENTS_MAX) {
+        let mut kind = [0; SEGMENT_BYTES];
+        if !read_at(file, &mut kind, start.saturating_add(segment * size)) {
+            return None;
+        }
+        if u32::from_ne_bytes(kind[..4].try_into().ok()?) == SEGMENT_INTERPRETER {
+            return None;
+        }
+    }
+    Some("it is statically linked, so no library can be put in front of its malloc")
+}
+
+fn read_at(file: c_int, into: &mut [u8], at: u64) -> bool {
+    let (to, len) = (into.as_mut_ptr().cast(), into.len());
+    // SAFETY: writes into `into`, whose length it is told.
+    let read = unsafe { libc::pread(file, to, len, at as libc::off_t) };
+    read == len as isize
+}
+
+/// Says it, if the file that is to be run goes without Terrace with this environment.
+///
+/// # Safety
+/// `environment` as execve(2) has it.
+unsafe fn say(name: &[u8], file: c_int, environment: Args) {
+    // SAFETY: the caller's promise.
+    let is_asked_for = unsafe {
+        has(environment, b"TERRACE_RUN_PROCESS=", b"")
+            && has(environment, b"LD_PRELOAD=", b"libterrace_preload")
+    };
+    let why = match is_asked_for {
+        true => why_not(file),
+        false => Some("its environment does not ask for it (LD_PRELOAD, TERRACE_RUN_PROCESS)"),
+    };
+    if let Some(why) = why {
+        raw::say(format_args!(
+            "{} takes this program's place and runs without Terrace: {why}",
+            name.escape_ascii()
+        ));
+    }
+}
+
+/// The same for a file by its name, from a directory. It is not said of what cannot be run.
+///
+/// # Safety
+/// Strings and an environment as execveat(2) has them.
+unsafe fn say_of(dir: c_int, path: *const c_char, environment: Args) -> bool {
+    let errno = raw::errno();
+    // SAFETY: the caller's promise.
+    let file = unsafe {
+        match libc::faccessat(dir, path, libc::X_OK, libc::AT_EACCESS) {
+            0 => libc::openat(dir, path, libc::O_RDONLY | libc::O_CLOEXEC),
+            _ => -1,
+        }
+    };
+    if file >= 0 {
+        // SAFETY: as above; a file that was opened here.
+        unsafe {
+            say(CStr::from_ptr(path).to_bytes(), file, environment);
+            libc::close(file);
+        }
+    }
+    raw::set_errno(errno);
+    file >= 0
+}
+
+/// The same for a name that is looked for in PATH.
+///
+/// # Safety
+/// As execvpe(3) has it.
+unsafe fn say_of_named(name: *const c_char, environment: Args) {
+    if name.is_null() {
+        return;
+    }
+    // SAFETY: the caller's promise.
+    let bytes = unsafe { CStr::from_ptr(name) }.to_bytes();
+    // SAFETY: a name that ends in a zero; the answer, if any, is a string that does.
+    let dirs = unsafe { libc::getenv(c"PATH".as_ptr()) };
+    if bytes.contains(&b'/') || dirs.is_null() {
+        // SAFETY: as above.
+        unsafe { say_of(libc::AT_FDCWD, name, environment) };
+        return;
+    }
+    // SAFETY: as above.
+    let dirs = unsafe { CStr::from_ptr(dirs) }.to_bytes();
+    for dir in dirs.split(|byte| *byte == b':') {
+        let mut path = [0; libc::PATH_MAX as usize];
+        let len = dir.len() + 1 + bytes.len();
+        if dir.is_empty() || len >= path.len() {
+            continue;
+        }
+        path[..dir.len()].copy_from_slice(dir);
+        path[dir.len()] = b'/';
+        path[dir.len() + 1..len].copy_from_slice(bytes);
+        // SAFETY: ends in a zero, since it is shorter than its place; the rest as above.
+        if unsafe { say_of(libc::AT_FDCWD, path.as_ptr().cast(), environment) } {
+            return;
+        }
+    }
+}
+
+/// What is answered where the C library has no such function.
+fn is_not_there() -> c_int {
+    raw::set_errno(libc::ENOSYS);
+    -1
+}
+
+unsafe extern "C" {
+    static environ: Args;
+}
+
+/// As execve(2).
+///
+/// # Safety
+/// As there.
+#[cfg_attr(not(test), unsafe(no_mangle))]
+pub unsafe extern "C" fn execve(path: *const c_char, args: Args, environment: Args) -> c_int {
+    // SAFETY: the program's promise; a function of this name has this type.
+    unsafe {
+        if speaks() {
+            say_of(libc::AT_FDCWD, path, environment);
+        }
+        let Some(next) = EXECVE.get(c"execve") else {
+            return is_not_there();
+        };
+        let next: unsafe extern "C" fn(*const c_char, Args, Args) -> c_int =
+            std::mem::transmute(next);
+        next(path, args, environment)
+    }
+}
+
+/// As execv(3).
+///
+/// # Safety
+/// As there.
+#[cfg_attr(not(test), unsafe(no_mangle))]
+pub unsafe extern "C" fn execv(path: *const c_char, args: Args) -> c_int {
+    // SAFETY: the program's promise.
+    unsafe { execve(path, args, environ) }
+}
+
+/// As execveat(2).
+///
+/// # Safety
+/// As there.
+#[cfg_attr(not(test), unsafe(no_mangle))]
+pub unsafe extern "C" fn execveat(
+    dir: c_int,
+    path: *const c_char,
+    args: Args,
+    environment: Args,
+    flags: c_int,
+) -> c_int {
+    // SAFETY: the program's promise; a function of this name has this type.
+    unsafe {
+        if speaks() && flags & libc::AT_EMPTY_PATH != 0 && !path.is_null() && *path == 0 {
+            say(b"an open file", dir, environment);
+        } else if speaks() {
+            say_of(dir, path, environment);
+        }
+        let Some(next) = EXECVEAT.get(c"execveat") else {
+            return is_not_there();
+        };
+        let next: unsafe extern "C" fn(c_int, *const c_char, Args, Args, c_int) -> c_int =
+            std::mem::transmute(next);
+        next(dir, path, args, environment, flags)
+    }
+}
+
+/// As fexecve(3).
+///
+/// # Safety
+/// As there.
+#[cfg_attr(not(test), unsafe(no_mangle))]
+pub unsafe extern "C" fn fexecve(file: c_int, args: Args, environment: Args) -> c_int {
+    // SAFETY: the program's promise; a function of this name has this type.
+    unsafe {
+        if speaks() && !environment.is_null() {
+            say(b"an open file", file, environment);
+        }
+        let Some(next) = FEXECVE.get(c"fexecve") else {
+            return is_not_there();
+        };
+        let next: unsafe extern "C" fn(c_int, Args, Args) -> c_int = std::mem::transmute(next);
+        next(file, args, environment)
+    }
+}
+
+/// As execvp(3).
+///
+/// # Safety
+/// As there.
+#[cfg_attr(not(test), unsafe(no_mangle))]
+pub unsafe extern "C" fn execvp(name: *const c_char, args: Args) -> c_int {
+    // SAFETY: the program's promise; a function of this name has this type.
+    unsafe {
+        if speaks() {
+            say_of_named(name, environ);
+        }
+        let Some(next) = EXECVP.get(c"execvp") else {
+            return is_not_there();
+        };
+        let next: unsafe extern "C" fn(*const c_char, Args) -> c_int = std::mem::transmute(next);
+        next(name, args)
+    }
+}
+
+/// As execvpe(3).
+///
+/// # Safety
+/// As there.
+#[cfg_attr(not(test), unsafe(no_mangle))]
+pub unsafe extern "C" fn execvpe(name: *const c_char, args: Args, environment: Args) -> c_int {
+    // SAFETY: the program's promise; a function of this name has this type.
+    unsafe {
+        if speaks() {
+            say_of_named(name, environment);
+        }
+        let Some(next) = EXECVPE.get(c"execvpe") else {
+            return is_not_there();
+        };
+        let next: unsafe extern "C" fn(*const c_char, Args, Args) -> c_int =
+            std::mem::transmute(next);
+        next(name, args, environment)
+    }
+}

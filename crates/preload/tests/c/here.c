@@ -1,0 +1,4 @@
+// A program that only says that it ran.
+#include <stdio.h>
+
+int main(void) { return puts("here") < 0; }
