@@ -142,8 +142,9 @@ impl Reads {
     pub(crate) fn ended(&mut self, token: usize, d: Done) -> Option<Ended> {
         let read = self.reads.try_remove(token)?;
         let buf = d.buf.expect("a read gives its buffer back");
-        // Of many reads copies take a quarter of the memory, which a large command needs for what it changes.
-        let keep = match self.tasks[read.task].finished.is_empty() {
+        // Of many reads copies take a quarter of the memory, which a large command needs for what it changes; and a buffer that is not
+        // lent is wanted for the next read.
+        let keep = match self.tasks[read.task].finished.is_empty() && buf.is_lent() {
             _ if read.keys_only => Keep::Key,
             true => Keep::Buffer,
             false => Keep::Copy,
