@@ -5,6 +5,7 @@ mod common;
 use common::{Rig, Shape, clock};
 use std::time::Duration;
 use terrace_kv::Expiry;
+use terrace_media::sim::Fault;
 use terrace_pool::Durability;
 
 /// It was seen to look a thousand times a second from one flush interval after the last update on.
@@ -44,4 +45,25 @@ fn a_pool_with_nothing_to_do_is_left_alone() {
             assert!(!turn.busy && turn.sleep_at_most >= Duration::from_millis(50));
         }
     }
+}
+
+/// What it still had not written stayed overdue, and the thread awake.
+#[test]
+fn a_pool_that_failed_is_left_alone() {
+    let shape = Shape {
+        durability: Durability::Async,
+        ..Shape::default()
+    };
+    let device = shape.device(32);
+    let mut rig = Rig::open(&device, shape, clock());
+    device.faults().fail_write(Fault::eio().always());
+    rig.set(b"key", b"value", Expiry::None).unwrap();
+    for _ in 0..1000 {
+        rig.turn();
+    }
+    assert!(rig.worker.failed().is_some() && rig.pool.stats().lanes.dirty_bytes > 0);
+    let interval = shape.options().flush_interval.as_millis() as u64;
+    rig.clock.set(rig.worker.now_ms() + 2 * interval);
+    let turn = rig.worker.turn();
+    assert!(!turn.busy && turn.sleep_at_most >= Duration::from_millis(50));
 }

@@ -309,8 +309,9 @@ impl<D: Snapshot + Send> Worker<D> {
         let left = match self.verifier.has_waiting() {
             true => 1,
             false => match interval.saturating_sub(self.pool.commit.since_close_ms(now)) {
-                // Overdue, with nothing to end an epoch for; what comes without waking this thread is seen within an interval.
-                0 if !self.has_undurable() => interval,
+                // Overdue, with nothing to end an epoch for, or nothing that would end one any more; what comes without waking this
+                // thread is seen within an interval.
+                0 if self.pool.failure().is_some() || !self.has_undurable() => interval,
                 left => left,
             },
         };

@@ -4,7 +4,7 @@
 //! of a fork. Never: refuses, or speaks for a child, which is not served in any case. `execl` and its kin call past every library: they are not seen.
 
 use crate::raw;
-use libc::{c_char, c_int, c_void};
+use libc::{c_char, c_int, c_long, c_void};
 use std::ffi::CStr;
 use std::ptr::null_mut;
 use std::sync::atomic::{AtomicI32, AtomicPtr, Ordering};
@@ -128,10 +128,10 @@ fn why_not(file: c_int) -> Option<&'static str> {
 }
 
 fn read_at(file: c_int, into: &mut [u8], at: u64) -> bool {
-    let (to, len) = (into.as_mut_ptr().cast(), into.len());
+    let (to, len) = (into.as_mut_ptr() as c_long, into.len() as c_long);
+    let args = [file.into(), to, len, at as c_long, 0, 0];
     // SAFETY: writes into `into`, whose length it is told.
-    let read = unsafe { libc::pread(file, to, len, at as libc::off_t) };
-    read == len as isize
+    unsafe { raw::system(libc::SYS_pread64, args) == len }
 }
 
 /// Says it, if the file that is to be run goes without Terrace with this environment.
@@ -162,10 +162,15 @@ unsafe fn say(name: &[u8], file: c_int, environment: Args) {
 /// Strings and an environment as execveat(2) has them.
 unsafe fn say_of(dir: c_int, path: *const c_char, environment: Args) -> bool {
     let errno = raw::errno();
+    let flags = libc::O_RDONLY | libc::O_CLOEXEC | libc::O_NONBLOCK;
+    let args = [dir.into(), path as c_long, flags.into(), 0, 0, 0];
     // SAFETY: the caller's promise.
     let file = unsafe {
-        match libc::faccessat(dir, path, libc::X_OK, libc::AT_EACCESS) {
-            0 => libc::openat(dir, path, libc::O_RDONLY | libc::O_CLOEXEC),
+        match raw::system(
+            libc::SYS_faccessat,
+            [dir.into(), path as c_long, libc::X_OK.into(), 0, 0, 0],
+        ) {
+            0 => raw::system(libc::SYS_openat, args) as c_int,
             _ => -1,
         }
     };
@@ -173,7 +178,7 @@ unsafe fn say_of(dir: c_int, path: *const c_char, environment: Args) -> bool {
         // SAFETY: as above; a file that was opened here.
         unsafe {
             say(CStr::from_ptr(path).to_bytes(), file, environment);
-            libc::close(file);
+            raw::close(file);
         }
     }
     raw::set_errno(errno);

@@ -13,9 +13,9 @@ use crate::memory::{Core, EVICTORS_MAX, Memory};
 use crate::policy::BATCH_PAGES_MAX;
 use crate::signal;
 use crate::stats::Counters;
-use crate::sys::{Held, Lock, Range, SystemError, Uffd};
+use crate::sys::{Held, Lock, Range, SystemError, Uffd, map_addresses};
 use rustix::io::Errno;
-use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous, munmap};
+use rustix::mm::{Advice, madvise, munmap};
 use std::sync::atomic::{AtomicBool, Ordering};
 
 /// Pages of a stage.
@@ -109,14 +109,7 @@ impl Aside {
 
 /// Addresses with nothing behind them, of the same kind as those of regions.
 fn map() -> Result<usize, SystemError> {
-    let access = ProtFlags::READ | ProtFlags::WRITE;
-    let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
-    // SAFETY: a fresh anonymous mapping at an address the kernel chooses overlaps nothing.
-    let mapped = unsafe { mmap_anonymous(std::ptr::null_mut(), BYTES, access, flags) };
-    let mapped = mapped.map_err(|errno| SystemError::Addresses {
-        asked_bytes: BYTES as u64,
-        errno,
-    })?;
+    let mapped = map_addresses(BYTES)?;
     for advice in [Advice::LinuxNoHugepage, Advice::LinuxDontFork] {
         // SAFETY: our own mapping; it stays without huge pages, and out of children.
         let advised = unsafe { madvise(mapped, BYTES, advice) };

@@ -7,9 +7,9 @@
 
 use crate::backing::PAGE_BYTES;
 use crate::memory::VmError;
-use crate::sys::{Range, SystemError, Uffd, Unmapper};
+use crate::sys::{Range, SystemError, Uffd, Unmapper, map_addresses};
 use rustix::event::epoll;
-use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous, munmap};
+use rustix::mm::{Advice, madvise, munmap};
 use std::fs::File;
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::FileExt;
@@ -55,16 +55,7 @@ impl Floor {
         handlers: usize,
     ) -> Result<Floor, VmError> {
         let len = pages * PAGE_BYTES;
-        let (access, flags) = (
-            ProtFlags::READ | ProtFlags::WRITE,
-            MapFlags::PRIVATE | MapFlags::NORESERVE,
-        );
-        // SAFETY: a fresh anonymous mapping at an address the kernel chooses.
-        let mapped = unsafe { mmap_anonymous(std::ptr::null_mut(), len, access, flags) };
-        let base = mapped.map_err(|errno| SystemError::Addresses {
-            asked_bytes: len as u64,
-            errno,
-        })? as usize;
+        let base = map_addresses(len)? as usize;
         let shared = Arc::new(Shared {
             base,
             file,

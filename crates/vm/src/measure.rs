@@ -9,8 +9,8 @@
 use crate::backing::{PAGE_BYTES, Page};
 use crate::block::{BLOCK_BYTES, BLOCK_PAGES};
 use crate::memory::VmError;
-use crate::sys::{Range, SystemError, Uffd, Unmapper};
-use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous, munmap};
+use crate::sys::{Range, SystemError, Uffd, Unmapper, map_addresses};
+use rustix::mm::{Advice, madvise, munmap};
 use std::mem::MaybeUninit;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicPtr, AtomicU64, AtomicUsize, Ordering};
@@ -75,16 +75,7 @@ impl Bed {
         let uffd = Box::new(Uffd::new(true)?);
         let unmapper = Unmapper::new()?;
         let len = len.next_multiple_of(BLOCK_BYTES) + BLOCK_BYTES;
-        let (access, flags) = (
-            ProtFlags::READ | ProtFlags::WRITE,
-            MapFlags::PRIVATE | MapFlags::NORESERVE,
-        );
-        // SAFETY: a fresh anonymous mapping at an address the kernel chooses.
-        let mapped = unsafe { mmap_anonymous(std::ptr::null_mut(), len, access, flags) };
-        let base = mapped.map_err(|errno| SystemError::Addresses {
-            asked_bytes: len as u64,
-            errno,
-        })? as usize;
+        let base = map_addresses(len)? as usize;
         // SAFETY: our own mapping.
         unsafe { madvise(base as *mut _, len, Advice::LinuxNoHugepage) }
             .map_err(SystemError::call("advising on reserved addresses"))?;

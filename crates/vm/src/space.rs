@@ -9,7 +9,7 @@ use crate::backing::PAGE_BYTES;
 use crate::block::{BLOCK_BYTES, BLOCK_PAGES, BlockWord, Pin, Unpin};
 use crate::page::PageState;
 use crate::region::RegionCore;
-use crate::sys::{Lock, Rooms, SystemError, Table, ZeroIsValid};
+use crate::sys::{Lock, Rooms, SystemError, Table, ZeroIsValid, map_addresses};
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous, munmap};
 use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
@@ -336,15 +336,8 @@ impl Space {
 
 /// Addresses with nothing behind them.
 fn map(len: usize, base: Option<usize>) -> Result<*mut std::ffi::c_void, SystemError> {
-    let access = ProtFlags::READ | ProtFlags::WRITE;
-    let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
     let Some(base) = base else {
-        // SAFETY: a fresh anonymous mapping at an address the kernel chooses overlaps nothing.
-        let mapped = unsafe { mmap_anonymous(std::ptr::null_mut(), len, access, flags) };
-        return mapped.map_err(|errno| SystemError::Addresses {
-            asked_bytes: len as u64,
-            errno,
-        });
+        return map_addresses(len);
     };
     let taken = |errno| SystemError::Taken {
         base: base as u64,
@@ -354,7 +347,8 @@ fn map(len: usize, base: Option<usize>) -> Result<*mut std::ffi::c_void, SystemE
     if !base.is_multiple_of(SLOT_BYTES) {
         return Err(taken(rustix::io::Errno::INVAL));
     }
-    let flags = flags | MapFlags::FIXED_NOREPLACE;
+    let access = ProtFlags::READ | ProtFlags::WRITE;
+    let flags = MapFlags::PRIVATE | MapFlags::NORESERVE | MapFlags::FIXED_NOREPLACE;
     // SAFETY: the kernel refuses it where anything is mapped.
     let mapped = unsafe { mmap_anonymous(base as *mut std::ffi::c_void, len, access, flags) }
         .map_err(taken)?;

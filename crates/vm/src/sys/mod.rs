@@ -9,12 +9,26 @@ mod table;
 mod uffd;
 mod wait;
 
+use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous};
+
 pub(crate) use advise::{Range, Unmapper};
 pub(crate) use page_tables::{Going, PageTables};
 pub(crate) use table::{Table, ZeroIsValid};
 pub use uffd::hold_device;
 pub(crate) use uffd::{Event, Uffd};
 pub(crate) use wait::{Held, Lock, Rooms, await_grace, now_ms};
+
+/// `len` bytes of addresses with nothing behind them, wherever the kernel chooses; whoever has them gives them back by munmap.
+pub(crate) fn map_addresses(len: usize) -> Result<*mut std::ffi::c_void, SystemError> {
+    let access = ProtFlags::READ | ProtFlags::WRITE;
+    let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
+    // SAFETY: a fresh anonymous mapping at an address the kernel chooses overlaps nothing.
+    let mapped = unsafe { mmap_anonymous(std::ptr::null_mut(), len, access, flags) };
+    mapped.map_err(|errno| SystemError::Addresses {
+        asked_bytes: len as u64,
+        errno,
+    })
+}
 
 /// What a machine must have, and what to do if it has not.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]

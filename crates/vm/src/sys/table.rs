@@ -4,7 +4,7 @@
 //! table goes.
 
 use super::SystemError;
-use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous, munmap};
+use rustix::mm::munmap;
 use std::ops::Index;
 use std::ptr::NonNull;
 
@@ -28,16 +28,7 @@ unsafe impl<T: ZeroIsValid + Sync + Send> Sync for Table<T> {}
 impl<T: ZeroIsValid> Table<T> {
     pub fn new(len: usize) -> Result<Table<T>, SystemError> {
         let bytes = Self::bytes(len);
-        let (access, flags) = (
-            ProtFlags::READ | ProtFlags::WRITE,
-            MapFlags::PRIVATE | MapFlags::NORESERVE,
-        );
-        // SAFETY: a fresh anonymous mapping at an address the kernel chooses overlaps nothing.
-        let base = unsafe { mmap_anonymous(std::ptr::null_mut(), bytes, access, flags) };
-        let base = base.map_err(|errno| SystemError::Addresses {
-            asked_bytes: bytes as u64,
-            errno,
-        })?;
+        let base = super::map_addresses(bytes)?;
         Ok(Table {
             base: NonNull::new(base.cast()).expect("the kernel maps no null page for us"),
             len,
