@@ -129,10 +129,24 @@ impl Runtime {
         for area in [&self.malloc, &self.maps] {
             area.heap.write_back().map_err(|_| libc::ENOMEM)?;
         }
-        let bytes = self.second_bytes();
+        let (bytes, shared) = (self.second_bytes(), self.shared_bytes());
         match &self.pool {
-            Pool::Home(home) => serve::start(&home.heap, [&home.views[0], &home.views[1]], bytes),
-            Pool::Away(remote) => remote.fork(bytes),
+            Pool::Home(home) => {
+                let views = [&*home.views[0], &*home.views[1]];
+                serve::start(&home.heap, views, bytes, shared)
+            }
+            Pool::Away(remote) => remote.fork(bytes, shared),
+        }
+    }
+
+    /// DRAM that a child has together with this process, a page of it until one of them writes to that page: all that is not served. Mostly it is tables of
+    /// the runtime, which a parent that goes on allocating and faulting writes to everywhere.
+    fn shared_bytes(&self) -> u64 {
+        let served = self.memory.stats().resident_pages * terrace_vm::PAGE_BYTES as u64;
+        match report::status_bytes("RssAnon:") {
+            // Without /proc: what is counted of the tables.
+            0 => self.malloc.heap.stats().table_bytes + self.maps.heap.stats().table_bytes,
+            all => all.saturating_sub(served),
         }
     }
 }

@@ -46,10 +46,11 @@ impl Remote {
         });
     }
 
-    /// A socket for a child of this child; `bytes` is what a second version of everything would take.
-    pub fn fork(&self, bytes: u64) -> Result<OwnedFd, i32> {
+    /// A socket for a child of this child; `bytes` is what a second version of everything would take, `shared_bytes` what the two will have in DRAM together.
+    pub fn fork(&self, bytes: u64, shared_bytes: u64) -> Result<OwnedFd, i32> {
         let ask = Ask {
             what: wire::FORK,
+            first: shared_bytes,
             count: bytes,
             ..Ask::default()
         };

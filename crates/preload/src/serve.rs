@@ -6,7 +6,7 @@
 use crate::wire::{self, Ask, Gone, Say};
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicI32, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicI32, AtomicU64, AtomicUsize, Ordering};
 use terrace_vm::heap::Ground;
 use terrace_vm::opp::Heap;
 use terrace_vm::store::{VIEWS_MAX, View};
@@ -27,6 +27,8 @@ static ENDS: [AtomicI32; VIEWS_MAX] = [const { AtomicI32::new(-1) }; VIEWS_MAX];
 static PROCESSES: [AtomicI32; VIEWS_MAX] = [const { AtomicI32::new(0) }; VIEWS_MAX];
 /// Children that are served.
 static LIVE: AtomicUsize = AtomicUsize::new(0);
+/// What is counted for them of memory that is copied when one of two writes to it.
+static COPIES_BYTES: AtomicU64 = AtomicU64::new(0);
 
 /// How many children are served.
 pub fn children() -> usize {
@@ -55,6 +57,7 @@ pub fn close_in_child() {
         }
     }
     LIVE.store(0, Ordering::Release);
+    COPIES_BYTES.store(0, Ordering::Release);
 }
 
 /// DRAM that a child's pages may take, under a cap.
@@ -68,6 +71,14 @@ pub fn has_room(cap_bytes: u64) -> bool {
     after * share_bytes(cap_bytes) <= cap_bytes / SHARES_MAX && after < VIEWS_MAX as u64
 }
 
+/// Of what a child and its parent share until one of them writes to it, what is counted as if all were written to. Pages and entries keep half of what
+/// they had before the first of the children: with too little they could not even leave.
+fn copies_bytes(heap: &Heap, shared_bytes: u64) -> u64 {
+    let counted = COPIES_BYTES.load(Ordering::Acquire);
+    let most = (heap.between_them_bytes() + counted) / 2;
+    shared_bytes.min(most.saturating_sub(counted))
+}
+
 /// One that serves, and what it gives back at its end.
 struct Service {
     heap: Heap,
@@ -75,42 +86,58 @@ struct Service {
     end: OwnedFd,
     /// Of the room on the SSD.
     promised_bytes: u64,
-    /// Of the cap: its share, and tables.
+    /// Of the cap: its share, copies, and tables.
     counted_bytes: u64,
+    copies_bytes: u64,
 }
 
 /// Why a child cannot be served: an error number.
 type Refused = i32;
 
-/// A view for a child, and a thread that serves it: the child's end of the socket. `bytes` is what a second version of everything would take.
-pub fn start(heap: &Heap, views: [&View; 2], bytes: u64) -> Result<OwnedFd, Refused> {
+/// A view for a child, and a thread that serves it: the child's end of the socket. `bytes` is what a second version of everything would take of the SSD,
+/// `shared_bytes` what the child has in DRAM together with its parent, until one of them writes to it.
+pub fn start(
+    heap: &Heap,
+    views: [&View; 2],
+    bytes: u64,
+    shared_bytes: u64,
+) -> Result<OwnedFd, Refused> {
     let (cap_bytes, _) = heap.store().cap_and_used_bytes();
-    let share_bytes = share_bytes(cap_bytes);
     if !has_room(cap_bytes) {
         return Err(libc::ENOMEM);
     }
+    let copies_bytes = copies_bytes(heap, shared_bytes);
     LIVE.fetch_add(1, Ordering::AcqRel);
-    let begun = begin(heap, views, bytes, share_bytes);
+    COPIES_BYTES.fetch_add(copies_bytes, Ordering::AcqRel);
+    let begun = begin(heap, views, bytes, share_bytes(cap_bytes), copies_bytes);
     if begun.is_err() {
         LIVE.fetch_sub(1, Ordering::AcqRel);
+        COPIES_BYTES.fetch_sub(copies_bytes, Ordering::AcqRel);
     }
     begun
 }
 
-fn begin(heap: &Heap, views: [&View; 2], bytes: u64, share_bytes: u64) -> Result<OwnedFd, Refused> {
+fn begin(
+    heap: &Heap,
+    views: [&View; 2],
+    bytes: u64,
+    share_bytes: u64,
+    copies_bytes: u64,
+) -> Result<OwnedFd, Refused> {
     let [end, childs] = wire::pair()?;
     heap.promise(bytes).map_err(|_| libc::ENOMEM)?;
     let (Some(first), Some(second)) = (views[0].fork(), views[1].fork()) else {
         heap.unpromise(bytes);
         return Err(libc::ENOMEM);
     };
-    heap.make_way(share_bytes);
+    heap.make_way(share_bytes + copies_bytes);
     let service = Service {
         heap: heap.clone(),
         views: [first, second],
         end,
         promised_bytes: bytes,
-        counted_bytes: share_bytes,
+        counted_bytes: share_bytes + copies_bytes,
+        copies_bytes,
     };
     let slot = Slot::take(service.end.as_raw_fd());
     let thread = std::thread::Builder::new()
@@ -123,7 +150,9 @@ fn begin(heap: &Heap, views: [&View; 2], bytes: u64, share_bytes: u64) -> Result
             }
             // It ends when the child does.
             while service.turn().is_ok() {}
+            let copies_bytes = service.copies_bytes;
             drop((slot, service));
+            COPIES_BYTES.fetch_sub(copies_bytes, Ordering::AcqRel);
             LIVE.fetch_sub(1, Ordering::AcqRel);
         });
     // A thread that did not start has dropped both.
@@ -196,13 +225,16 @@ impl Service {
                 self.counted_bytes = now;
                 Ok(())
             }
-            wire::FORK => match start(&self.heap, [&self.views[0], &self.views[1]], ask.count) {
-                Ok(childs) => {
-                    self.say(0)?;
-                    wire::send_descriptor(&self.end, &childs)
+            wire::FORK => {
+                let views = [&self.views[0], &self.views[1]];
+                match start(&self.heap, views, ask.count, ask.first) {
+                    Ok(childs) => {
+                        self.say(0)?;
+                        wire::send_descriptor(&self.end, &childs)
+                    }
+                    Err(errno) => self.say(errno),
                 }
-                Err(errno) => self.say(errno),
-            },
+            }
             _ => Err(Gone),
         }
     }
@@ -231,10 +263,9 @@ impl Service {
             found,
             ..Say::default()
         };
-        wire::send(&self.end, &[say])?;
         match found {
-            wire::ABSENT => Ok(()),
-            _ => wire::send_bytes(&self.end, &contents.0),
+            wire::ABSENT => wire::send(&self.end, &[say]),
+            _ => wire::send_with_bytes(&self.end, &say, &contents.0),
         }
     }
 

@@ -20,7 +20,7 @@ pub const PROMISE: u32 = 4;
 pub const UNPROMISE: u32 = 5;
 /// Tables take so many bytes, where they took so many. No answer.
 pub const COUNT: u32 = 6;
-/// The child forks, and needs a socket for its child: comes with the answer.
+/// The child forks, and needs a socket for its child, which comes with the answer; `first` is what the two will have in DRAM together.
 pub const FORK: u32 = 7;
 
 /// In a page's number: it was surely written to.
@@ -109,6 +109,29 @@ pub fn send_bytes(to: &OwnedFd, bytes: &[u8]) -> Result<(), Gone> {
         }
     }
     Ok(())
+}
+
+/// Sends a value and bytes behind it in one call, so that who waits for both is woken once.
+pub fn send_with_bytes<T: Plain>(to: &OwnedFd, value: &T, bytes: &[u8]) -> Result<(), Gone> {
+    // SAFETY: plain values are their bytes.
+    let head =
+        unsafe { std::slice::from_raw_parts(std::ptr::from_ref(value).cast(), size_of::<T>()) };
+    let mut parts = [head, bytes].map(|part: &[u8]| libc::iovec {
+        iov_base: part.as_ptr().cast_mut().cast(),
+        iov_len: part.len(),
+    });
+    // SAFETY: integers and pointers; all zeros is a value.
+    let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
+    message.msg_iov = parts.as_mut_ptr();
+    message.msg_iovlen = parts.len() as _;
+    // SAFETY: bytes that are there, and are only read.
+    let sent = match unsafe { libc::sendmsg(to.as_raw_fd(), &message, libc::MSG_NOSIGNAL) } {
+        -1 if crate::raw::errno() == libc::EINTR => 0,
+        -1 => return Err(Gone),
+        sent => sent as usize,
+    };
+    send_bytes(to, head.get(sent..).unwrap_or_default())?;
+    send_bytes(to, &bytes[sent.saturating_sub(head.len())..])
 }
 
 /// Receives bytes until all are there.
@@ -257,10 +280,11 @@ mod tests {
         receive(&there, &mut got).unwrap();
         assert_eq!((got[0].what, got[0].first, got[0].count), (STORE, 7, 9));
         let a = receive_descriptor(&there).unwrap();
-        send(&a, &[5u64]).unwrap();
-        let mut number = [0u64];
+        send_with_bytes(&a, &5u64, b"and more").unwrap();
+        let (mut number, mut more) = ([0u64], [0; 8]);
         receive(&b, &mut number).unwrap();
-        assert_eq!(number, [5]);
+        receive_bytes(&b, &mut more).unwrap();
+        assert_eq!((number, &more), ([5], b"and more"));
         drop(a);
         assert!(receive(&b, &mut number).is_err());
         drop(here);

@@ -34,6 +34,26 @@ fn e2e_a_fork_without_room_for_its_memory_is_refused() {
     );
 }
 
+/// What a parent knows of its blocks is copied when it writes to it while a child lives: that is within the cap, too.
+#[test]
+fn e2e_what_is_copied_after_a_fork_is_under_the_cap() {
+    const CAP_MIB: u64 = 48;
+    /// The program's own memory beside what it allocates, and what the kernel's counts are late.
+    const BESIDE_MIB: u64 = 4;
+    let dir = tempfile::tempdir_in("/var/tmp").expect("a directory");
+    let program = compiled(dir.path(), "blocks.c", &[]);
+    let group = group(CAP_MIB);
+    let mut command = command(CAP_MIB, &["--ssd", "4G"], group.as_ref());
+    let ended = ended_within(command.arg(program).arg("1024"), LONGEST);
+    let said = String::from_utf8_lossy(&ended.stdout).into_owned();
+    let kib = said
+        .strip_suffix(" KiB OK\n")
+        .and_then(|n| n.parse::<u64>().ok());
+    let kib = kib.unwrap_or_else(|| panic!("{said}{}", String::from_utf8_lossy(&ended.stderr)));
+    assert!(kib <= (CAP_MIB + BESIDE_MIB) << 10, "{kib} KiB");
+    judge("what is copied after a fork", group.as_ref());
+}
+
 /// A parent that writes all of its memory again and again, while a child lives that has it as it was: `memory_mib` under a cap, with room on the SSD for
 /// little more than two versions.
 fn grows(cap_mib: u64, memory_mib: u64, ssd_mib: u64, seconds: u64) {

@@ -92,6 +92,11 @@ impl Balance {
         }
     }
 
+    /// What pages and the DRAM terrace have of the cap together.
+    pub fn between_them_bytes(&self) -> u64 {
+        self.shared_bytes(&self.state.lock())
+    }
+
     /// What the buffer, as the cap was told of it, and the terrace have together.
     fn shared_bytes(&self, state: &State) -> u64 {
         let buffer = state.counted_bytes - self.memory.fixed_bytes();

@@ -143,6 +143,11 @@ impl Heap {
         self.0.balance.make_way(bytes);
     }
 
+    /// What pages and the DRAM terrace have of the cap together, bytes.
+    pub fn between_them_bytes(&self) -> u64 {
+        self.0.balance.between_them_bytes()
+    }
+
     /// The memory.
     pub fn memory(&self) -> &Memory {
         &self.0.memory

@@ -22,7 +22,7 @@ static unsigned long mixed(unsigned long n) {
 }
 
 // Twice the cap, which is 32 MiB, of what does not compress.
-static void fill(size_t bytes) {
+__attribute__((unused)) static void fill(size_t bytes) {
     pages = bytes / PAGE;
     memory = malloc(bytes);
     MUST(memory);
@@ -35,7 +35,7 @@ static unsigned long *page_of(size_t n) { return memory + n * 7919 % pages * WOR
 
 // All of it, in another order, and a word of each page is written: with what it has, and in one of four pages with something else, which is made good when the page
 // has left DRAM: a page that is as it was is not stored again.
-static void check(void) {
+__attribute__((unused)) static void check(void) {
     const size_t later = 12288;
     for (size_t n = 0; n < pages + later; n++) {
         if (n < pages) {
