@@ -64,9 +64,8 @@ impl<D: Snapshot> Lane<D> {
         let stepping = match self.cfg.scratch {
             true => self.dirty_max,
             false => {
-                let lane_bytes = self.ssd.count() as u64 * segment;
-                let full_percent = self.live_estimate * 100 / lane_bytes.max(1);
-                policy::dirty_ahead_bytes(self.dirty_max, self.wanted_bytes, full_percent)
+                let (live, lane_bytes) = (self.live_estimate, self.ssd.count() as u64 * segment);
+                policy::dirty_ahead_bytes(self.dirty_max, self.wanted_bytes, live, lane_bytes)
             }
         };
         let stepping = policy::dirty_segments(stepping, segment) + CLEANER_SEGMENTS;

@@ -214,17 +214,32 @@ pub fn dirty_max_bytes(memory_bytes: u64, ssd_bytes: u64) -> u64 {
 /// Dirty bytes for which the cleaner keeps room ahead: all, where the SSD has room to spare, so that updates in a rush need not wait.
 /// Near 80 % full that would be dear: each per cent of the SSD that lies idle costs 0.1 bytes written for each byte updated there.
 /// But what a command waits for with `wanted_bytes` at once must come, whatever others write meanwhile.
-pub fn dirty_ahead_bytes(dirty_max_bytes: u64, wanted_bytes: u64, full_percent: u64) -> u64 {
+pub fn dirty_ahead_bytes(
+    dirty_max_bytes: u64,
+    wanted_bytes: u64,
+    live_bytes: u64,
+    ssd_bytes: u64,
+) -> u64 {
     if wanted_bytes > dirty_max_bytes / 64 {
         return dirty_max_bytes;
     }
-    let full = full_percent.clamp(ROOMY_PERCENT, TIGHT_PERCENT);
+    let percent = |bytes: u64| bytes * 100 / ssd_bytes.max(1);
+    let roomy = roomy_percent(percent(dirty_max_bytes));
+    let full = percent(live_bytes).clamp(roomy, TIGHT_PERCENT);
     let idle = dirty_max_bytes - dirty_max_bytes / 16;
-    dirty_max_bytes - idle * (full - ROOMY_PERCENT) / (TIGHT_PERCENT - ROOMY_PERCENT)
+    dirty_max_bytes - idle * (full - roomy) / (TIGHT_PERCENT - roomy)
 }
-/// Up to this part of the SSD live, room costs little; from the other on, much. In between updates in a rush wait for the cleaner now and then (docs/adr/0040).
+/// Up to which part of the SSD live room for all that is dirty costs little: less, where the bound is much of a small SSD.
+fn roomy_percent(dirty_max_percent: u64) -> u64 {
+    let much = dirty_max_percent.saturating_sub(MUCH_PERCENT) * 4;
+    ROOMY_PERCENT.saturating_sub(much).max(ROOMY_MIN_PERCENT)
+}
+/// Up to the first part of the SSD live, room costs little; from the other on, much. In between updates in a rush wait for the cleaner now and then (docs/adr/0040).
 const ROOMY_PERCENT: u64 = 75;
 const TIGHT_PERCENT: u64 = 78;
+const ROOMY_MIN_PERCENT: u64 = 55;
+/// A bound on dirty bytes of more of the SSD than this is much.
+const MUCH_PERCENT: u64 = 2;
 
 /// What may be dirty now, for an epoch to be a part of: half of what the free segments take can enter while the other half steps down.
 pub fn dirty_now_bytes(dirty_max_bytes: u64, steppable_bytes: u64) -> u64 {
@@ -301,10 +316,19 @@ mod tests {
 
     #[test]
     fn room_is_kept_for_all_that_is_dirty_while_the_ssd_is_three_quarters_full() {
-        let of = |percent| dirty_ahead_bytes(1600, 0, percent);
+        let ssd = 100_000;
+        let of = |percent| dirty_ahead_bytes(1600, 0, percent * ssd / 100, ssd);
         assert_eq!([of(0), of(75), of(78), of(100)], [1600, 1600, 100, 100]);
         assert!((1..100).all(|p| of(p) >= of(p + 1) && of(p) - of(p + 1) <= 500));
-        assert_eq!(dirty_ahead_bytes(1600, 26, 90), 1600);
+        assert_eq!(dirty_ahead_bytes(1600, 26, 90_000, ssd), 1600);
+    }
+
+    #[test]
+    fn where_the_bound_is_much_of_the_ssd_less_room_is_kept() {
+        let of = |percent: u64| dirty_ahead_bytes(160, 0, percent * 20, 2000);
+        assert_eq!([of(55), of(78)], [160, 10]);
+        assert!(of(66) < 120 && of(75) < 40);
+        assert_eq!(dirty_ahead_bytes(160, 0, 0, 0), 160, "nothing is no SSD");
     }
 
     #[test]
