@@ -12,8 +12,8 @@ use crate::memory::VmError;
 use crate::sys::{Range, SystemError, Uffd, Unmapper, map_addresses};
 use rustix::mm::{Advice, madvise, munmap};
 use std::mem::MaybeUninit;
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicPtr, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 /// How pages lie and how they are used.
@@ -42,7 +42,6 @@ pub struct Times {
     pub evict: Duration,
 }
 
-static ONE: Mutex<()> = Mutex::new(());
 static UFFD: AtomicPtr<Uffd> = AtomicPtr::new(std::ptr::null_mut());
 static PROTECTED: AtomicUsize = AtomicUsize::new(0);
 static FAILED: AtomicU64 = AtomicU64::new(0);
@@ -61,17 +60,25 @@ extern "C" fn put_page(_: i32, info: *mut libc::siginfo_t, _: *mut libc::c_void)
     }
 }
 
-/// Addresses of our own, and a handler that was there before.
-struct Bed {
+/// What handles a fault.
+pub(crate) type Handler = extern "C" fn(i32, *mut libc::siginfo_t, *mut libc::c_void);
+
+/// Addresses of our own whose faults come to a handler, and the one that was there before.
+pub(crate) struct Bed {
     base: usize,
     len: usize,
     uffd: Box<Uffd>,
     unmapper: Unmapper,
     before: libc::sigaction,
+    _one: MutexGuard<'static, ()>,
 }
 
+/// One bed at a time: there is one handler in a process.
+static ONE: Mutex<()> = Mutex::new(());
+
 impl Bed {
-    fn new(len: usize) -> Result<Bed, VmError> {
+    pub fn new(len: usize, handler: Handler) -> Result<Bed, VmError> {
+        let one = ONE.lock().unwrap_or_else(|e| e.into_inner());
         let uffd = Box::new(Uffd::new(true)?);
         let unmapper = Unmapper::new()?;
         let len = len.next_multiple_of(BLOCK_BYTES) + BLOCK_BYTES;
@@ -80,9 +87,7 @@ impl Bed {
         unsafe { madvise(base as *mut _, len, Advice::LinuxNoHugepage) }
             .map_err(SystemError::call("advising on reserved addresses"))?;
         uffd.register(base, len)?;
-        UFFD.store(std::ptr::from_ref(&*uffd).cast_mut(), Ordering::Release);
         let mut before = MaybeUninit::uninit();
-        let handler: extern "C" fn(i32, *mut libc::siginfo_t, *mut libc::c_void) = put_page;
         // SAFETY: a structure of integers; the handler has the type that SA_SIGINFO asks for.
         let before = unsafe {
             let mut action: libc::sigaction = std::mem::zeroed();
@@ -98,7 +103,21 @@ impl Bed {
             uffd,
             unmapper,
             before,
+            _one: one,
         })
+    }
+
+    /// Where the addresses begin; a block more than was asked for is there.
+    pub fn base(&self) -> usize {
+        self.base
+    }
+
+    pub fn uffd(&self) -> &Uffd {
+        &self.uffd
+    }
+
+    pub fn unmapper(&self) -> &Unmapper {
+        &self.unmapper
     }
 }
 
@@ -107,7 +126,6 @@ impl Drop for Bed {
         // SAFETY: what was installed before, and our own mapping.
         unsafe {
             libc::sigaction(libc::SIGBUS, &self.before, std::ptr::null_mut());
-            UFFD.store(std::ptr::null_mut(), Ordering::Release);
             let _ = munmap(self.base as *mut _, self.len);
         }
     }
@@ -115,9 +133,10 @@ impl Drop for Bed {
 
 /// Runs a bare cycle.
 pub fn bare(cycle: &Cycle) -> Result<Times, VmError> {
-    let _one = ONE.lock().unwrap_or_else(|e| e.into_inner());
     let stride = cycle.stride_pages * PAGE_BYTES;
-    let bed = Bed::new(cycle.pages * stride)?;
+    let bed = Bed::new(cycle.pages * stride, put_page)?;
+    let uffd = std::ptr::from_ref(&*bed.uffd).cast_mut();
+    UFFD.store(uffd, Ordering::Release);
     let base = bed.base.next_multiple_of(BLOCK_BYTES);
     PROTECTED.store(usize::from(!cycle.write), Ordering::Relaxed);
     let mut times = Times {

@@ -10,7 +10,7 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 use std::sync::Barrier;
 use std::sync::atomic::Ordering::Relaxed;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use terrace_vm::kept::{NamedRegion, RegionError, Regions};
 use terrace_vm::opp::HeapError;
 use terrace_vm::store::{ObjectError, StoreOptions};
@@ -20,8 +20,27 @@ const CAP: u64 = 32 << 20;
 const SSD: u64 = 256 << 20;
 const WAYS: [Way; 2] = [Way::InThread, Way::Handlers(2)];
 
+/// Waits while another test of this process has a pool at the place of this one: one that a child process made does not know of it.
 fn open(dir: &Path, way: Way) -> Regions {
-    Regions::open(&StoreOptions::kept(dir, CAP, SSD), way).unwrap()
+    let options = StoreOptions::kept(dir, CAP, SSD);
+    let until = Instant::now() + Duration::from_secs(100);
+    loop {
+        match Regions::open(&options, way) {
+            Err(e) if taken(&e) && Instant::now() < until => {
+                std::thread::sleep(Duration::from_millis(20))
+            }
+            opened => return opened.unwrap(),
+        }
+    }
+}
+
+fn taken(e: &RegionError) -> bool {
+    matches!(
+        e,
+        RegionError::Heap(HeapError::Memory(VmError::System(
+            SystemError::Taken { .. }
+        )))
+    )
 }
 
 fn sync(region: &NamedRegion, range: Range<usize>) -> Result<(), RegionError> {
@@ -198,21 +217,15 @@ fn two_pools_are_open_beside_each_other_and_a_taken_place_is_told() {
     drop(pools);
     let access = rustix::mm::ProtFlags::READ;
     let flags = rustix::mm::MapFlags::PRIVATE | rustix::mm::MapFlags::FIXED_NOREPLACE;
+    // An error says that another test has a pool there meanwhile, which takes the place as well.
     // SAFETY: a new mapping that replaces none.
-    let other =
-        unsafe { rustix::mm::mmap_anonymous((a + 4096) as *mut _, 4096, access, flags) }.unwrap();
+    let other = unsafe { rustix::mm::mmap_anonymous((a + 4096) as *mut _, 4096, access, flags) };
     let said = Regions::open(&StoreOptions::kept(dirs[0].path(), CAP, SSD), Way::InThread);
-    let taken = |e: &RegionError| {
-        matches!(
-            e,
-            RegionError::Heap(HeapError::Memory(VmError::System(
-                SystemError::Taken { .. }
-            )))
-        )
-    };
     assert!(said.is_err_and(|e| taken(&e) && e.to_string().contains(&format!("{a:#x}"))));
-    // SAFETY: mapped above.
-    unsafe { rustix::mm::munmap(other, 4096) }.unwrap();
+    if let Ok(other) = other {
+        // SAFETY: mapped above.
+        unsafe { rustix::mm::munmap(other, 4096) }.unwrap();
+    }
     open(dirs[0].path(), Way::InThread);
 }
 

@@ -144,6 +144,12 @@ impl Zipf {
     pub fn next(&self, rng: &mut Rng) -> u64 {
         self.scatter.key(self.rank(rng))
     }
+
+    /// Keys from the most frequent on.
+    pub fn by_rank(keys: u64) -> impl Iterator<Item = u64> {
+        let scatter = Scatter::new(keys);
+        (0..keys).map(move |rank| scatter.key(rank))
+    }
 }
 
 /// Above this many terms the sum is closed with its integral, so that 10^12 keys start at once.

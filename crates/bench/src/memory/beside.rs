@@ -1,4 +1,4 @@
-//! Parts `b`, `b256`, `c`, `e`, `f` with the bars of `d` and `h`: objects in several times the memory there is, beside swap and a
+//! Parts `b`, `b256`, `c`, `e`, `f`, `floor` with the bars of `d` and `h`: objects in several times the memory there is, beside swap and a
 //! mapped file (`loads` has the tables).
 //!
 //! Each kind of memory has a process of its own in a cgroup of the same limit, loaded once; then each case is run in turns, one process
@@ -27,6 +27,7 @@ const COLUMNS: &[&str] = &[
     "ops_per_s",
     "device_reads_an_op",
     "written_bytes_an_op",
+    "faults_an_op",
     "warm_s",
     "peak_mib",
 ];
@@ -196,7 +197,7 @@ pub fn run(setting: &Setting, report: &mut Report, table: &Table) -> Result<()> 
     report
         .bars
         .extend(table.bars.iter().map(|bar| figures.judge(bar)));
-    for one in loaded.iter().filter(|one| !one.kind.is_peer()) {
+    for one in loaded.iter().filter(|one| one.kind.is_ours()) {
         let peak = one.cgroup.usage().peak_bytes.map(|b| b as f64);
         let name = format!(
             "h, {}: peak of the cgroup of {} over its limit",
@@ -267,6 +268,8 @@ fn measure(setting: &Setting, one: &mut Loaded, case: &Case, samples: &mut Sampl
     samples.add("disk_queue_depth", depth);
     samples.add("device_reads_an_op", did.reads_an_op());
     samples.add("written_bytes_an_op", did.disk.write_bytes as f64 / ops);
+    let faults = did.ran.faults.map(|faults| faults as f64 / ops);
+    samples.add("faults_an_op", faults);
     samples.add("warm_s", warm_s);
     let peak = one.cgroup.usage().peak_bytes;
     samples.add("peak_mib", peak.map(|b| (b >> 20) as f64));

@@ -1,20 +1,21 @@
 //! The process that a load of `bench memory` runs in: one kind of memory, in a cgroup of its own, under commands from its parent.
 //!
 //! Objects of one size, all in one of: a store's handles, objects on pages (OPP), packed pages (MP), anonymous memory that is swapped, a
-//! mapped file. It loads them, says so, and for each line `DISTRIBUTION WRITES% THREADS SECONDS` on its standard input runs that load and
+//! mapped file, bare faults (which only read). It loads them, says so, and for each line `DISTRIBUTION WRITES% THREADS SECONDS` on its standard input runs that load and
 //! answers with one line. Promises: every kind does the same to the same objects: a read sums all words of an object, a write
 //! changes those that were not made to pack. Never: measures the device; its parent does.
 
 use super::kind::Kind;
-use crate::load::keys::{KeyChoice, KeySource, Rng, mix};
+use crate::load::keys::{KeyChoice, KeySource, Rng, Zipf, mix};
 use anyhow::{Context, Result, bail};
 use std::fs::OpenOptions;
 use std::io::{BufRead, Write};
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, Instant};
+use terrace_vm::floor::{Bare, Sizes};
 use terrace_vm::mapped::Mapped;
 use terrace_vm::opp::{Array, Heap};
 use terrace_vm::store::{Pages, Shape, Store, StoreOptions, Value};
@@ -38,6 +39,8 @@ pub struct Ran {
     pub ops: u64,
     /// Time they took, seconds.
     pub seconds: f64,
+    /// Faults that put a page in place, where they are ours.
+    pub faults: Option<u64>,
 }
 
 /// What the objects are.
@@ -78,11 +81,12 @@ impl Data {
 /// One kind of memory with the objects in it.
 enum Objects {
     Handles(Arc<Store>),
-    Opp(Array),
+    Opp(Array, Heap),
     /// The region, and the heap that keeps its share of the cap.
-    Mp(Region, #[allow(dead_code)] Heap),
+    Mp(Region, Heap),
     Swapped(Vec<AtomicU64>),
     Mapped(Mapped),
+    Bare(Box<Bare>),
 }
 
 /// What the parent says on the command line: kind, directory, limit in bytes, objects, bytes of each, whether they pack.
@@ -128,6 +132,21 @@ fn answer(line: &str) -> Result<()> {
     out.flush().context("the parent is gone")
 }
 
+impl Objects {
+    /// Faults so far.
+    fn faults(&self) -> Option<u64> {
+        let of_heap = |heap: &Heap| {
+            let stats = heap.memory().stats();
+            stats.fetched + stats.absent
+        };
+        match self {
+            Objects::Opp(_, heap) | Objects::Mp(_, heap) => Some(of_heap(heap)),
+            Objects::Bare(bare) => Some(bare.faults()),
+            Objects::Handles(_) | Objects::Swapped(_) | Objects::Mapped(_) => None,
+        }
+    }
+}
+
 fn load(kind: Kind, dir: &Path, limit_bytes: u64, data: Data) -> Result<Objects> {
     let Data {
         objects,
@@ -155,7 +174,7 @@ fn load(kind: Kind, dir: &Path, limit_bytes: u64, data: Data) -> Result<Objects>
             let array = heap.array(objects, object_bytes as u32, objects)?;
             // The heap's first table: by faults it would take minutes.
             load_table(heap.store(), data)?;
-            Objects::Opp(array)
+            Objects::Opp(array, heap)
         }
         Kind::Mp => {
             let heap = Heap::open(store()?, Way::InThread)?;
@@ -173,20 +192,50 @@ fn load(kind: Kind, dir: &Path, limit_bytes: u64, data: Data) -> Result<Objects>
         }
         Kind::Mapped => {
             let path = dir.join("mapped");
-            let file = OpenOptions::new()
-                .read(true)
-                .write(true)
-                .create_new(true)
-                .open(path)?;
-            for first in (0..objects).step_by(LOAD_TOGETHER as usize) {
-                let some = first..first + LOAD_TOGETHER;
-                let some: Vec<u8> = some.flat_map(|n| data.bytes(n)).collect();
-                file.write_all_at(&some, first * object_bytes)?;
-            }
-            file.sync_all()?;
+            load_file(&path, data)?;
+            let file = OpenOptions::new().read(true).write(true).open(path)?;
             Objects::Mapped(Mapped::new(&file)?)
         }
+        Kind::Bare | Kind::BareBest => {
+            let path = dir.join("bare");
+            load_file(&path, data)?;
+            Objects::Bare(bare(&path, limit_bytes, data, kind == Kind::BareBest)?)
+        }
     })
+}
+
+/// Objects in a file, one after the other.
+fn load_file(path: &Path, data: Data) -> Result<()> {
+    let file = OpenOptions::new().write(true).create_new(true).open(path)?;
+    for first in (0..data.objects).step_by(LOAD_TOGETHER as usize) {
+        let some = first..first + LOAD_TOGETHER;
+        let some: Vec<u8> = some.flat_map(|n| data.bytes(n)).collect();
+        file.write_all_at(&some, first * data.object_bytes)?;
+    }
+    Ok(file.sync_all()?)
+}
+
+/// Bare faults over a file of objects. With a limit of 512 MiB and 32 Mi objects by Zipf's law, 0.55 of the accesses fault and 0.205 read, as a simulation of
+/// the product's own policies and sizes has it (docs/adr/0035); with the best choice, pages and objects for as much DRAM as the product has for each.
+fn bare(path: &Path, limit_bytes: u64, data: Data, best: bool) -> Result<Box<Bare>> {
+    let (stay, near) = match best {
+        true => (limit_bytes / (150 << 10), limit_bytes / 256),
+        false => (limit_bytes / (300 << 10), limit_bytes / 640),
+    };
+    let sizes = Sizes {
+        objects: data.objects as usize,
+        object_bytes: data.object_bytes as usize,
+        passing: (limit_bytes / (300 << 10)) as usize,
+    };
+    let file = OpenOptions::new()
+        .read(true)
+        .custom_flags(rustix::fs::OFlags::DIRECT.bits() as i32)
+        .open(path)?;
+    // What loading left in the page cache would have to be reclaimed, page by page, by the faults that are measured.
+    rustix::fs::fadvise(&file, 0, None, rustix::fs::Advice::DontNeed)?;
+    let near = Zipf::by_rank(data.objects).take(near as usize);
+    let word = |object, at| data.word(object, at);
+    Ok(Bare::new(file, sizes, near, stay as usize, word)?)
 }
 
 fn load_table(store: &Store, data: Data) -> Result<()> {
@@ -244,7 +293,7 @@ fn play(held: &Objects, load: &Load) -> Result<Ran> {
     let (stop, ops) = (AtomicBool::new(false), AtomicU64::new(0));
     // Made once: for many objects Zipf's sum takes seconds.
     let keys = KeySource::new(load.choice, load.data.objects);
-    let started = Instant::now();
+    let (started, faults) = (Instant::now(), held.faults());
     let ended: Result<Vec<()>> = std::thread::scope(|scope| {
         let running: Vec<_> = (0..load.threads)
             .map(|thread| {
@@ -263,6 +312,7 @@ fn play(held: &Objects, load: &Load) -> Result<Ran> {
     Ok(Ran {
         ops: ops.load(Relaxed),
         seconds: started.elapsed().as_secs_f64(),
+        faults: held.faults().zip(faults).map(|(now, then)| now - then),
     })
 }
 
@@ -291,8 +341,12 @@ fn play_thread(
                     store.put(0, n, &value)?
                 }
                 (Objects::Handles(_), false) => reads.push(n),
-                (Objects::Opp(array), write) => {
+                (Objects::Opp(array, _), write) => {
                     touch(write, words, full_words, &mut sum, |at| array.word(n, at))
+                }
+                (Objects::Bare(_), true) => bail!("bare faults only read"),
+                (Objects::Bare(bare), false) => {
+                    touch(false, words, full_words, &mut sum, |at| bare.word(n, at))
                 }
                 (Objects::Mp(region, _), write) => {
                     touch(write, words, full_words, &mut sum, |at| {

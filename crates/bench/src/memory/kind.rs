@@ -15,10 +15,14 @@ pub enum Kind {
     Swapped,
     /// A file mapped with MADV_RANDOM.
     Mapped,
+    /// Objects on pages by bare faults, with as much in DRAM as policies that learn reach.
+    Bare,
+    /// The same with the best possible choice of what is in DRAM.
+    BareBest,
 }
 
 impl Kind {
-    /// All of them, ours first.
+    /// What a program can have, ours first.
     pub const ALL: &[Kind] = &[
         Kind::Handles,
         Kind::Opp,
@@ -35,15 +39,23 @@ impl Kind {
             Kind::Mp => "mp",
             Kind::Swapped => "swap",
             Kind::Mapped => "mapped-file",
+            Kind::Bare => "bare",
+            Kind::BareBest => "bare-best",
         }
     }
 
     /// The kind of that name.
     pub fn parse(name: &str) -> Result<Kind> {
-        match Kind::ALL.iter().find(|kind| kind.name() == name) {
+        let mut all = Kind::ALL.iter().chain(&[Kind::Bare, Kind::BareBest]);
+        match all.find(|kind| kind.name() == name) {
             Some(kind) => Ok(*kind),
             None => bail!("there is no kind of memory called `{name}`"),
         }
+    }
+
+    /// Whether it is ours.
+    pub fn is_ours(self) -> bool {
+        matches!(self, Kind::Handles | Kind::Opp | Kind::Mp)
     }
 
     /// Whether it is a peer of ours.

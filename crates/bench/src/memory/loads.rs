@@ -204,6 +204,21 @@ pub const PACKED: Table = Table {
     ..SMALL
 };
 
+/// In-thread faults without any code of the product, beside what is: nothing is judged.
+pub const FLOOR: Table = Table {
+    name: "floor",
+    kinds: &[
+        Kind::Bare,
+        Kind::BareBest,
+        Kind::Opp,
+        Kind::Swapped,
+        Kind::Mapped,
+    ],
+    cases: &[ZIPF_READS],
+    bars: &[],
+    ..SMALL
+};
+
 /// Larger objects.
 pub const LARGER: Table = Table {
     name: "f",

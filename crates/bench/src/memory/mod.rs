@@ -2,7 +2,7 @@
 //!
 //! Parts have the letters of the table they were asked for with: `a`, what a fault costs; `b`, small objects in several times
 //! the memory beside swap and a mapped file, with the bars of `d`, `e` and `h`; `b256`, the same with half the memory; `c`, reads that miss
-//! beside the device alone; `e`, pages that pack; `f`, larger objects; `g`, applications in C; `i`, what the tables take; `sync`, named regions
+//! beside the device alone; `e`, pages that pack; `f`, larger objects; `floor`, bare faults, the limit of objects on pages; `g`, applications in C; `i`, what the tables take; `sync`, named regions
 //! beside msync. Promises: each part measures its yardstick in the same
 //! run. Never: a figure from elsewhere.
 
@@ -39,13 +39,16 @@ const ROWS: &[Row] = &[
     ("f", |setting, report| {
         beside::run(setting, report, &loads::LARGER)
     }),
+    ("floor", |setting, report| {
+        beside::run(setting, report, &loads::FLOOR)
+    }),
     ("g", applications::run),
     ("i", tables::run),
     ("sync", regions::run),
 ];
 
 /// What may be asked for with `--only`.
-pub const PARTS: &[&str] = &["a", "b", "b256", "c", "e", "f", "g", "i", "sync"];
+pub const PARTS: &[&str] = &["a", "b", "b256", "c", "e", "f", "floor", "g", "i", "sync"];
 
 /// Runs the parts that are wanted.
 pub fn run(setting: &Setting, report: &mut Report) -> Result<()> {

@@ -1,0 +1,36 @@
+//! Bare faults, in a process of their own, since they take its handler of SIGBUS.
+
+use std::os::unix::fs::FileExt;
+use std::sync::atomic::Ordering;
+use terrace_vm::floor::{Bare, Sizes};
+
+#[test]
+fn objects_come_from_dram_and_from_the_file() {
+    const OBJECTS: usize = 4096;
+    let sizes = Sizes {
+        objects: OBJECTS,
+        object_bytes: 128,
+        passing: 256,
+    };
+    let word = |object: u64, at: usize| object * 31 + at as u64;
+    let file = tempfile::tempfile().unwrap();
+    let bytes: Vec<u8> = (0..OBJECTS as u64)
+        .flat_map(|object| (0..16).flat_map(move |at| word(object, at).to_ne_bytes()))
+        .collect();
+    file.write_all_at(&bytes, 0).unwrap();
+    let near = (0..OBJECTS as u64).step_by(3);
+    let bare = Bare::new(file, sizes, near, 100, word).unwrap();
+    std::thread::scope(|scope| {
+        for thread in 0..4u64 {
+            let bare = &bare;
+            scope.spawn(move || {
+                for n in 0..20_000 {
+                    let object = (n * 389 + thread * 7) % OBJECTS as u64;
+                    let seen = bare.word(object, 5).load(Ordering::Relaxed);
+                    assert_eq!(seen, word(object, 5));
+                }
+            });
+        }
+    });
+    assert!(bare.reads() > OBJECTS as u64 && bare.faults() > bare.reads());
+}
