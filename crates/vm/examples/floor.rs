@@ -1,6 +1,7 @@
-//! Threads that touch pages by Zipf's law, in memory whose faults bare handler threads take, or in plain memory (on swap, in a cgroup): what a program
-//! under `terrace run` could do at best, beside what it does on swap. `cargo run --release -p terrace-vm --example floor -- handlers|plain FILE PAGES
-//! RESIDENT SECONDS`; it says operations a second, reads and processor time an operation, after a warming of as many seconds.
+//! Threads that touch pages by Zipf's law or uniformly, in memory whose faults bare handler threads take, or in plain memory (on swap, in a cgroup): what a
+//! program under `terrace run` could do at best, beside what it does on swap. `cargo run --release -p terrace-vm --example floor -- handlers|plain FILE PAGES
+//! RESIDENT SECONDS zipf|uniform THREADS`; it says operations a second, reads and processor time an operation, after a warming of as many seconds. By Zipf's
+//! law pages are written to, as memcached's GETs do; uniformly they are only read.
 
 use std::error::Error;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
@@ -9,7 +10,6 @@ use std::time::{Duration, Instant};
 use terrace_vm::floor::Floor;
 
 const PAGE_BYTES: usize = 4096;
-const THREADS: u64 = 4;
 const HANDLERS: usize = 4;
 /// Values of a kilobyte and a bit.
 const ITEMS_A_PAGE: u64 = 3;
@@ -66,9 +66,10 @@ fn pages_from_swap() -> u64 {
 
 fn main() -> Result<(), Box<dyn Error>> {
     let args: Vec<String> = std::env::args().collect();
-    let [_, way, file, pages, resident, seconds] = &args[..] else {
-        return Err("floor handlers|plain FILE PAGES RESIDENT SECONDS".into());
+    let [_, way, file, pages, resident, seconds, drawn, threads] = &args[..] else {
+        return Err("floor handlers|plain FILE PAGES RESIDENT SECONDS zipf|uniform THREADS".into());
     };
+    let (uniform, threads): (bool, u64) = (drawn == "uniform", threads.parse()?);
     let (pages, resident): (usize, usize) = (pages.parse()?, resident.parse()?);
     let time = Duration::from_secs(seconds.parse()?);
     let mut plain = Vec::new();
@@ -100,18 +101,26 @@ fn main() -> Result<(), Box<dyn Error>> {
     let (done, stop) = (AtomicU64::new(0), AtomicBool::new(false));
     let reads = || floor.as_ref().map_or_else(pages_from_swap, Floor::reads);
     std::thread::scope(|scope| {
-        for thread in 0..THREADS {
+        for thread in 0..threads {
             let (zipf, done, stop) = (&zipf, &done, &stop);
             scope.spawn(move || {
                 let mut random = thread;
                 while !stop.load(Ordering::Relaxed) {
                     random = random.wrapping_add(0x9e37_79b9_7f4a_7c15);
-                    let item = zipf.rank(mixed(random));
+                    let item = match uniform {
+                        true => mixed(random),
+                        false => zipf.rank(mixed(random)),
+                    };
                     let place = mixed(item + 1);
                     let page = (place % pages as u64) as usize;
                     let byte = (base + page * PAGE_BYTES + (place >> 52) as usize) as *mut u8;
                     // SAFETY: within the memory; other threads write the same byte, of which nobody wants to know.
-                    unsafe { byte.write_volatile(2) };
+                    unsafe {
+                        match uniform {
+                            true => _ = byte.read_volatile(),
+                            false => byte.write_volatile(2),
+                        }
+                    }
                     done.fetch_add(1, Ordering::Relaxed);
                 }
             });

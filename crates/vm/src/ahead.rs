@@ -15,13 +15,17 @@ const STREAMS: usize = 16;
 /// Faults in a row before anything is brought in: what lies across the border of two pages is no sequence.
 const RUN_MIN: u32 = 3;
 
+/// Pages that a sequence may leave out at a time: those that are there already, and those that lie between what is touched (sqlite3's headers of its pages,
+/// of which some hold none).
+const GAP_MAX: u64 = 3;
+
 /// What no page has as its number.
 const NO_PAGE: u64 = u64::MAX;
 
 /// A sequence of faults.
 #[derive(Clone, Copy, Default)]
 struct Stream {
-    /// The page that would go on with it upwards, and downwards; the first twice where it goes up.
+    /// The page that would go on with it upwards, and downwards; none in the direction that it does not have.
     next: [u64; 2],
     /// Faults in a row.
     run: u32,
@@ -48,6 +52,19 @@ impl Window {
     }
 }
 
+impl Stream {
+    /// Whether a fault on the page goes on with it, and if so whether downwards.
+    fn goes_on(&self, page: u64) -> Option<bool> {
+        let near = |first: u64, then: u64| then.checked_sub(first).is_some_and(|by| by <= GAP_MAX);
+        let [up, down] = self.next;
+        match self.seen > 0 {
+            true if up != NO_PAGE && near(up, page) => Some(false),
+            true if down != NO_PAGE && near(page, down) => Some(true),
+            _ => None,
+        }
+    }
+}
+
 #[derive(Default)]
 struct Streams {
     all: [Stream; STREAMS],
@@ -59,22 +76,18 @@ impl Streams {
     fn beside(&mut self, page: u64, most: u64) -> Window {
         self.faults += 1;
         let faults = self.faults;
-        let goes_on = |s: &&mut Stream| s.seen > 0 && s.next.contains(&page);
-        if let Some(stream) = self.all.iter_mut().find(goes_on) {
-            let downwards = stream.next[0] != page;
+        let mut all = self.all.iter_mut();
+        let found = all.find_map(|stream| Some((stream.goes_on(page)?, stream)));
+        if let Some((downwards, stream)) = found {
             stream.run += 1;
             stream.window = match stream.run < RUN_MIN {
                 true => 0,
                 false => (stream.window * 2).max(RUN_MIN.into()).min(most),
             };
-            let next = match downwards {
-                true => page.wrapping_sub(1 + stream.window),
-                false => page + 1 + stream.window,
-            };
-            stream.next = if downwards {
-                [NO_PAGE, next]
-            } else {
-                [next; 2]
+            let behind = 1 + stream.window;
+            stream.next = match downwards {
+                true => [NO_PAGE, page.checked_sub(behind).unwrap_or(NO_PAGE)],
+                false => [page + behind, NO_PAGE],
             };
             stream.seen = faults;
             return Window {
@@ -84,7 +97,7 @@ impl Streams {
         }
         if let Some(oldest) = self.all.iter_mut().min_by_key(|stream| stream.seen) {
             *oldest = Stream {
-                next: [page + 1, page.wrapping_sub(1)],
+                next: [page + 1, page.checked_sub(1).unwrap_or(NO_PAGE)],
                 run: 0,
                 window: 0,
                 seen: faults,
@@ -159,6 +172,24 @@ mod tests {
                 assert_eq!(streams.beside(1_000_001 + at * 50, 32).pages, 0);
             }
             assert_eq!(windows, [0, 0, 0, 3, 6, 12, 24, 32, 32]);
+        }
+    }
+
+    #[test]
+    fn what_leaves_pages_out_is_a_sequence_if_they_are_few() {
+        for (step, is) in [(2, true), (4, true), (5, false)] {
+            for downwards in [false, true] {
+                let mut streams = Streams::default();
+                let mut came = 0;
+                for n in 0..8 {
+                    let page = match downwards {
+                        true => 10_000 - n * step,
+                        false => 10_000 + n * step,
+                    };
+                    came += streams.beside(page, 2).pages;
+                }
+                assert_eq!(came > 0, is, "{step} pages apart");
+            }
         }
     }
 

@@ -207,23 +207,3 @@ fn evict(
     unsafe { bed.unmapper.unmap(ranges) }.map_err(&call)?;
     Ok(())
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_bare_cycle_touches_and_takes_away() {
-        for (stride_pages, write) in [(1, false), (1, true), (600, false), (600, true)] {
-            let cycle = Cycle {
-                pages: 300,
-                resident: 150,
-                batch: 128,
-                stride_pages,
-                write,
-            };
-            let times = bare(&cycle).unwrap();
-            assert!(times.fault > Duration::ZERO && times.evict > Duration::ZERO);
-        }
-    }
-}

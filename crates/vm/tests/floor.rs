@@ -1,8 +1,25 @@
-//! Bare faults, in a process of their own, since they take its handler of SIGBUS.
+//! Bare faults, in a process of their own, since they take its handler of SIGBUS from all other tests; one bed of them waits for the other.
 
 use std::os::unix::fs::FileExt;
 use std::sync::atomic::Ordering;
+use std::time::Duration;
 use terrace_vm::floor::{Bare, Sizes};
+use terrace_vm::measure::{Cycle, bare};
+
+#[test]
+fn a_bare_cycle_touches_and_takes_away() {
+    for (stride_pages, write) in [(1, false), (1, true), (600, false), (600, true)] {
+        let cycle = Cycle {
+            pages: 300,
+            resident: 150,
+            batch: 128,
+            stride_pages,
+            write,
+        };
+        let times = bare(&cycle).unwrap();
+        assert!(times.fault > Duration::ZERO && times.evict > Duration::ZERO);
+    }
+}
 
 #[test]
 fn objects_come_from_dram_and_from_the_file() {

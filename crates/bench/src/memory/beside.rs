@@ -38,7 +38,9 @@ const DEVICE_COLUMNS: &[&str] = &[
     "disk_alone_reads_per_s",
     "part_of_device_alone",
 ];
-/// Runs before a measurement, at least and at most; they end when device reads an operation fall by less than this part.
+/// Runs before a measurement, at least and at most; they end when device reads an operation fall by less than this part. Each is at least so long where
+/// the distribution is new: in shorter ones what falls is hidden by what scatters.
+const WARM_RUN_S_MIN: f64 = 6.0;
 const WARM_RUNS_MIN: u32 = 5;
 /// The same where the distribution of the case before was the same.
 const WARM_RUNS_MORE: u32 = 1;
@@ -225,13 +227,13 @@ impl Did {
     }
 }
 
-fn play(setting: &Setting, one: &mut Loaded, case: &Case) -> Result<Did> {
+fn play(setting: &Setting, one: &mut Loaded, case: &Case, seconds: f64) -> Result<Did> {
     let disk = || {
         Disk::under(&setting.work_dir)
             .context("the work directory is on no disk that /proc/diskstats has")
     };
     let before = disk()?;
-    let ran = one.play(case, setting.options.seconds)?;
+    let ran = one.play(case, seconds)?;
     Ok(Did {
         ran,
         disk: disk()?.since(before),
@@ -243,9 +245,17 @@ fn warm_up(setting: &Setting, one: &mut Loaded, case: &Case) -> Result<f64> {
     let mut seconds = 0.0;
     let mut before: Option<f64> = None;
     let same = one.last.is_some_and(|last| last.zipf == case.zipf);
-    let runs_min = if same { WARM_RUNS_MORE } else { WARM_RUNS_MIN };
+    let asked = setting.options.seconds;
+    let (runs_min, run_s) = match same {
+        true => (WARM_RUNS_MORE, asked),
+        // Scaled down, there is less to come up.
+        false => (
+            WARM_RUNS_MIN,
+            asked.max(WARM_RUN_S_MIN / setting.options.scale_divisor as f64),
+        ),
+    };
     for run in 1..=WARM_RUNS_MAX {
-        let did = play(setting, one, case)?;
+        let did = play(setting, one, case, run_s)?;
         seconds += did.ran.seconds;
         let now = did.reads_an_op();
         let falls = before.is_none_or(|before| now < before * (1.0 - STEADY_PART));
@@ -259,7 +269,7 @@ fn warm_up(setting: &Setting, one: &mut Loaded, case: &Case) -> Result<f64> {
 
 fn measure(setting: &Setting, one: &mut Loaded, case: &Case, samples: &mut Samples) -> Result<()> {
     let warm_s = warm_up(setting, one, case)?;
-    let did = play(setting, one, case)?;
+    let did = play(setting, one, case, setting.options.seconds)?;
     let (ops, seconds) = (did.ran.ops.max(1) as f64, did.ran.seconds);
     samples.round();
     samples.add("ops_per_s", did.ran.ops as f64 / seconds);
