@@ -1,12 +1,13 @@
 //! Faults that go along the addresses: what will be touched next is brought in by the handler that has such a fault at hand.
 //!
 //! A handler thread takes ten times as long to be woken as to fill a page. So after a few faults in a row, upwards or downwards (as memmove and sorts go too), the pages
-//! that follow come with the one that faulted, twice as many each time. Promises: bounded by [`policy::ahead_pages`]; a page that cannot be had ahead is left to the fault that will ask for it; none once
+//! that follow come with the one that faulted, twice as many each time. Promises: bounded by [`policy::ahead_pages`], and by [`policy::ahead_absent_pages`] where the pages are absent from the backing too; a page that cannot be had ahead is left to the fault that will ask for it; none once
 //! [`Ahead::end`] has returned, but those that are filling. Never: waits for room, or for another thread.
 
 use crate::fault::Touch;
 use crate::memory::Core;
 use crate::policy;
+use crate::space::place;
 use crate::sys::Lock;
 use std::sync::atomic::{AtomicBool, Ordering, fence};
 
@@ -72,8 +73,8 @@ struct Streams {
 }
 
 impl Streams {
-    /// What is to come with this page.
-    fn beside(&mut self, page: u64, most: u64) -> Window {
+    /// What is to come with this page: of what a sequence calls for as many as `may` says.
+    fn beside(&mut self, page: u64, may: impl FnOnce(Window) -> u64) -> Window {
         self.faults += 1;
         let faults = self.faults;
         let mut all = self.all.iter_mut();
@@ -82,7 +83,10 @@ impl Streams {
             stream.run += 1;
             stream.window = match stream.run < RUN_MIN {
                 true => 0,
-                false => (stream.window * 2).max(RUN_MIN.into()).min(most),
+                false => may(Window {
+                    pages: (stream.window * 2).max(RUN_MIN.into()),
+                    downwards,
+                }),
             };
             let behind = 1 + stream.window;
             stream.next = match downwards {
@@ -137,22 +141,54 @@ impl Core {
         let Some(page) = self.space.page_at(address) else {
             return;
         };
-        let most = policy::ahead_pages(self.pages_now());
+        let pages_max = self.pages_now();
+        let most = policy::ahead_pages(pages_max);
+        let may = |window: Window| match window.pages > most {
+            true => {
+                let pages = window.pages.min(policy::ahead_absent_pages(pages_max));
+                self.absent_of(page, Window { pages, ..window }).max(most)
+            }
+            false => window.pages,
+        };
         // Who is not alone here leaves it: it is a hint.
         let window = match self.ahead.streams.try_lock() {
-            Some(mut streams) => streams.beside(page, most),
+            Some(mut streams) => streams.beside(page, may),
             None => return,
         };
-        if window.pages > 0 && !self.ahead.has_ended() {
-            // The one that faulted last, since the thread goes on as soon as it is there.
-            self.bring_together(window.of(page), page, touch);
+        if window.pages == 0 || self.ahead.has_ended() {
+            return;
         }
+        let (mut pages, mut left) = (window.of(page), window.pages);
+        while left > most {
+            if !self.bring_together(pages.by_ref().take(most as usize), None, touch) {
+                return;
+            }
+            left -= most;
+        }
+        // The one that faulted last, since the thread goes on as soon as it is there.
+        self.bring_together(pages, Some(page), touch);
+    }
+
+    /// How many of a window's first pages the backing does not have.
+    fn absent_of(&self, page: u64, window: Window) -> u64 {
+        let (block, _) = place(page);
+        let Ok(pinned) = self.space.pin(block) else {
+            return 0;
+        };
+        let region = self.space.region(page);
+        let count = region.map_or(0, |region| region.absent(window.of(page)));
+        self.unpin(pinned, 1);
+        count
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    fn most(pages: u64) -> impl FnOnce(Window) -> u64 {
+        move |window| window.pages.min(pages)
+    }
 
     #[test]
     fn sequences_grow_and_others_bring_nothing() {
@@ -161,15 +197,15 @@ mod tests {
             let mut page = 10_000;
             let mut windows = Vec::new();
             for at in 0..9u64 {
-                let window = streams.beside(page, 32);
+                let window = streams.beside(page, most(32));
                 windows.push(window.pages);
                 assert!(window.pages == 0 || window.downwards == downwards);
                 let last = window.of(page).last().unwrap_or(page);
                 assert_eq!(last.abs_diff(page), window.pages);
                 page = if downwards { last - 1 } else { last + 1 };
                 // Faults elsewhere meanwhile, two of them side by side.
-                assert_eq!(streams.beside(1_000_000 + at * 50, 32).pages, 0);
-                assert_eq!(streams.beside(1_000_001 + at * 50, 32).pages, 0);
+                assert_eq!(streams.beside(1_000_000 + at * 50, most(32)).pages, 0);
+                assert_eq!(streams.beside(1_000_001 + at * 50, most(32)).pages, 0);
             }
             assert_eq!(windows, [0, 0, 0, 3, 6, 12, 24, 32, 32]);
         }
@@ -186,7 +222,7 @@ mod tests {
                         true => 10_000 - n * step,
                         false => 10_000 + n * step,
                     };
-                    came += streams.beside(page, 2).pages;
+                    came += streams.beside(page, most(2)).pages;
                 }
                 assert_eq!(came > 0, is, "{step} pages apart");
             }
@@ -197,11 +233,11 @@ mod tests {
     fn to_and_fro_is_no_sequence_and_nothing_comes_before_the_first_page() {
         let mut streams = Streams::default();
         for at in 0..20 {
-            assert_eq!(streams.beside(500 + at % 2, 32).pages, 0);
+            assert_eq!(streams.beside(500 + at % 2, most(32)).pages, 0);
         }
         let mut came = Vec::new();
         for page in (0..6).rev() {
-            let window = streams.beside(page, 32);
+            let window = streams.beside(page, most(32));
             came.extend(window.of(page));
         }
         assert_eq!(came, [1, 0]);
@@ -211,11 +247,11 @@ mod tests {
     fn a_sequence_that_is_not_seen_for_long_is_forgotten() {
         let mut streams = Streams::default();
         for page in 10..16 {
-            streams.beside(page, 0);
+            streams.beside(page, most(0));
         }
         for other in 0..STREAMS as u64 {
-            assert_eq!(streams.beside(5_000 + other * 9, 32).pages, 0);
+            assert_eq!(streams.beside(5_000 + other * 9, most(32)).pages, 0);
         }
-        assert_eq!(streams.beside(16, 32).pages, 0);
+        assert_eq!(streams.beside(16, most(32)).pages, 0);
     }
 }

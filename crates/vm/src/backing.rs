@@ -80,6 +80,12 @@ pub trait Backing: Send + Sync + 'static {
         }
     }
 
+    /// Which of up to 64 pages [`fetch`](Backing::fetch) would find absent, as far as that is known without reading: a bit for each, the first the lowest.
+    fn absent(&self, pages: &[u64]) -> u64 {
+        let _ = pages;
+        0
+    }
+
     /// Takes back the contents of changed pages: how many of the first of `pages`, at least one. After an error none is taken:
     /// all stay resident and changed.
     fn store(&self, pages: &[Changed<'_>]) -> Result<usize, StoreError>;

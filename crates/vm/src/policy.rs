@@ -25,6 +25,15 @@ pub(crate) fn ahead_pages(pages_max: usize) -> u64 {
     (pages_max as u64 / 16).min(AHEAD_PAGES_MAX)
 }
 
+/// The most of them where all are absent from the backing too: zeros are put in place in 1.2 µs a page where many are together, so that only with so many the
+/// wake-up is a small part (docs/adr/0043).
+pub(crate) const AHEAD_ABSENT_MAX: u64 = 256;
+
+/// How many of such from a buffer of `pages_max`.
+pub(crate) fn ahead_absent_pages(pages_max: usize) -> u64 {
+    (pages_max as u64 / 16).min(AHEAD_ABSENT_MAX)
+}
+
 /// DRAM of a block with a resident page beside the pages: a page table and a record.
 pub(crate) const TABLE_BYTES: usize = crate::PAGE_BYTES + crate::space::RECORD_BYTES;
 

@@ -32,6 +32,25 @@ impl RegionCore {
     pub fn contains(&self, page: u64) -> bool {
         page.wrapping_sub(self.first_page) < self.pages
     }
+
+    /// How many of the first of these pages the backing does not have.
+    pub fn absent(&self, pages: impl Iterator<Item = u64>) -> u64 {
+        let mut pages = pages.take_while(|page| self.contains(*page)).peekable();
+        let mut absent = 0;
+        while pages.peek().is_some() {
+            let (mut numbers, mut count) = ([0; 64], 0);
+            for (number, page) in numbers.iter_mut().zip(pages.by_ref()) {
+                *number = page - self.first_page;
+                count += 1;
+            }
+            let run = self.backing.absent(&numbers[..count]).trailing_ones() as usize;
+            absent += run.min(count) as u64;
+            if run < count {
+                break;
+            }
+        }
+        absent
+    }
 }
 
 /// Watches whether pages that are read are written to later.

@@ -1,8 +1,9 @@
-//! Pages that are brought in together: made this thread's to fill one after the other, fetched in one call, and put in place in the order in which they were named.
+//! Pages that are brought in together: made this thread's to fill one after the other, then fetched in one call and put in place in the order in
+//! which they were named; those that are absent are zeros, which take one call for all that lie side by side.
 //!
 //! Promises: a page that cannot be had at once is left to the fault that will ask for it, and so are those behind it. Never: waits for room, or for another thread.
 
-use crate::backing::{Fetched, PAGE_BYTES, Page};
+use crate::backing::{FetchError, Fetched, PAGE_BYTES, Page};
 use crate::fault::{Begun, Cause, Fault, Step, Touch};
 use crate::memory::Core;
 use crate::page::Phase;
@@ -29,40 +30,45 @@ enum Look<'a> {
     Filling(Filling<'a>),
     /// It is there already, or was opened just now.
     There {
-        came: bool,
+        opened: bool,
     },
     /// It cannot be had at once.
     Left,
 }
 
+/// Hears what came of a page.
+type End<'a> = dyn FnMut(&Filling<'_>, Result<Fetched, Cause>) + 'a;
+
 impl Core {
-    /// Makes pages of one region accessible, as far as they can be had at once, and after them the one that was `asked` for. The others that were not there count as
-    /// brought ahead.
-    pub fn bring_together(&self, ahead: impl Iterator<Item = u64>, asked: u64, touch: Touch) {
+    /// Makes pages of one region accessible, as far as they can be had at once, and after them the one that was `asked` for, if any. The others that were not there count as
+    /// brought ahead. Whether none had to be left.
+    pub fn bring_together(
+        &self,
+        ahead: impl Iterator<Item = u64>,
+        asked: Option<u64>,
+        touch: Touch,
+    ) -> bool {
         let mut filling: [Option<Filling<'_>>; TOGETHER_MAX] = [const { None }; TOGETHER_MAX];
-        let (mut numbers, mut count) = ([0; TOGETHER_MAX], 0);
-        let (mut region, mut opened) = (None, 0);
-        for page in ahead.take(TOGETHER_MAX - 1).chain([asked]) {
+        let (mut region, mut count) = (None, 0);
+        let (mut came, mut whole) = (0, true);
+        for page in ahead.take(TOGETHER_MAX - 1).chain(asked) {
             match self.begin_together(page, &mut region, touch) {
                 Look::Filling(begun) => {
-                    numbers[count] = page;
                     filling[count] = Some(begun);
                     count += 1;
                 }
-                Look::There { came } => opened += u64::from(came && page != asked),
-                Look::Left => break,
+                Look::There { opened } => came += u64::from(opened && Some(page) != asked),
+                Look::Left => {
+                    whole = false;
+                    break;
+                }
             }
         }
-        let Some(region) = region.filter(|_| count > 0) else {
-            Counters::add(&self.counters.ahead, opened);
-            return;
-        };
-        let numbers = &mut numbers[..count];
-        numbers
-            .iter_mut()
-            .for_each(|page| *page -= region.first_page);
-        let came = self.fill_together(region, numbers, &filling[..count], asked);
-        Counters::add(&self.counters.ahead, opened + came);
+        if let Some(region) = region.filter(|_| count > 0) {
+            came += self.fill_together(region, &filling[..count], asked);
+        }
+        Counters::add(&self.counters.ahead, came);
+        whole
     }
 
     /// Looks at one page; the region is that of the first.
@@ -88,7 +94,7 @@ impl Core {
             let seen = self.space.record(pinned).pages[at].look();
             if seen.phase() != Phase::Absent {
                 match fault.step(pinned, here) {
-                    Step::Done { woken } => return Look::There { came: woken },
+                    Step::Done { woken } => return Look::There { opened: woken },
                     Step::Again => continue,
                     Step::Failed(_) => {
                         self.unpin(pinned, 1);
@@ -119,51 +125,125 @@ impl Core {
         Look::Left
     }
 
-    /// Fetches pages that are this thread's, by their numbers in the region, and puts them in place. How many came beside the one that was asked for.
+    /// Fills pages that are this thread's. How many came beside the one that was asked for.
     fn fill_together(
         &self,
         region: &RegionCore,
-        numbers: &[u64],
         filling: &[Option<Filling<'_>>],
-        asked: u64,
+        asked: Option<u64>,
     ) -> u64 {
-        // Asked after they were noted: who closes pages sees them, or is seen here.
-        let ended = self.ahead.has_ended();
-        let (began, mut first_read) = (Instant::now(), true);
         let mut came = 0;
-        let mut end = |at: usize, put: Result<Fetched, Cause>, contents: &Page| {
-            let Some(Filling {
+        let mut end = |filling: &Filling<'_>, put: Result<Fetched, Cause>| {
+            let Filling {
                 fault,
                 pinned,
                 writable,
-            }) = &filling[at]
-            else {
-                return;
-            };
+            } = filling;
+            match fault.end_fill(*pinned, region, *writable, put) {
+                Step::Done { .. } => came += u64::from(Some(fault.page) != asked),
+                Step::Again | Step::Failed(_) => self.unpin(*pinned, 1),
+            }
+        };
+        // Asked after they were noted: who closes pages sees them, or is seen here.
+        if self.ahead.has_ended() {
+            for filling in filling.iter().flatten() {
+                end(filling, Err(filling.fault.no_room()));
+            }
+            return 0;
+        }
+        let mut numbers = [0; TOGETHER_MAX];
+        for (number, filling) in numbers.iter_mut().zip(filling.iter().flatten()) {
+            *number = filling.fault.page - region.first_page;
+        }
+        let absent = region.backing.absent(&numbers[..filling.len()]);
+        // Who asked goes on as soon as its page is there: what that is among comes last.
+        if absent >> (filling.len() - 1) & 1 == 1 {
+            self.fetch_together(region, &numbers, filling, absent, &mut end);
+            self.clear_together(filling, absent, &mut end);
+        } else {
+            self.clear_together(filling, absent, &mut end);
+            self.fetch_together(region, &numbers, filling, absent, &mut end);
+        }
+        came
+    }
+
+    /// Those that are absent: zeros, in one call for all that lie side by side.
+    fn clear_together(&self, filling: &[Option<Filling<'_>>], absent: u64, end: &mut End<'_>) {
+        let absent = |at: usize| absent >> at & 1 == 1;
+        let mut first = 0;
+        let beside = |a: &Filling<'_>, b: &Filling<'_>| {
+            a.fault.page.abs_diff(b.fault.page) == 1 && a.writable == b.writable
+        };
+        while let Some(Some(begun)) = filling.get(first) {
+            if !absent(first) {
+                first += 1;
+                continue;
+            }
+            let more = filling[first..]
+                .iter()
+                .flatten()
+                .zip(filling[first + 1..].iter().flatten());
+            let more = more.zip(first + 1..);
+            let count = 1 + more
+                .take_while(|((a, b), at)| absent(*at) && beside(a, b))
+                .count();
+            let run = &filling[first..first + count];
+            let pages = run.iter().flatten().map(|filling| filling.fault.page);
+            let lowest = pages.min().unwrap_or(begun.fault.page);
+            let address = self.space.address_of(lowest);
+            let (done, refused) =
+                self.uffd
+                    .copy_zeros(address, count * PAGE_BYTES, !begun.writable);
+            let done = lowest + (done / PAGE_BYTES) as u64;
+            for filling in run.iter().flatten() {
+                let put = match refused {
+                    Some(errno) if filling.fault.page >= done => Err(Cause::not_placed(errno)),
+                    _ => Ok(Fetched::Absent),
+                };
+                end(filling, put);
+            }
+            Counters::add(&self.counters.absent, count as u64);
+            first += count;
+        }
+    }
+
+    /// The others, by their numbers in the region.
+    fn fetch_together(
+        &self,
+        region: &RegionCore,
+        numbers: &[u64; TOGETHER_MAX],
+        filling: &[Option<Filling<'_>>],
+        absent: u64,
+        end: &mut End<'_>,
+    ) {
+        let (mut rest, mut begun) = ([0; TOGETHER_MAX], [const { None }; TOGETHER_MAX]);
+        let mut count = 0;
+        for (at, filling) in filling.iter().flatten().enumerate() {
+            if absent >> at & 1 == 0 {
+                (rest[count], begun[count]) = (numbers[at], Some(filling));
+                count += 1;
+            }
+        }
+        if count == 0 {
+            return;
+        }
+        let (began, mut first_read) = (Instant::now(), true);
+        let mut put = |at: usize, fetched: Result<Fetched, FetchError>, contents: &Page| {
+            let Some(filling) = begun[at] else { return };
             if std::mem::take(&mut first_read) {
                 let ns = began.elapsed().as_nanos() as u64;
                 Counters::add(&self.counters.read_ns, ns);
             }
-            let put = put.and_then(|fetched| fault.place_contents(fetched, contents, *writable));
-            match fault.end_fill(*pinned, region, *writable, put) {
-                Step::Done { .. } => came += u64::from(fault.page != asked),
-                Step::Again | Step::Failed(_) => self.unpin(*pinned, 1),
-            }
+            let put = fetched.map_err(Cause::Fetch).and_then(|fetched| {
+                let writable = filling.writable;
+                filling.fault.place_contents(fetched, contents, writable)
+            });
+            end(filling, put);
         };
-        if ended {
-            for (at, filling) in filling.iter().enumerate() {
-                if let Some(filling) = filling {
-                    end(at, Err(filling.fault.no_room()), &Page::ZERO);
-                }
-            }
-            return 0;
-        }
         self.scratch.with(0..PAGE_BYTES, |scratch| {
-            let mut put = |at, fetched: Result<_, _>, page: &Page| {
-                end(at, fetched.map_err(Cause::Fetch), page);
-            };
-            region.backing.fetch_several(numbers, scratch, &mut put);
+            region
+                .backing
+                .fetch_several(&rest[..count], scratch, &mut put);
         });
-        came
     }
 }

@@ -131,6 +131,64 @@ fn what_cannot_be_had_ahead_fails_nobody() {
     assert!(stats.ahead > 0 && stats.failed_faults == 0, "{stats:?}");
 }
 
+/// Pages that the backing has, and such that it has not, side by side in runs of all lengths: each is what it was, from either side.
+#[test]
+fn what_was_never_stored_is_zeros_among_what_was() {
+    let memory = memory();
+    let region = memory.region(PAGES, Arc::new(Plain::new())).unwrap();
+    let (mut run, mut left, mut holds) = (0, 0u64, false);
+    let mut values = vec![0; PAGES as usize];
+    for (page, value) in values.iter_mut().enumerate() {
+        if left == 0 {
+            run = (run * 5 + 7) % 61;
+            (left, holds) = (run + 1, !holds);
+        }
+        left -= 1;
+        if holds {
+            *value = page as u64 + 1;
+            word(&region, page as u64).store(*value, Relaxed);
+        }
+    }
+    for (round, writes) in [(0, false), (1, false), (2, true), (3, true)] {
+        for page in 0..PAGES {
+            let page = if round % 2 == 0 {
+                page
+            } else {
+                PAGES - 1 - page
+            };
+            let value = &mut values[page as usize];
+            assert_eq!(word(&region, page).load(Relaxed), *value, "page {page}");
+            // A tenth, so that the rest stays as it was.
+            if writes && page % 10 == round {
+                *value += 1;
+                word(&region, page).store(*value, Relaxed);
+            }
+        }
+    }
+    let stats = memory.stats();
+    assert!(stats.ahead > PAGES && stats.failed_faults == 0, "{stats:?}");
+}
+
+#[test]
+fn what_was_never_stored_comes_in_large_windows() {
+    let pages = 100_000;
+    let memory = Memory::new(Options {
+        way: Way::Handlers(2),
+        pages_max: 2 * pages as usize,
+        reserve_bytes: 4 << 30,
+        ..Options::default()
+    })
+    .unwrap();
+    let region = memory.region(pages, Arc::new(Plain::new())).unwrap();
+    for page in 0..pages {
+        word(&region, page).store(page, Relaxed);
+    }
+    let stats = memory.stats();
+    // 257 at a time, but for a few when a sequence begins.
+    assert!(stats.absent - stats.ahead < pages / 200, "{stats:?}");
+    assert_eq!(stats.resident_pages, pages, "{stats:?}");
+}
+
 #[test]
 fn what_lies_together_on_the_device_is_read_together() {
     let dir = tempfile::tempdir().unwrap();

@@ -85,6 +85,10 @@ impl Backing for Closable {
         self.inner.fetch_several(pages, into, put);
     }
 
+    fn absent(&self, pages: &[u64]) -> u64 {
+        self.inner.absent(pages)
+    }
+
     fn store(&self, pages: &[Changed<'_>]) -> Result<usize, StoreError> {
         match &self.memory {
             Some(memory) if CLOSED.load(Ordering::SeqCst) > 0 => self.store_closed(memory, pages),

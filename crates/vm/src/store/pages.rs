@@ -223,6 +223,10 @@ impl Backing for Pages {
         }
     }
 
+    fn absent(&self, pages: &[u64]) -> u64 {
+        self.store.free_of(self.table, pages)
+    }
+
     fn store(&self, pages: &[Changed<'_>]) -> Result<usize, StoreError> {
         self.store.ask_for(self.table, pages.iter().map(|c| c.page));
         let mut room = self.store.take_buf(ROOM_BYTES);

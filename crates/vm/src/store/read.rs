@@ -161,6 +161,23 @@ impl Store {
         matches!(lane.dir.get(oid), State::At(_) | State::Fill(_))
     }
 
+    /// Which of up to 64 objects are not there, or were never written: a bit for each, the first the lowest.
+    pub(crate) fn free_of(&self, table: u16, ids: &[u64]) -> u64 {
+        let mut free = 0;
+        for lane_id in 0..self.lanes() {
+            let own = |id: u64| (id & self.lane_mask) as u16 == lane_id;
+            if !ids.iter().any(|id| own(*id)) {
+                continue;
+            }
+            let lane = self.pool.lane(lane_id);
+            for (at, id) in ids.iter().enumerate().filter(|(_, id)| own(**id)) {
+                let state = lane.dir.get(ObjectId::new(table, *id));
+                free |= u64::from(matches!(state, State::Free | State::Zeros)) << at;
+            }
+        }
+        free
+    }
+
     /// The same as [`Store::read`]; `f` hears also where on the device the bytes were read just now.
     pub(crate) fn read_at<R>(
         &self,

@@ -147,6 +147,11 @@ impl View {
     }
 }
 
+/// The lowest so many bits, up to 64.
+fn bits(count: usize) -> u64 {
+    u64::MAX.checked_shr(64 - count as u32).unwrap_or(0)
+}
+
 impl Backing for View {
     fn fetch(&self, page: u64, into: &mut Page) -> Result<Fetched, FetchError> {
         match self.versions.tables[usize::from(self.tab.get(page))].get() {
@@ -168,6 +173,24 @@ impl Backing for View {
             }
             first += run.len();
         }
+    }
+
+    fn absent(&self, pages: &[u64]) -> u64 {
+        // What others store meanwhile is not of these pages: whoever asks has them.
+        let stored_end = self.versions.stored_end.load(Ordering::Acquire);
+        if pages.iter().all(|page| *page >= stored_end) {
+            return bits(pages.len());
+        }
+        let (mut first, mut absent) = (0, 0);
+        for run in pages.chunk_by(|a, b| self.tab.get(*a) == self.tab.get(*b)) {
+            let table = self.versions.tables[usize::from(self.tab.get(run[0]))].get();
+            absent |= match table {
+                Some(table) => table.absent(run) << first,
+                None => bits(run.len()) << first,
+            };
+            first += run.len();
+        }
+        absent
     }
 
     fn store(&self, pages: &[Changed<'_>]) -> Result<usize, StoreError> {

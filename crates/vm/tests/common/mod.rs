@@ -73,6 +73,18 @@ impl Backing for Plain {
         }
     }
 
+    fn absent(&self, pages: &[u64]) -> u64 {
+        // Where fetching fails or takes long it is to be asked.
+        if self.fetch_fails.load(Ordering::Relaxed)
+            || self.fetch_delay_us.load(Ordering::Relaxed) > 0
+        {
+            return 0;
+        }
+        let map = self.pages.lock().unwrap();
+        let bit = |(at, page)| u64::from(!map.contains_key(page)) << at;
+        pages.iter().enumerate().map(bit).sum()
+    }
+
     fn store(&self, pages: &[Changed<'_>]) -> Result<usize, StoreError> {
         if self.store_fails.load(Ordering::Relaxed) {
             return Err(StoreError::Io { errno: libc::EIO });
