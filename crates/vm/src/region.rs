@@ -184,15 +184,35 @@ impl Region {
         self.check(&pages)?;
         let core = &self.memory.core;
         let inside = Inside::enter(core)?;
-        let first = self.inner().first_page;
-        let (mut at, end) = (first + pages.start, first + pages.end);
-        while at < end {
-            let next = (at / BLOCK_PAGES as u64 + 1) * BLOCK_PAGES as u64;
-            discard_in_block(core, at..end.min(next), Some(self.inner()))?;
-            at = next;
+        for pages in self.in_blocks(pages) {
+            discard_in_block(core, pages, Some(self.inner()))?;
         }
         drop(inside);
         Ok(())
+    }
+
+    /// The same of those of the pages that are not in DRAM; the others keep what they hold.
+    pub(crate) fn discard_absent(&self, pages: ops::Range<u64>) -> Result<(), VmError> {
+        self.check(&pages)?;
+        let core = &self.memory.core;
+        let inside = Inside::enter(core)?;
+        for pages in self.in_blocks(pages) {
+            discard_absent_in_block(core, pages, self.inner());
+        }
+        drop(inside);
+        Ok(())
+    }
+
+    /// Pages of the region, by block, as the space counts them.
+    fn in_blocks(&self, pages: ops::Range<u64>) -> impl Iterator<Item = ops::Range<u64>> {
+        let first = self.inner().first_page;
+        let (mut at, end) = (first + pages.start, first + pages.end);
+        std::iter::from_fn(move || {
+            let next = ((at / BLOCK_PAGES as u64 + 1) * BLOCK_PAGES as u64).min(end);
+            let pages = at..next;
+            at = next;
+            (!pages.is_empty()).then_some(pages)
+        })
     }
 
     /// What was on a page before it was given out anew: the mark of somebody who touched it when it was nobody's.
@@ -236,6 +256,26 @@ fn take_slots(core: &Core, slots: usize, first: Option<usize>) -> Option<usize> 
     })? + 1;
     taken[end - slots..end].fill(true);
     Some(end - slots)
+}
+
+/// Tells the backing that the contents of those pages of one block that are not resident are not needed. Those that are busy stay as they become.
+fn discard_absent_in_block(core: &Core, pages: ops::Range<u64>, region: &RegionCore) {
+    let (block, _) = place(pages.start);
+    let Ok(pinned) = core.space.pin(block) else {
+        return;
+    };
+    let record = core.space.record(pinned);
+    for page in pages {
+        let (_, at) = place(page);
+        let seen = record.pages[at].look();
+        if seen.phase() == Phase::Absent && record.pages[at].begin_discard(seen) {
+            region.backing.discard(page - region.first_page);
+            if record.pages[at].end(Phase::Discarding, Then::Absent) {
+                core.space.rooms.wake(page_number(page));
+            }
+        }
+    }
+    core.unpin(pinned, 1);
 }
 
 /// Makes pages of one block absent, whatever they hold. With a region its backing is told, also of pages that are not resident;

@@ -143,9 +143,9 @@ fn round(way: Way, seed: u64, for_how_long: Duration) {
     assert_eq!(pages.stats().allocated_bytes, 0);
     let (cap, used) = heap.store().cap_and_used_bytes();
     assert!(used <= cap, "{used} of {cap}");
-    // What is kept is at most an empty span of each size.
+    // What is kept is at most an empty span of each size, and what was freed last.
     assert!(
-        pages.stats().page_bytes <= 36 * 32 * 4096,
+        pages.stats().page_bytes <= 52 * 32 * 4096 + CAP_BYTES / 64,
         "{:?}",
         pages.stats()
     );
@@ -218,4 +218,103 @@ fn a_full_ssd_is_met_by_an_allocation_and_room_comes_back() {
     for _ in 0..many {
         held.push(pages.alloc(60_000, 16).unwrap());
     }
+}
+
+/// Sizes of temporaries: in spans of two pages, runs, and nearly all that may be kept.
+const TEMPORARIES: [usize; 4] = [8000, 20_000, 100_000, 400_000];
+
+#[test]
+fn what_was_freed_just_now_is_handed_out_without_faults() {
+    for way in [Way::InThread, Way::Handlers(2)] {
+        let (_dir, heap, pages) = heap_with(way, 512 << 20, 1 << 30);
+        let faults = || {
+            let stats = heap.memory().stats();
+            stats.absent + stats.fetched
+        };
+        for bytes in TEMPORARIES {
+            let one = || {
+                let address = pages.alloc(bytes, 16).unwrap();
+                // SAFETY: allocated just now, of so many bytes.
+                unsafe { address.write_bytes(7, bytes) };
+                address
+            };
+            let two = || [one(), one()].map(|address| pages.free(address).unwrap());
+            two();
+            let before = faults();
+            for _ in 0..100 {
+                two();
+            }
+            let pages_of_two = 2 * bytes.div_ceil(4096) as u64;
+            // Two of the largest are more than may be kept.
+            let most = if bytes < 300_000 {
+                0
+            } else {
+                100 * pages_of_two
+            };
+            assert!(
+                faults() - before <= most,
+                "{bytes} bytes: {} faults",
+                faults() - before
+            );
+        }
+    }
+}
+
+#[test]
+fn what_was_freed_is_not_taken_for_zeros_and_not_read_back() {
+    let (_dir, heap, pages) = heap(512 << 20, 1 << 30);
+    let other = pages.alloc(80 << 20, 16).unwrap();
+    for bytes in TEMPORARIES {
+        for steps_down in [false, true] {
+            let address = pages.alloc(bytes, 16).unwrap();
+            // SAFETY: allocated just now, of so many bytes.
+            unsafe { address.write_bytes(7, bytes) };
+            pages.free(address).unwrap();
+            if steps_down {
+                for at in (0..80 << 20).step_by(4096) {
+                    // SAFETY: within the allocation, as old as this test.
+                    unsafe { other.add(at).write_volatile(1) };
+                }
+            }
+            let before = heap.memory().stats().fetched;
+            let address = pages.alloc_zeroed(bytes, 16).unwrap();
+            // SAFETY: allocated just now, of so many bytes, all written.
+            let bytes_of = unsafe { std::slice::from_raw_parts(address, bytes) };
+            assert!(bytes_of.iter().all(|byte| *byte == 0), "{bytes} bytes");
+            assert_eq!(heap.memory().stats().fetched, before, "{bytes} bytes");
+            pages.free(address).unwrap();
+        }
+    }
+}
+
+#[test]
+fn what_was_freed_just_now_is_there_for_whoever_needs_it() {
+    let bytes = 2 << 20;
+    let (_dir, _heap, pages) = heap(512 << 20, bytes as u64);
+    for _ in 0..3 {
+        // In pieces, so that what is kept lies everywhere.
+        let pieces: Vec<_> = (0..bytes / 40_960)
+            .map(|_| pages.alloc(40_960, 16).unwrap())
+            .collect();
+        for piece in pieces
+            .iter()
+            .step_by(2)
+            .chain(pieces.iter().skip(1).step_by(2))
+        {
+            pages.free(*piece).unwrap();
+        }
+        let all = pages.alloc(bytes, 4096).unwrap();
+        pages.free(all).unwrap();
+        // In place, over what is kept behind it; and mapped where it is kept.
+        let first = pages.alloc(40_960, 16).unwrap();
+        let second = pages.alloc(40_960, 16).unwrap();
+        pages.free(second).unwrap();
+        // SAFETY: nobody else uses it.
+        let grown = unsafe { pages.realloc(first, bytes) }.unwrap();
+        assert_eq!(grown, first);
+        pages.free(grown).unwrap();
+        assert!(pages.map_at(0, (bytes / 4096) as u32, true));
+        pages.unmap(0..(bytes / 4096) as u32, true);
+    }
+    assert_eq!(pages.stats().allocated_bytes, 0);
 }

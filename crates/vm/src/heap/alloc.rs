@@ -104,10 +104,10 @@ impl PageHeap {
         if spans.partial.is_empty() {
             drop(spans);
             let pages = span_pages(class) as u32;
-            let first = self.take_pages(pages, 1, class_bytes(class))?;
+            let (first, zeros) = self.take_for_use(pages, 1, class_bytes(class))?;
             self.count_table(0, Span::bytes(class));
             spans = self.classes[class].lock();
-            let number = spans.spans.insert(Span::new(class, first));
+            let number = spans.spans.insert(Span::new(class, first, zeros));
             spans.partial.insert((first, number as u32));
             spans.empty += 1;
             let owner = (class as u32 + 1) << SPAN_BITS | number as u32;
@@ -140,7 +140,7 @@ impl PageHeap {
             });
         }
         let pages = pages as u32;
-        let first = self.take_pages(pages, pages_of(align) as u32, bytes)?;
+        let (first, zeros) = self.take_for_use(pages, pages_of(align) as u32, bytes)?;
         self.count_table(0, RUN_TABLE_BYTES);
         let number = self.space.lock().runs.insert(Run {
             first_page: first,
@@ -152,7 +152,7 @@ impl PageHeap {
         self.allocated_bytes.fetch_add(bytes, Ordering::Relaxed);
         Ok(Taken {
             address: self.base().wrapping_add(first as usize * PAGE_BYTES),
-            zeros: true,
+            zeros,
         })
     }
 
@@ -225,7 +225,7 @@ impl PageHeap {
         }
         drop(spans);
         self.count_table(Span::bytes(class), 0);
-        self.give_pages(first, pages);
+        self.free_pages(first, pages);
     }
 
     /// The pages of the run that starts at an address.
@@ -252,7 +252,7 @@ impl PageHeap {
         self.count_table(RUN_TABLE_BYTES, 0);
         let bytes = u64::from(pages) * PAGE_BYTES as u64;
         self.allocated_bytes.fetch_sub(bytes, Ordering::Relaxed);
-        self.give_pages(page, pages);
+        self.free_pages(page, pages);
         Ok(())
     }
 
@@ -283,7 +283,7 @@ impl PageHeap {
             .wrapping_mul(page_bytes);
         self.allocated_bytes.fetch_add(change, Ordering::Relaxed);
         if wants < had {
-            self.give_pages(page + wants, had - wants);
+            self.free_pages(page + wants, had - wants);
         }
         Ok(true)
     }

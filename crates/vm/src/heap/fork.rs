@@ -52,7 +52,7 @@ impl PageHeap {
                 region: Some(region),
                 owner: std::ptr::read(&self.owner),
                 classes: std::array::from_fn(|n| Lock::new(std::ptr::read(self.classes[n].peek()))),
-                space: Lock::new(std::ptr::read(self.space.peek())),
+                space: Lock::new(std::ptr::read(self.space.peek()).in_child()),
                 allocated_bytes: AtomicU64::new(self.allocated_bytes.load(Ordering::Relaxed)),
                 page_bytes: AtomicU64::new(self.page_bytes.load(Ordering::Relaxed)),
                 table_bytes: AtomicU64::new(self.table_bytes.load(Ordering::Relaxed)),

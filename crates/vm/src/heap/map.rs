@@ -16,7 +16,8 @@ impl PageHeap {
         if room {
             return self.take_pages(pages, align, pages as usize * PAGE_BYTES);
         }
-        let taken = self.space.lock().free.take(pages, align);
+        let take = || self.space.lock().free.take(pages, align);
+        let taken = take().or_else(|| self.cool().then(take).flatten());
         taken.ok_or(AllocError::NoAddresses {
             asked_bytes: pages as usize * PAGE_BYTES,
             heap_bytes: self.bytes() as u64,
@@ -26,8 +27,8 @@ impl PageHeap {
     /// The pages from `first` on, if they are free and have room.
     pub fn map_at(&self, first: u32, pages: u32, room: bool) -> bool {
         match room {
-            true => self.take_pages_at(first, pages),
-            false => self.space.lock().free.take_at(first, pages),
+            true => self.take_zeros_at(first, pages),
+            false => self.take_free_at(first, pages),
         }
     }
 

@@ -5,8 +5,8 @@
 //! Why no allocator from elsewhere does both: ADR 0019.
 //!
 //! Promises: pages that hold allocations have room on the SSD, so that a full SSD is met by an allocation that is refused; what was never used is
-//! known to be zeros; pages without allocations go back to the region, and take no DRAM and no SSD. Never: touches the memory it hands out
-//! with a lock held.
+//! known to be zeros; pages without allocations go back to the region, and take no DRAM and no SSD, but for a few that were freed last (`warm`). Never: touches
+//! the memory it hands out with a lock held.
 
 mod alloc;
 mod class;
@@ -16,6 +16,7 @@ mod ground;
 mod map;
 mod runs;
 mod span;
+mod warm;
 
 use crate::PAGE_BYTES;
 use crate::Stats;
@@ -38,6 +39,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use terrace_log::ObjectId;
 use terrace_log::entry::entry_bytes;
+use warm::Warm;
 
 /// The most bytes of addresses of a heap: a page's number and a span's must fit 26 bits.
 pub const HEAP_MAX_BYTES: u64 = 1 << 38;
@@ -92,7 +94,7 @@ pub enum AllocError {
 pub struct HeapStats {
     /// Bytes of allocations, each rounded up to its size class.
     pub allocated_bytes: u64,
-    /// Bytes of pages that hold them.
+    /// Bytes of pages that hold them, or did until they were freed just now.
     pub page_bytes: u64,
     /// DRAM that is taken to know which is which.
     pub table_bytes: u64,
@@ -117,7 +119,18 @@ struct Class {
 /// Free pages, and runs that are taken.
 struct Space {
     free: Runs,
+    warm: Warm,
     runs: Slab<Run>,
+}
+
+impl Space {
+    /// In the child of a fork.
+    fn in_child(self) -> Space {
+        Space {
+            warm: self.warm.in_child(),
+            ..self
+        }
+    }
 }
 
 /// See the head of the file.
@@ -190,6 +203,7 @@ impl PageHeap {
             classes: std::array::from_fn(|_| Lock::default()),
             space: Lock::new(Space {
                 free: Runs::new(pages as u32),
+                warm: Warm::of_cap(heap.store().cap_and_used_bytes().0),
                 runs: Slab::new(),
             }),
             allocated_bytes: AtomicU64::new(0),
@@ -229,6 +243,19 @@ impl PageHeap {
 
     /// Takes pages that are zeros, and their room on the SSD.
     fn take_pages(&self, pages: u32, align: u32, asked_bytes: usize) -> Result<u32, AllocError> {
+        let taken = self.try_take_pages(pages, align, asked_bytes);
+        match taken {
+            Err(_) if self.cool() => self.try_take_pages(pages, align, asked_bytes),
+            taken => taken,
+        }
+    }
+
+    fn try_take_pages(
+        &self,
+        pages: u32,
+        align: u32,
+        asked_bytes: usize,
+    ) -> Result<u32, AllocError> {
         self.ground.promise(promise_bytes(pages))?;
         let Some(first) = self.space.lock().free.take(pages, align) else {
             self.ground.unpromise(promise_bytes(pages));
@@ -241,12 +268,17 @@ impl PageHeap {
         Ok(first)
     }
 
-    /// Takes the pages from `first` on, if they are free.
+    /// Takes the pages from `first` on, if they are free. What they hold is unspecified.
     fn take_pages_at(&self, first: u32, pages: u32) -> bool {
+        self.take_warm_at(first, pages) || self.take_zeros_at(first, pages)
+    }
+
+    /// The same; they are zeros.
+    fn take_zeros_at(&self, first: u32, pages: u32) -> bool {
         if self.ground.promise(promise_bytes(pages)).is_err() {
             return false;
         }
-        let taken = self.space.lock().free.take_at(first, pages);
+        let taken = self.take_free_at(first, pages);
         match taken {
             true => self.count_pages(pages),
             false => self.ground.unpromise(promise_bytes(pages)),

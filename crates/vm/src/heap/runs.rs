@@ -24,6 +24,26 @@ impl Runs {
         runs
     }
 
+    /// None are free.
+    pub fn none() -> Runs {
+        Runs::new(0)
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.by_first.is_empty()
+    }
+
+    /// First page and length of each.
+    pub fn iter(&self) -> impl Iterator<Item = (u32, u32)> + '_ {
+        self.by_first.iter().map(|(first, len)| (*first, *len))
+    }
+
+    /// Whether any of the `len` pages from `first` on is free.
+    pub fn meets(&self, first: u32, len: u32) -> bool {
+        let last = self.by_first.range(..first.saturating_add(len)).next_back();
+        last.is_some_and(|(start, have)| start + have > first)
+    }
+
     fn add(&mut self, first: u32, len: u32) {
         if len > 0 {
             self.by_len.insert((len, first));

@@ -11,7 +11,7 @@ pub(super) struct Span {
     /// A bit for each allocation: set, taken.
     taken: Box<[u64]>,
     pub used: u32,
-    /// Allocations from here on were never taken: their bytes are zeros.
+    /// Allocations from here on were never taken, and their bytes are zeros.
     fresh: u32,
     slots: u32,
 }
@@ -26,13 +26,14 @@ pub(super) enum Wrong {
 }
 
 impl Span {
-    pub fn new(class: usize, first_page: u32) -> Span {
+    /// Without allocations, on pages that are zeros or not.
+    pub fn new(class: usize, first_page: u32, zeros: bool) -> Span {
         let slots = span_slots(class);
         Span {
             first_page,
             taken: vec![0; slots.div_ceil(64)].into(),
             used: 0,
-            fresh: 0,
+            fresh: if zeros { 0 } else { slots as u32 },
             slots: slots as u32,
         }
     }
@@ -88,7 +89,7 @@ mod tests {
     #[test]
     fn a_span_hands_out_each_once_and_knows_what_is_free() {
         let class = class_of(100, 16).expect("small");
-        let mut span = Span::new(class, 7);
+        let mut span = Span::new(class, 7, true);
         let slots = span_slots(class);
         for n in 0..slots {
             assert_eq!(span.take(), Some((n, true)));
