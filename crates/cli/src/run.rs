@@ -78,17 +78,18 @@ pub fn run(args: &RunArgs) -> Result<u8, Failure> {
     let program = program::find(name).map_err(Failure::Misuse)?;
     program::check(&program)
         .map_err(|why| Failure::Misuse(anyhow!("{} cannot be served: {why}", program.display())))?;
+    if args.dram.0 < DRAM_MIN_BYTES {
+        return Err(Failure::Misuse(anyhow!(
+            "--dram is {} bytes: a pool needs at least {} MiB",
+            args.dram.0,
+            DRAM_MIN_BYTES >> 20
+        )));
+    }
     let library = library()?;
     check_faults()?;
     let (pool, is_scratch) = pool(args.pool.as_deref())?;
     let ssd_bytes = args.ssd.map_or(args.dram.0 * SSD_PER_DRAM, |ssd| ssd.0);
-    let made = match args.dram.0 {
-        dram if dram < DRAM_MIN_BYTES => Err(anyhow!(
-            "--dram is {dram} bytes: a pool needs at least {} MiB",
-            DRAM_MIN_BYTES >> 20
-        )),
-        dram => make_pool(&pool, dram, ssd_bytes),
-    };
+    let made = make_pool(&pool, args.dram.0, ssd_bytes);
     if is_scratch {
         // It was to show that it can be had; the program makes it again when it needs it, and has it open without a name.
         let _ = std::fs::remove_dir_all(&pool);
