@@ -113,6 +113,7 @@ impl Runtime {
         let Pool::Home(home) = &self.pool else {
             return true;
         };
+        self.malloc.heap.cool();
         let bytes = self.second_bytes();
         let (cap_bytes, _) = home.heap.store().cap_and_used_bytes();
         let room = serve::has_room(cap_bytes);
@@ -164,6 +165,8 @@ unsafe extern "C" fn before() {
         // SAFETY: sleeps a tenth of a millisecond.
         unsafe { libc::usleep(100) };
     }
+    // What it keeps of freed pages is not a child's business.
+    runtime.malloc.heap.cool();
     let areas = [&runtime.malloc, &runtime.maps];
     let forking = Forking {
         mappings: areas.map(Area::mappings),

@@ -58,7 +58,7 @@ impl Area {
         let pages = u32::try_from(len.div_ceil(PAGE_BYTES)).map_err(|_| libc::ENOMEM)?;
         // What cannot be touched takes no room until it can.
         let room = prot != libc::PROT_NONE;
-        let first = self.heap.map(pages, 1, room).map_err(|_| libc::ENOMEM)?;
+        let first = with_all_room(|| self.heap.map(pages, 1, room).ok()).ok_or(libc::ENOMEM)?;
         let range = first..first + pages;
         self.mappings().mapped.add(range.clone(), room);
         if prot != OPEN
@@ -173,6 +173,10 @@ impl Area {
         if prot == libc::PROT_NONE {
             return Ok(());
         }
+        with_all_room(|| self.try_promise(pages.clone()).ok()).ok_or(libc::ENOMEM)
+    }
+
+    fn try_promise(&self, pages: Range<u32>) -> Result<(), Refused> {
         let mut mappings = self.mappings();
         for (piece, room) in mappings.mapped.look(pages) {
             if room {
@@ -224,7 +228,8 @@ impl Area {
         }
         let closed = self.mappings().closed.look(pages.clone());
         let end = pages.start + wants;
-        if closed.is_empty() && self.heap.map_at(pages.end, wants - has, room) {
+        let grow = || self.heap.map_at(pages.end, wants - has, room).then_some(());
+        if closed.is_empty() && with_all_room(grow).is_some() {
             self.mappings().mapped.add(pages.end..end, room);
             return Ok(self.at(&pages).0);
         }
@@ -333,6 +338,14 @@ fn fixed(at: usize, len: usize, prot: c_int, flags: c_int) -> *mut c_void {
         Some((area, pages)) if plain => area.map_over(pages, prot).unwrap_or_else(fail),
         _ => fail(libc::ENOMEM),
     }
+}
+
+/// What malloc keeps of freed pages has room that a mapping may want: it is asked for again without.
+fn with_all_room<R>(what: impl Fn() -> Option<R>) -> Option<R> {
+    what().or_else(|| {
+        let runtime = runtime::get()?;
+        runtime.malloc.heap.cool().then(what).flatten()
+    })
 }
 
 /// As mmap(2).

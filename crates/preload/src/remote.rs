@@ -202,6 +202,9 @@ pub struct RemoteGround(pub Arc<Remote>);
 
 impl Ground for RemoteGround {
     fn promise(&self, bytes: u64) -> Result<(), AllocError> {
+        if bytes == 0 {
+            return Ok(());
+        }
         let ask = Ask {
             what: wire::PROMISE,
             count: bytes,

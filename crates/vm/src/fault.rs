@@ -56,11 +56,6 @@ pub(crate) enum Cause {
 }
 
 impl Cause {
-    /// The kernel did not take a page's contents.
-    pub fn not_placed(errno: Errno) -> Cause {
-        Cause::kernel("put it in place")(errno)
-    }
-
     fn kernel(what: &'static str) -> impl Fn(Errno) -> Cause {
         move |errno| Cause::Kernel {
             what,
@@ -418,7 +413,7 @@ impl<'a> Fault<'a> {
         Counters::add(counter, 1);
         core.uffd
             .copy(core.space.address_of(self.page), contents, !writable)
-            .map_err(Cause::not_placed)?;
+            .map_err(Cause::kernel("put it in place"))?;
         Ok(fetched)
     }
 

@@ -267,6 +267,10 @@ fn discard_absent_in_block(core: &Core, pages: ops::Range<u64>, region: &RegionC
     let record = core.space.record(pinned);
     for page in pages {
         let (_, at) = place(page);
+        // One that could not be fetched is not there either.
+        if record.pages[at].look().poisoned() {
+            core.lift_poison(page);
+        }
         let seen = record.pages[at].look();
         if seen.phase() == Phase::Absent && record.pages[at].begin_discard(seen) {
             region.backing.discard(page - region.first_page);

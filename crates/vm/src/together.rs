@@ -196,13 +196,21 @@ impl Core {
                     .copy_zeros(address, count * PAGE_BYTES, !begun.writable);
             let done = lowest + (done / PAGE_BYTES) as u64;
             for filling in run.iter().flatten() {
-                let put = match refused {
-                    Some(errno) if filling.fault.page >= done => Err(Cause::not_placed(errno)),
-                    _ => Ok(Fetched::Absent),
+                // Refused where a mapping of its own begins within the run (mprotect): then one by one.
+                let left = refused.is_some() && filling.fault.page >= done;
+                let put = match left {
+                    true => {
+                        let writable = filling.writable;
+                        let zeros = &Page::ZERO;
+                        filling
+                            .fault
+                            .place_contents(Fetched::Absent, zeros, writable)
+                    }
+                    false => Ok(Fetched::Absent),
                 };
+                Counters::add(&self.counters.absent, u64::from(!left));
                 end(filling, put);
             }
-            Counters::add(&self.counters.absent, count as u64);
             first += count;
         }
     }

@@ -169,6 +169,28 @@ fn what_was_never_stored_is_zeros_among_what_was() {
     assert!(stats.ahead > PAGES && stats.failed_faults == 0, "{stats:?}");
 }
 
+/// What mprotect closes to writing is a mapping of its own for the kernel, which puts nothing in place across its borders.
+#[test]
+fn what_was_never_stored_comes_across_the_borders_of_mappings() {
+    let memory = memory();
+    let region = memory.region(PAGES, Arc::new(Plain::new())).unwrap();
+    let some = region.base().wrapping_add(1000 * 4096).cast();
+    let protect = |access| {
+        // SAFETY: pages of the region, which are read only meanwhile.
+        assert_eq!(unsafe { libc::mprotect(some, 50 * 4096, access) }, 0);
+    };
+    protect(libc::PROT_READ);
+    for page in 0..PAGES {
+        assert_eq!(word(&region, page).load(Relaxed), 0);
+    }
+    let stats = memory.stats();
+    assert!(
+        stats.ahead > PAGES / 2 && stats.failed_faults == 0,
+        "{stats:?}"
+    );
+    protect(libc::PROT_READ | libc::PROT_WRITE);
+}
+
 #[test]
 fn what_was_never_stored_comes_in_large_windows() {
     let pages = 100_000;

@@ -313,8 +313,33 @@ fn what_was_freed_just_now_is_there_for_whoever_needs_it() {
         let grown = unsafe { pages.realloc(first, bytes) }.unwrap();
         assert_eq!(grown, first);
         pages.free(grown).unwrap();
+        let all = pages.alloc(bytes - 4096, 16).unwrap();
+        // SAFETY: allocated with so many bytes, and nobody else has it.
+        unsafe { all.write_bytes(7, bytes - 4096) };
+        pages.free(all).unwrap();
         assert!(pages.map_at(0, (bytes / 4096) as u32, true));
+        // SAFETY: mapped just now.
+        let mapped = unsafe { std::slice::from_raw_parts(pages.base(), bytes) };
+        assert!(mapped.iter().all(|byte| *byte == 0));
         pages.unmap(0..(bytes / 4096) as u32, true);
     }
     assert_eq!(pages.stats().allocated_bytes, 0);
+}
+
+#[test]
+fn room_of_what_was_freed_just_now_is_there_for_growth_in_place() {
+    let (_dir, _heap, pages) = heap(64 << 20, 1 << 30);
+    let bytes = 100 * 4096;
+    let mut held = Vec::new();
+    while let Ok(address) = pages.alloc(bytes, 16) {
+        held.push(address);
+    }
+    let last = held.pop().unwrap();
+    pages.free(held.swap_remove(0)).unwrap();
+    // SAFETY: nobody else uses it.
+    let grown = unsafe { pages.realloc(last, 2 * bytes) }.unwrap();
+    assert_eq!(grown, last, "there are addresses behind it");
+    for address in held.into_iter().chain([grown]) {
+        pages.free(address).unwrap();
+    }
 }

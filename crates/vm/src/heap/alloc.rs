@@ -35,12 +35,12 @@ fn pages_of(bytes: usize) -> usize {
 impl PageHeap {
     /// `bytes` bytes at a multiple of `align`, a power of two; 0 bytes are as 1. What they hold is unspecified.
     pub fn alloc(&self, bytes: usize, align: usize) -> Result<*mut u8, AllocError> {
-        Ok(self.take(bytes, align)?.address)
+        Ok(self.take(bytes, align, false)?.address)
     }
 
     /// The same; they are zeros.
     pub fn alloc_zeroed(&self, bytes: usize, align: usize) -> Result<*mut u8, AllocError> {
-        let taken = self.take(bytes, align)?;
+        let taken = self.take(bytes, align, true)?;
         if !taken.zeros {
             // SAFETY: just allocated, of at least so many bytes, and nobody else's.
             unsafe { taken.address.write_bytes(0, bytes) };
@@ -89,13 +89,13 @@ impl PageHeap {
         Ok(new)
     }
 
-    fn take(&self, bytes: usize, align: usize) -> Result<Taken, AllocError> {
+    fn take(&self, bytes: usize, align: usize, cleared: bool) -> Result<Taken, AllocError> {
         if !align.is_power_of_two() || align > ALIGN_MAX_BYTES {
             return Err(AllocError::Alignment { asked: align });
         }
         match class_of(bytes, align) {
             Some(class) => self.take_small(class),
-            None => self.take_run(bytes, align),
+            None => self.take_run(bytes, align, cleared),
         }
     }
 
@@ -104,7 +104,7 @@ impl PageHeap {
         if spans.partial.is_empty() {
             drop(spans);
             let pages = span_pages(class) as u32;
-            let (first, zeros) = self.take_for_use(pages, 1, class_bytes(class))?;
+            let (first, zeros) = self.take_for_use(pages, 1, class_bytes(class), false)?;
             self.count_table(0, Span::bytes(class));
             spans = self.classes[class].lock();
             let number = spans.spans.insert(Span::new(class, first, zeros));
@@ -131,7 +131,7 @@ impl PageHeap {
         Ok(Taken { address, zeros })
     }
 
-    fn take_run(&self, bytes: usize, align: usize) -> Result<Taken, AllocError> {
+    fn take_run(&self, bytes: usize, align: usize, cleared: bool) -> Result<Taken, AllocError> {
         let pages = pages_of(bytes).max(1);
         if pages > PAGES_MAX {
             return Err(AllocError::NoAddresses {
@@ -140,7 +140,7 @@ impl PageHeap {
             });
         }
         let pages = pages as u32;
-        let (first, zeros) = self.take_for_use(pages, pages_of(align) as u32, bytes)?;
+        let (first, zeros) = self.take_for_use(pages, pages_of(align) as u32, bytes, cleared)?;
         self.count_table(0, RUN_TABLE_BYTES);
         let number = self.space.lock().runs.insert(Run {
             first_page: first,

@@ -12,6 +12,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 /// A heap that nobody else allocates or frees in.
 pub struct HeldHeap<'a> {
+    _cooling: Held<'a, ()>,
     _classes: Vec<Held<'a, Class>>,
     _space: Held<'a, Space>,
 }
@@ -20,6 +21,8 @@ impl PageHeap {
     /// Waits until nobody is allocating or freeing, and keeps it so.
     pub fn hold(&self) -> HeldHeap<'_> {
         HeldHeap {
+            // First: who has it takes the others.
+            _cooling: self.cooling.lock(),
             _classes: self.classes.iter().map(Lock::lock).collect(),
             _space: self.space.lock(),
         }
@@ -53,6 +56,7 @@ impl PageHeap {
                 owner: std::ptr::read(&self.owner),
                 classes: std::array::from_fn(|n| Lock::new(std::ptr::read(self.classes[n].peek()))),
                 space: Lock::new(std::ptr::read(self.space.peek()).in_child()),
+                cooling: Lock::default(),
                 allocated_bytes: AtomicU64::new(self.allocated_bytes.load(Ordering::Relaxed)),
                 page_bytes: AtomicU64::new(self.page_bytes.load(Ordering::Relaxed)),
                 table_bytes: AtomicU64::new(self.table_bytes.load(Ordering::Relaxed)),

@@ -16,9 +16,7 @@ impl PageHeap {
         if room {
             return self.take_pages(pages, align, pages as usize * PAGE_BYTES);
         }
-        let take = || self.space.lock().free.take(pages, align);
-        let taken = take().or_else(|| self.cool().then(take).flatten());
-        taken.ok_or(AllocError::NoAddresses {
+        self.take_free(pages, align).ok_or(AllocError::NoAddresses {
             asked_bytes: pages as usize * PAGE_BYTES,
             heap_bytes: self.bytes() as u64,
         })
@@ -55,7 +53,7 @@ impl PageHeap {
 
     /// Room on the SSD for pages that were mapped without.
     pub fn promise_pages(&self, pages: u32) -> Result<(), AllocError> {
-        self.ground.promise(promise_bytes(pages))?;
+        self.promise(pages)?;
         self.count_pages(pages);
         Ok(())
     }

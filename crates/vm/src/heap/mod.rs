@@ -144,6 +144,8 @@ pub struct PageHeap {
     owner: Box<[AtomicU32]>,
     classes: [Lock<Class>; CLASSES],
     space: Lock<Space>,
+    /// Held while pages that were kept are given back, when they are nobody's.
+    cooling: Lock<()>,
     allocated_bytes: AtomicU64,
     page_bytes: AtomicU64,
     table_bytes: AtomicU64,
@@ -206,6 +208,7 @@ impl PageHeap {
                 warm: Warm::of_cap(heap.store().cap_and_used_bytes().0),
                 runs: Slab::new(),
             }),
+            cooling: Lock::default(),
             allocated_bytes: AtomicU64::new(0),
             page_bytes: AtomicU64::new(0),
             table_bytes: AtomicU64::new(0),
@@ -241,23 +244,19 @@ impl PageHeap {
         self.region.as_ref().expect("there until it is dropped")
     }
 
-    /// Takes pages that are zeros, and their room on the SSD.
-    fn take_pages(&self, pages: u32, align: u32, asked_bytes: usize) -> Result<u32, AllocError> {
-        let taken = self.try_take_pages(pages, align, asked_bytes);
-        match taken {
-            Err(_) if self.cool() => self.try_take_pages(pages, align, asked_bytes),
-            taken => taken,
-        }
+    /// Room on the SSD for so many pages.
+    fn promise(&self, pages: u32) -> Result<(), AllocError> {
+        let promise = || self.ground.promise(promise_bytes(pages));
+        promise().or_else(|refused| match self.cool() {
+            true => promise(),
+            false => Err(refused),
+        })
     }
 
-    fn try_take_pages(
-        &self,
-        pages: u32,
-        align: u32,
-        asked_bytes: usize,
-    ) -> Result<u32, AllocError> {
-        self.ground.promise(promise_bytes(pages))?;
-        let Some(first) = self.space.lock().free.take(pages, align) else {
+    /// Takes pages that are zeros, and their room on the SSD.
+    fn take_pages(&self, pages: u32, align: u32, asked_bytes: usize) -> Result<u32, AllocError> {
+        self.promise(pages)?;
+        let Some(first) = self.take_free(pages, align) else {
             self.ground.unpromise(promise_bytes(pages));
             return Err(AllocError::NoAddresses {
                 asked_bytes,
@@ -275,7 +274,7 @@ impl PageHeap {
 
     /// The same; they are zeros.
     fn take_zeros_at(&self, first: u32, pages: u32) -> bool {
-        if self.ground.promise(promise_bytes(pages)).is_err() {
+        if self.promise(pages).is_err() {
             return false;
         }
         let taken = self.take_free_at(first, pages);

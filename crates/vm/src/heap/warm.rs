@@ -12,8 +12,10 @@ use crate::PAGE_BYTES;
 const ONE_IN: u64 = 64;
 /// The most: 16 MiB.
 const PAGES_MAX: u64 = 4096;
-/// In the child of a fork, whose buffer is a small part of its parent's: one part in so many of the same.
-const ONE_IN_OF_CHILD: u32 = 16;
+/// The same in the child of a fork, whose buffer is a MiB at least.
+const PAGES_MAX_OF_CHILD: u32 = 64;
+/// Larger runs that are to be zeros are taken from what is free: they need not be cleared before they are touched.
+const CLEARED_PAGES_MAX: u32 = 64;
 
 /// Freed pages that are not given back yet: they have their room on the SSD, and count as pages of the heap.
 pub(super) struct Warm {
@@ -35,24 +37,19 @@ impl Warm {
     /// In the child of a fork.
     pub fn in_child(self) -> Warm {
         Warm {
-            pages_max: self.pages_max / ONE_IN_OF_CHILD,
+            pages_max: self.pages_max.min(PAGES_MAX_OF_CHILD),
             ..self
         }
     }
 
-    /// Keeps pages. The runs that are to be given back instead: those that were kept before, if there is no room, or these, if there are too many of them.
-    fn keep(&mut self, first: u32, pages: u32) -> Runs {
-        let mut back = Runs::none();
-        if pages > self.pages_max {
-            back.give(first, pages);
-            return back;
+    /// Keeps pages, if there is room. False: there is none.
+    fn keep(&mut self, first: u32, pages: u32) -> bool {
+        let has_room = self.pages + pages <= self.pages_max;
+        if has_room {
+            self.runs.give(first, pages);
+            self.pages += pages;
         }
-        if self.pages + pages > self.pages_max {
-            back = self.take_all();
-        }
-        self.runs.give(first, pages);
-        self.pages += pages;
-        back
+        has_room
     }
 
     fn take_all(&mut self) -> Runs {
@@ -64,12 +61,16 @@ impl Warm {
 impl PageHeap {
     /// Gives up pages that hold no allocation any more.
     pub(super) fn free_pages(&self, first: u32, pages: u32) {
-        let back = self.space.lock().warm.keep(first, pages);
-        self.give_all(&back);
+        if pages > self.space.lock().warm.pages_max {
+            return self.give_pages(first, pages);
+        }
+        while !self.space.lock().warm.keep(first, pages) {
+            self.cool();
+        }
     }
 
     /// Pages that were freed just now, if so many are in a row; what they hold is unspecified.
-    pub(super) fn take_warm(&self, pages: u32, align: u32) -> Option<u32> {
+    fn take_warm(&self, pages: u32, align: u32) -> Option<u32> {
         let first = {
             let warm = &mut self.space.lock().warm;
             let first = warm.runs.take(pages, align)?;
@@ -113,29 +114,67 @@ impl PageHeap {
         meets_warm && self.cool() && self.space.lock().free.take_at(first, pages)
     }
 
-    /// Gives back all that is kept. False: nothing is.
-    pub(super) fn cool(&self) -> bool {
-        let back = self.space.lock().warm.take_all();
-        self.give_all(&back);
-        !back.is_empty()
+    /// Takes pages that are zeros.
+    pub(super) fn take_free(&self, pages: u32, align: u32) -> Option<u32> {
+        let take = || self.space.lock().free.take(pages, align);
+        take().or_else(|| self.cool().then(take).flatten())
     }
 
-    fn give_all(&self, runs: &Runs) {
-        for (first, pages) in runs.iter() {
+    /// Gives back all that is kept. True: something was, here or by another thread that was waited for.
+    pub fn cool(&self) -> bool {
+        let (alone, _cooling) = match self.cooling.try_lock() {
+            Some(held) => (true, held),
+            None => (false, self.cooling.lock()),
+        };
+        let back = self.space.lock().warm.take_all();
+        for (first, pages) in back.iter() {
             self.give_pages(first, pages);
         }
+        !alone || !back.is_empty()
     }
 
-    /// Pages for allocations, and whether they are zeros.
+    /// Pages for allocations, and whether they are zeros, as it is better if they are to be `cleared`.
     pub(super) fn take_for_use(
         &self,
         pages: u32,
         align: u32,
         asked_bytes: usize,
+        cleared: bool,
     ) -> Result<(u32, bool), AllocError> {
-        match self.take_warm(pages, align) {
-            Some(first) => Ok((first, false)),
-            None => Ok((self.take_pages(pages, align, asked_bytes)?, true)),
+        if !cleared || pages <= CLEARED_PAGES_MAX {
+            // What could not be stored any more is not handed out either.
+            self.ground.promise(0)?;
+            if let Some(first) = self.take_warm(pages, align) {
+                return Ok((first, false));
+            }
         }
+        Ok((self.take_pages(pages, align, asked_bytes)?, true))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Way;
+    use crate::opp::Heap;
+    use crate::store::{Store, StoreOptions};
+
+    #[test]
+    fn what_could_not_be_fetched_is_not_handed_out_so() {
+        let dir = tempfile::tempdir().unwrap();
+        let store = Store::open(&StoreOptions::scratch(dir.path(), 32 << 20, 64 << 20)).unwrap();
+        let heap = Heap::open(store, Way::Handlers(1)).unwrap();
+        let pages = PageHeap::new(&heap, 1 << 30).unwrap();
+        let bytes = 100_000;
+        let first = pages.alloc(bytes, 16).unwrap();
+        let core = &heap.memory().core;
+        let page = core.space.page_at(first as usize + 3 * PAGE_BYTES).unwrap();
+        crate::inside::run(|| core.poison(page));
+        pages.free(first).unwrap();
+        let again = pages.alloc(bytes, 16).unwrap();
+        assert_eq!(again, first, "what was freed last");
+        // SAFETY: allocated just now; of a page that is poisoned it would be SIGBUS.
+        unsafe { again.write_bytes(7, bytes) };
+        pages.free(again).unwrap();
     }
 }
