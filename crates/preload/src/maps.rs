@@ -58,7 +58,12 @@ impl Area {
         let pages = u32::try_from(len.div_ceil(PAGE_BYTES)).map_err(|_| libc::ENOMEM)?;
         // What cannot be touched takes no room until it can.
         let room = prot != libc::PROT_NONE;
-        let first = with_all_room(|| self.heap.map(pages, 1, room).ok()).ok_or(libc::ENOMEM)?;
+        let map = || self.heap.map(pages, 1, room).ok();
+        let first = match room {
+            true => with_all_room(map),
+            false => map(),
+        };
+        let first = first.ok_or(libc::ENOMEM)?;
         let range = first..first + pages;
         self.mappings().mapped.add(range.clone(), room);
         if prot != OPEN
@@ -228,8 +233,7 @@ impl Area {
         }
         let closed = self.mappings().closed.look(pages.clone());
         let end = pages.start + wants;
-        let grow = || self.heap.map_at(pages.end, wants - has, room).then_some(());
-        if closed.is_empty() && with_all_room(grow).is_some() {
+        if closed.is_empty() && self.heap.map_at(pages.end, wants - has, room) {
             self.mappings().mapped.add(pages.end..end, room);
             return Ok(self.at(&pages).0);
         }
@@ -344,7 +348,8 @@ fn fixed(at: usize, len: usize, prot: c_int, flags: c_int) -> *mut c_void {
 fn with_all_room<R>(what: impl Fn() -> Option<R>) -> Option<R> {
     what().or_else(|| {
         let runtime = runtime::get()?;
-        runtime.malloc.heap.cool().then(what).flatten()
+        runtime.malloc.heap.cool();
+        what()
     })
 }
 

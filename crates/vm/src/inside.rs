@@ -31,35 +31,53 @@ pub(crate) fn run<R>(work: impl FnOnce() -> R) -> R {
     work()
 }
 
-/// Held by a thread that is inside because it called.
-pub(crate) struct Inside {
+/// Held by a thread whose signal handlers wait meanwhile: it has what they might ask for.
+pub(crate) struct Quiet {
     before: libc::sigset_t,
     /// A guard belongs to its thread.
     _thread: std::marker::PhantomData<*mut ()>,
 }
 
-impl Inside {
-    /// Error: this process is a fork of the one that the memory belongs to.
-    pub fn enter(core: &Core) -> Result<Inside, VmError> {
-        signal::check_not_forked(core)?;
+impl Quiet {
+    pub fn new() -> Quiet {
         let mut before = MaybeUninit::uninit();
         // SAFETY: sets of the right type; blocking signals of our own thread has no other effect.
         let before = unsafe {
             libc::pthread_sigmask(libc::SIG_BLOCK, &signal::deferred(), before.as_mut_ptr());
             before.assume_init()
         };
-        DEPTH.set(DEPTH.get() + 1);
-        Ok(Inside {
+        Quiet {
             before,
             _thread: std::marker::PhantomData,
-        })
+        }
+    }
+}
+
+impl Drop for Quiet {
+    fn drop(&mut self) {
+        // SAFETY: the set that was in force before, in the same thread.
+        unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, &self.before, std::ptr::null_mut()) };
+    }
+}
+
+/// Held by a thread that is inside because it called.
+pub(crate) struct Inside {
+    /// Ends after the drop, when the thread is outside.
+    _quiet: Quiet,
+}
+
+impl Inside {
+    /// Error: this process is a fork of the one that the memory belongs to.
+    pub fn enter(core: &Core) -> Result<Inside, VmError> {
+        signal::check_not_forked(core)?;
+        let quiet = Quiet::new();
+        DEPTH.set(DEPTH.get() + 1);
+        Ok(Inside { _quiet: quiet })
     }
 }
 
 impl Drop for Inside {
     fn drop(&mut self) {
         DEPTH.set(DEPTH.get() - 1);
-        // SAFETY: the set that was in force before, in the same thread.
-        unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, &self.before, std::ptr::null_mut()) };
     }
 }

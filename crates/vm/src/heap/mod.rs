@@ -247,9 +247,9 @@ impl PageHeap {
     /// Room on the SSD for so many pages.
     fn promise(&self, pages: u32) -> Result<(), AllocError> {
         let promise = || self.ground.promise(promise_bytes(pages));
-        promise().or_else(|refused| match self.cool() {
-            true => promise(),
-            false => Err(refused),
+        promise().or_else(|_| {
+            self.cool();
+            promise()
         })
     }
 

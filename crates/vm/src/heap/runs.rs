@@ -29,10 +29,6 @@ impl Runs {
         Runs::new(0)
     }
 
-    pub fn is_empty(&self) -> bool {
-        self.by_first.is_empty()
-    }
-
     /// First page and length of each.
     pub fn iter(&self) -> impl Iterator<Item = (u32, u32)> + '_ {
         self.by_first.iter().map(|(first, len)| (*first, *len))

@@ -1,12 +1,14 @@
 //! Pages that were freed last, which are likely to be in DRAM still: what is allocated next gets these, and faults on none.
 //!
 //! Programs free what they are about to need again (a temporary of each step of a computation), and a page that was given back and comes anew costs a fault and a
-//! discard, where malloc on plain memory costs nothing (docs/adr/0043). Promises: at most one part in [`ONE_IN`] of the cap is kept so; all of it is there for whoever would be
+//! discard, where malloc on plain memory costs nothing (docs/adr/0043). Promises: at most one part in [`ONE_IN`] of the cap is kept so; all of it is there for whoever of this heap would be
 //! refused otherwise; what left DRAM meanwhile is not read back, but forgotten. Never: hands out what is kept as zeros.
 
 use super::runs::Runs;
 use super::{AllocError, PageHeap};
 use crate::PAGE_BYTES;
+use crate::inside::Quiet;
+use crate::sys::Held;
 
 /// Part of the cap that is kept.
 const ONE_IN: u64 = 64;
@@ -52,20 +54,47 @@ impl Warm {
         has_room
     }
 
+    /// Keeps pages; those that have to go for it.
+    fn keep_instead(&mut self, first: u32, pages: u32) -> Runs {
+        let mut back = Runs::none();
+        // There may be room by now.
+        if !self.keep(first, pages) {
+            back = self.take_all();
+            self.keep(first, pages);
+        }
+        back
+    }
+
     fn take_all(&mut self) -> Runs {
         self.pages = 0;
         std::mem::replace(&mut self.runs, Runs::none())
     }
 }
 
+/// Ends before signals come again.
+struct Cooling<'a> {
+    _held: Held<'a, ()>,
+    _quiet: Quiet,
+}
+
 impl PageHeap {
     /// Gives up pages that hold no allocation any more.
     pub(super) fn free_pages(&self, first: u32, pages: u32) {
-        if pages > self.space.lock().warm.pages_max {
-            return self.give_pages(first, pages);
-        }
-        while !self.space.lock().warm.keep(first, pages) {
-            self.cool();
+        let keep = || {
+            let warm = &mut self.space.lock().warm;
+            match warm.pages_max {
+                most if pages > most => None,
+                _ => Some(warm.keep(first, pages)),
+            }
+        };
+        match keep() {
+            None => self.give_pages(first, pages),
+            Some(true) => {}
+            Some(false) => {
+                let _cooling = self.cooling();
+                let back = self.space.lock().warm.keep_instead(first, pages);
+                self.give_all(&back);
+            }
         }
     }
 
@@ -111,26 +140,43 @@ impl PageHeap {
             }
             space.warm.runs.meets(first, pages)
         };
-        meets_warm && self.cool() && self.space.lock().free.take_at(first, pages)
+        // What another thread is giving back is in neither.
+        if !meets_warm && self.cooling.try_lock().is_some() {
+            return false;
+        }
+        self.cool();
+        self.space.lock().free.take_at(first, pages)
     }
 
     /// Takes pages that are zeros.
     pub(super) fn take_free(&self, pages: u32, align: u32) -> Option<u32> {
         let take = || self.space.lock().free.take(pages, align);
-        take().or_else(|| self.cool().then(take).flatten())
+        take().or_else(|| {
+            self.cool();
+            take()
+        })
     }
 
-    /// Gives back all that is kept. True: something was, here or by another thread that was waited for.
-    pub fn cool(&self) -> bool {
-        let (alone, _cooling) = match self.cooling.try_lock() {
-            Some(held) => (true, held),
-            None => (false, self.cooling.lock()),
-        };
+    /// Gives back all that is kept; what others are giving back meanwhile is free as well when it returns.
+    pub fn cool(&self) {
+        let _cooling = self.cooling();
         let back = self.space.lock().warm.take_all();
-        for (first, pages) in back.iter() {
+        self.give_all(&back);
+    }
+
+    /// Held while pages are nobody's. A signal handler would wait for itself if it came to free something then.
+    fn cooling(&self) -> Cooling<'_> {
+        let quiet = Quiet::new();
+        Cooling {
+            _held: self.cooling.lock(),
+            _quiet: quiet,
+        }
+    }
+
+    fn give_all(&self, runs: &Runs) {
+        for (first, pages) in runs.iter() {
             self.give_pages(first, pages);
         }
-        !alone || !back.is_empty()
     }
 
     /// Pages for allocations, and whether they are zeros, as it is better if they are to be `cleared`.
@@ -143,8 +189,9 @@ impl PageHeap {
     ) -> Result<(u32, bool), AllocError> {
         if !cleared || pages <= CLEARED_PAGES_MAX {
             // What could not be stored any more is not handed out either.
-            self.ground.promise(0)?;
-            if let Some(first) = self.take_warm(pages, align) {
+            if self.ground.promise(0).is_ok()
+                && let Some(first) = self.take_warm(pages, align)
+            {
                 return Ok((first, false));
             }
         }
