@@ -39,6 +39,8 @@ pub struct Settings {
 pub struct Factory {
     settings: Settings,
     data: Arc<Mutex<HashMap<Vec<u8>, Entry>>>,
+    /// Held while an edit looks at its keys and changes them: it is of one moment, also beside the other thread's.
+    moment: Mutex<()>,
     granted: AtomicI64,
     pub granted_peak: AtomicI64,
     open: AtomicI64,
@@ -51,6 +53,7 @@ impl Factory {
         Arc::new(Factory {
             settings,
             data: Default::default(),
+            moment: Mutex::default(),
             granted: Default::default(),
             granted_peak: Default::default(),
             open: Default::default(),

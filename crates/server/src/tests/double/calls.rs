@@ -134,22 +134,22 @@ impl Store for Double {
         f: &mut dyn FnMut(Seen<Held>) -> Result<Edits<R>, StoreError>,
     ) -> Outcome<R> {
         let (now_ms, new_cas) = (self.now_ms(), self.new_cas());
-        let before: Vec<_> = keys.iter().map(|key| self.look(key)).collect();
-        // As the real one may: asked twice, also with a wait in between; only the last answer counts.
-        let mut answer = None;
-        for round in 0..2 {
-            if round == 1 {
-                gate!(self, t, "edit", keys);
-            }
-            let same = |w: &Watched| self.changes(&w.key) == w.changes();
-            answer = Some(f(Seen {
-                views: keys.iter().map(|key| self.view(key)).collect(),
+        let mut ask = |store: &Double| {
+            let same = |w: &Watched| store.changes(&w.key) == w.changes();
+            f(Seen {
+                views: keys.iter().map(|key| store.view(key)).collect(),
                 unchanged: watched.iter().all(same),
                 now_ms,
                 new_cas,
-            })?);
-        }
-        let (edits, result) = answer.expect("asked");
+            })
+        };
+        // As the real one may: asked twice, also with a wait in between; only the last answer counts.
+        ask(self)?;
+        gate!(self, t, "edit", keys);
+        let home = self.home.clone();
+        let _moment = home.moment.lock().unwrap();
+        let before: Vec<_> = keys.iter().map(|key| self.look(key)).collect();
+        let (edits, result) = ask(self)?;
         for (at, edit) in &edits {
             match edit {
                 Edit::Delete => {
