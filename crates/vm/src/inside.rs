@@ -1,4 +1,4 @@
-//! Which threads are inside the runtime.
+//! Which threads are inside the runtime, and whose signal handlers wait (`Quiet`).
 //!
 //! Promises: while a thread is inside, its signal handlers wait, and a fault of its own in a region ends the program with a
 //! message: the runtime does not touch what it serves. Never: waits.
