@@ -240,16 +240,15 @@ impl Bare {
             }
             self.device = Some((device, disk));
         }
-        let (_, disk) = self.device.as_mut().context("opened")?;
+        let (device, disk) = self.device.as_mut().context("opened")?;
+        let unit = device.read_unit_bytes() as u64;
+        let start = key * self.value_bytes as u64;
+        let offset = start - start % unit;
+        let end = (start + self.value_bytes as u64).next_multiple_of(unit);
         let buf = self.spare.pop();
-        let offset = key * self.value_bytes as u64 / BLOCK_BYTES as u64 * BLOCK_BYTES as u64;
-        disk.submit(
-            slot as u64,
-            Op::Read {
-                offset,
-                buf: buf.unwrap_or_else(|| Buf::zeroed(BLOCK_BYTES)),
-            },
-        );
+        let mut buf = buf.unwrap_or_else(|| Buf::zeroed(BLOCK_BYTES));
+        buf.set_len((end - offset) as usize);
+        disk.submit(slot as u64, Op::Read { offset, buf });
         self.misses += 1;
         self.conns[slot].reads = Some(key);
         Ok(())
@@ -270,7 +269,8 @@ impl Bare {
             if conn.ended {
                 self.conns.remove(slot);
             } else {
-                let at = key as usize * self.value_bytes % BLOCK_BYTES;
+                // Where values are shorter than what is read at once, it is a multiple of their length.
+                let at = key as usize * self.value_bytes % buf.len();
                 self.bulk(&buf[at..at + self.value_bytes]);
                 self.replies.push((slot, self.out.len()));
             }

@@ -34,7 +34,7 @@ impl Buf {
         }
     }
 
-    /// The first `len` bytes of a slot, a multiple of [`BLOCK_BYTES`], with whatever is there.
+    /// The first `len` bytes of a slot, with whatever is there.
     pub(crate) fn lent(loan: Loan, len: usize) -> Buf {
         Buf {
             memory: Memory::Lent(loan),
@@ -46,6 +46,24 @@ impl Buf {
     #[allow(clippy::len_without_is_empty)] // A Buf is never empty.
     pub fn len(&self) -> usize {
         self.len
+    }
+
+    /// Bytes of memory that it has, a multiple of [`BLOCK_BYTES`].
+    pub fn capacity_bytes(&self) -> usize {
+        match &self.memory {
+            Memory::Own(pages) => pages.len(),
+            Memory::Lent(loan) => loan.len_bytes(),
+        }
+    }
+
+    /// Shows the first `len` bytes from now on, with whatever is there. Panics if it has not got them.
+    pub fn set_len(&mut self, len: usize) {
+        let capacity = self.capacity_bytes();
+        assert!(
+            (1..=capacity).contains(&len),
+            "{len} of {capacity} bytes asked"
+        );
+        self.len = len;
     }
 
     /// Whether it is a queue's and goes back there when it is dropped: who has such a one for longer keeps others from it.

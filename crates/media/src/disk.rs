@@ -5,7 +5,7 @@
 //! with it. A flush covers the writes whose `Done` was reaped before the flush was submitted.
 //! Never: orders operations that are in flight together, or retries a failed flush.
 
-use crate::{BLOCK_BYTES, Buf, Frozen, MediaError, OP_BYTES_MAX};
+use crate::{BLOCK_BYTES, Buf, Frozen, MediaError, OP_BYTES_MAX, SECTOR_BYTES};
 use std::os::fd::RawFd;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
@@ -15,9 +15,9 @@ use std::time::Duration;
 pub enum Op {
     /// Fill `buf` from `offset` on.
     Read {
-        /// First byte, a multiple of [`BLOCK_BYTES`].
+        /// First byte, a multiple of [`Device::read_unit_bytes`].
         offset: u64,
-        /// Filled over its whole length; comes back in [`Done::buf`].
+        /// Filled over its whole length, a multiple of [`Device::read_unit_bytes`]; comes back in [`Done::buf`].
         buf: Buf,
     },
     /// Write a frozen range of a segment.
@@ -76,13 +76,17 @@ impl Op {
     /// an error if the range does not lie on a device of `device_bytes`.
     pub(crate) fn check(&self, device_bytes: u64) -> Result<(), MediaError> {
         let (offset, len) = (self.offset(), self.len());
+        let unit_bytes = match self {
+            Op::Read { .. } => SECTOR_BYTES,
+            _ => BLOCK_BYTES,
+        };
         assert!(
-            offset.is_multiple_of(BLOCK_BYTES as u64),
+            offset.is_multiple_of(unit_bytes as u64),
             "{} at byte {offset}",
             self.name()
         );
         assert!(
-            len.is_multiple_of(BLOCK_BYTES),
+            len.is_multiple_of(unit_bytes),
             "{} of {len} bytes",
             self.name()
         );
@@ -102,6 +106,11 @@ impl Op {
         }
     }
 
+    /// Of `moved_bytes`, how many need not be moved again (see [`resumable_bytes`]).
+    pub(crate) fn resumable_bytes(&self, moved_bytes: usize) -> usize {
+        resumable_bytes(self.offset(), self.len(), moved_bytes)
+    }
+
     pub(crate) fn io_error(&self, errno: i32) -> MediaError {
         MediaError::Io {
             op: self.name(),
@@ -119,6 +128,16 @@ impl Op {
             moved_bytes,
         }
     }
+}
+
+/// Of the `moved_bytes` that came of `len` bytes at `offset`, how many need not be moved again: direct I/O resumes only at
+/// whole units, and the device's is no coarser than what the operation itself was aligned to.
+pub(crate) fn resumable_bytes(offset: u64, len: usize, moved_bytes: usize) -> usize {
+    let aligned_to = 1
+        << (offset | len as u64)
+            .trailing_zeros()
+            .min(BLOCK_BYTES.ilog2());
+    moved_bytes - moved_bytes % aligned_to
 }
 
 /// The end of one operation.
@@ -147,7 +166,7 @@ pub enum Wait {
 pub trait Disk: Send {
     /// Queues an operation and returns at once; beyond the ring's depth it waits in a local
     /// backlog, which the caller bounds by what it submits. Offsets and lengths are multiples of
-    /// [`BLOCK_BYTES`] and lengths at most [`OP_BYTES_MAX`], else this panics.
+    /// [`BLOCK_BYTES`], of reads of [`SECTOR_BYTES`], and lengths at most [`OP_BYTES_MAX`], else this panics.
     fn submit(&mut self, token: u64, op: Op);
 
     /// Hands what is queued to the kernel, in one system call.
@@ -162,7 +181,7 @@ pub trait Disk: Send {
         0
     }
 
-    /// One of them, of `len` bytes with whatever is there, for a read by this queue. None: there is none now.
+    /// One of them, of `len` bytes (a multiple of [`SECTOR_BYTES`]) with whatever is there, for a read by this queue. None: there is none now.
     fn lend(&mut self, _len: usize) -> Option<Buf> {
         None
     }
@@ -181,12 +200,17 @@ pub trait Device: Send + Sync {
     /// Its length in bytes, a multiple of [`BLOCK_BYTES`]; never changes.
     fn len_bytes(&self) -> u64;
 
+    /// What offsets, lengths and addresses of reads are multiples of: a power of two from [`SECTOR_BYTES`] to [`BLOCK_BYTES`].
+    fn read_unit_bytes(&self) -> usize {
+        BLOCK_BYTES
+    }
+
     /// A new queue that keeps up to `depth` operations in the kernel's hands (1 to
     /// [`crate::QUEUE_DEPTH_MAX`]). It may move to another thread.
     fn queue(&self, depth: u32) -> Result<Box<dyn Disk>, MediaError>;
 
     /// Fills `into` from `offset` on, in the calling thread, which blocks meanwhile; any number of threads
-    /// may do so. Offset, length and address are multiples of [`BLOCK_BYTES`], else this panics.
+    /// may do so. Offset, length and address are multiples of [`Device::read_unit_bytes`]; if not of [`SECTOR_BYTES`], this panics.
     fn read_into(&self, offset: u64, into: &mut [u8]) -> Result<(), MediaError> {
         check_place(offset, into);
         let buf = read_blocking(&mut *self.queue(1)?, offset, into.len())?;
@@ -203,9 +227,9 @@ pub trait Device: Send + Sync {
 
 /// Panics unless direct I/O allows a read to there.
 pub(crate) fn check_place(offset: u64, into: &[u8]) {
-    let aligned = (into.as_ptr() as usize).is_multiple_of(BLOCK_BYTES)
-        && into.len().is_multiple_of(BLOCK_BYTES)
-        && offset.is_multiple_of(BLOCK_BYTES as u64);
+    let aligned = (into.as_ptr() as usize).is_multiple_of(SECTOR_BYTES)
+        && into.len().is_multiple_of(SECTOR_BYTES)
+        && offset.is_multiple_of(SECTOR_BYTES as u64);
     assert!(
         aligned,
         "read of {} bytes at byte {offset} to {:p}",
@@ -303,16 +327,12 @@ fn run_alone(disk: &mut dyn Disk, op: Op) -> Result<Option<Buf>, MediaError> {
     done.result.map(|()| done.buf)
 }
 
-/// Reads `len` bytes (rounded up to whole blocks) at `offset` and waits for them. Panics if
+/// Reads `len` bytes (a multiple of [`Device::read_unit_bytes`]) at `offset` and waits for them. Panics if
 /// anything else is in flight; [`run_among`] allows that.
 pub fn read_blocking(disk: &mut dyn Disk, offset: u64, len: usize) -> Result<Buf, MediaError> {
-    let buf = run_alone(
-        disk,
-        Op::Read {
-            offset,
-            buf: Buf::zeroed(len),
-        },
-    )?;
+    let mut buf = Buf::zeroed(len);
+    buf.set_len(len);
+    let buf = run_alone(disk, Op::Read { offset, buf })?;
     Ok(buf.expect("a read that succeeded gives its buffer back"))
 }
 

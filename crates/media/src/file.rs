@@ -6,11 +6,13 @@
 //! Never: overwrites an existing file, or touches a block device that is mounted.
 
 use crate::descriptors::keep_file;
-use crate::disk::{SharedCounters, check_place};
+use crate::disk::{SharedCounters, check_place, resumable_bytes};
 use crate::sync::SyncDisk;
 use crate::uring::{QueueOptions, UringDisk, build_ring};
-use crate::{BLOCK_BYTES, Buf, Counters, Device, Disk, MediaError, QUEUE_DEPTH_MAX, TaskRun};
-use rustix::fs::{FallocateFlags, OFlags, fallocate, fstatvfs};
+use crate::{
+    BLOCK_BYTES, Buf, Counters, Device, Disk, MediaError, QUEUE_DEPTH_MAX, SECTOR_BYTES, TaskRun,
+};
+use rustix::fs::{AtFlags, FallocateFlags, OFlags, StatxFlags, fallocate, fstatvfs, statx};
 use rustix::io::Errno;
 use std::fs::{File, OpenOptions};
 use std::io::{Seek, SeekFrom};
@@ -27,6 +29,7 @@ pub struct FileDevice {
     file: Arc<File>,
     len_bytes: u64,
     is_direct: bool,
+    read_unit_bytes: usize,
     is_block_device: bool,
     engine: Engine,
     options: QueueOptions,
@@ -168,9 +171,10 @@ impl FileDevice {
         };
         FileDevice {
             path: path.to_owned(),
-            file: Arc::new(file),
             len_bytes,
             is_direct,
+            read_unit_bytes: read_unit_bytes(&file, is_direct),
+            file: Arc::new(file),
             is_block_device: is_block,
             engine,
             options,
@@ -216,6 +220,10 @@ impl FileDevice {
 impl Device for FileDevice {
     fn len_bytes(&self) -> u64 {
         self.len_bytes
+    }
+
+    fn read_unit_bytes(&self) -> usize {
+        self.read_unit_bytes
     }
 
     fn queue(&self, depth: u32) -> Result<Box<dyn Disk>, MediaError> {
@@ -268,19 +276,18 @@ impl Device for FileDevice {
                     });
                 }
                 Ok(step_bytes) if step_bytes == len - moved_bytes => break,
-                // Direct I/O resumes only at whole blocks.
-                Ok(step_bytes) if step_bytes >= BLOCK_BYTES => {
-                    moved_bytes += step_bytes - step_bytes % BLOCK_BYTES;
-                }
-                Ok(step_bytes) => {
-                    let moved_bytes = moved_bytes + step_bytes;
-                    return Err(MediaError::Short {
-                        op,
-                        offset,
-                        len,
-                        moved_bytes,
-                    });
-                }
+                Ok(step_bytes) => match resumable_bytes(offset, len, step_bytes) {
+                    0 => {
+                        let moved_bytes = moved_bytes + step_bytes;
+                        return Err(MediaError::Short {
+                            op,
+                            offset,
+                            len,
+                            moved_bytes,
+                        });
+                    }
+                    resumable_bytes => moved_bytes += resumable_bytes,
+                },
             }
         }
         self.counters.count_read(len);
@@ -315,6 +322,22 @@ impl Device for FileDevice {
 
     fn counters(&self) -> Counters {
         self.counters.read()
+    }
+}
+
+/// How fine direct reads of it may be, as the kernel tells since Linux 6.1. Whole blocks where it does not tell.
+fn read_unit_bytes(file: &File, is_direct: bool) -> usize {
+    if !is_direct {
+        return SECTOR_BYTES;
+    }
+    let Ok(told) = statx(file, c"", AtFlags::EMPTY_PATH, StatxFlags::DIOALIGN) else {
+        return BLOCK_BYTES;
+    };
+    let (offset, memory) = (told.stx_dio_offset_align, told.stx_dio_mem_align);
+    let unit_bytes = offset.max(memory).max(SECTOR_BYTES as u32) as usize;
+    match offset != 0 && BLOCK_BYTES.is_multiple_of(unit_bytes) {
+        true => unit_bytes,
+        false => BLOCK_BYTES,
     }
 }
 

@@ -34,8 +34,13 @@ pub use prefetch::{prefetch, prefetch_line};
 pub use probe::{Probe, RingFeatures, probe};
 pub use uring::{QueueOptions, TaskRun};
 
-/// Unit and alignment of direct I/O: offsets, lengths and addresses are multiples of it.
+/// Unit and alignment of direct I/O: offsets, lengths and addresses are multiples of it. Reads may be finer where the
+/// device allows it ([`Device::read_unit_bytes`]).
 pub const BLOCK_BYTES: usize = 4096;
+
+/// The finest that a read may be: offsets, lengths and addresses of reads are multiples of it. It is also what a power loss
+/// leaves whole of a write: a sector is written or not, never in part.
+pub const SECTOR_BYTES: usize = 512;
 
 /// The longest single operation; longer ones are refused by an assertion, since Linux would cut
 /// them short at 2 GiB.

@@ -58,6 +58,10 @@ impl Loan {
         self.stock.pages.as_ptr().wrapping_add(at)
     }
 
+    pub(crate) fn len_bytes(&self) -> usize {
+        self.stock.slot_bytes
+    }
+
     pub(crate) fn is_of(&self, stock: &Arc<Stock>) -> bool {
         Arc::ptr_eq(&self.stock, stock)
     }

@@ -5,7 +5,7 @@
 //! correctness, and [`crate::Device::describe`] says when it is in use.
 
 use crate::disk::SharedCounters;
-use crate::{BLOCK_BYTES, Disk, Done, MediaError, Op, Wait};
+use crate::{Disk, Done, MediaError, Op, Wait};
 use rustix::io::Errno;
 use std::collections::VecDeque;
 use std::fs::File;
@@ -40,11 +40,10 @@ impl SyncDisk {
                 Err(Errno::INTR) => {}
                 Err(errno) => return Err(op.io_error(errno.raw_os_error())),
                 Ok(step_bytes) if step_bytes == op.len() - moved_bytes => return Ok(()),
-                // Direct I/O resumes only at whole blocks.
-                Ok(step_bytes) if step_bytes >= BLOCK_BYTES => {
-                    moved_bytes += step_bytes - step_bytes % BLOCK_BYTES;
-                }
-                Ok(step_bytes) => return Err(op.short_error(moved_bytes + step_bytes)),
+                Ok(step_bytes) => match op.resumable_bytes(step_bytes) {
+                    0 => return Err(op.short_error(moved_bytes + step_bytes)),
+                    resumable_bytes => moved_bytes += resumable_bytes,
+                },
             }
         }
         Ok(())

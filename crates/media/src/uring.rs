@@ -7,7 +7,7 @@
 
 use crate::disk::SharedCounters;
 use crate::stock::Stock;
-use crate::{BLOCK_BYTES, Buf, Disk, Done, MediaError, Op, Wait, descriptors};
+use crate::{Buf, Disk, Done, MediaError, Op, Wait, descriptors};
 use io_uring::{IoUring, opcode, types};
 use rustix::io::Errno;
 use std::collections::VecDeque;
@@ -329,8 +329,7 @@ impl UringDisk {
             if moved_bytes >= rest_bytes {
                 return self.finish(index, Ok(()), done);
             }
-            // Direct I/O resumes only at whole blocks.
-            let resumable_bytes = moved_bytes - moved_bytes % BLOCK_BYTES;
+            let resumable_bytes = slot.op.resumable_bytes(moved_bytes);
             if resumable_bytes == 0 {
                 let error = slot.op.short_error(slot.moved_bytes + moved_bytes);
                 return self.finish(index, Err(error), done);

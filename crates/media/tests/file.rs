@@ -415,3 +415,46 @@ fn a_misaligned_read_is_a_mistake_of_the_caller() {
         },
     );
 }
+
+#[test]
+fn reads_may_be_as_fine_as_the_device_says() {
+    let dir = tempfile::tempdir().unwrap();
+    let (path, device) = make(dir.path());
+    let unit = device.read_unit_bytes();
+    assert!(
+        unit.is_power_of_two() && (SECTOR_BYTES..=BLOCK_BYTES).contains(&unit),
+        "{unit}"
+    );
+    let written = filled(LEN_BYTES as usize, 5);
+    let plain = written.to_vec();
+    write_blocking(&mut *device.queue(1).unwrap(), 0, written).unwrap();
+    let mut rng = sim::Rng::new(6);
+    for device in engines(&path) {
+        assert_eq!(device.read_unit_bytes(), unit);
+        let mut disk = device.queue(4).unwrap();
+        disk.stock_up(2, 2 * BLOCK_BYTES);
+        for round in 0..200 {
+            let units = 1 + rng.below(2 * BLOCK_BYTES / unit);
+            let (from, len) = (
+                rng.below(LEN_BYTES as usize / unit - units) * unit,
+                units * unit,
+            );
+            let lent = disk.lend(len).filter(|_| round % 2 == 0);
+            let mut buf = lent.unwrap_or_else(|| Buf::zeroed(len));
+            buf.set_len(len);
+            let offset = from as u64;
+            disk.submit(round, Op::Read { offset, buf });
+            let done = reap_all(&mut *disk).pop().unwrap();
+            done.result.unwrap();
+            assert!(
+                done.buf.unwrap()[..] == plain[from..][..len],
+                "{len} at {from}"
+            );
+            let mut into = Buf::zeroed(3 * BLOCK_BYTES);
+            let into = &mut into[unit..][..len];
+            device.read_into(offset, into).unwrap();
+            assert!(*into == plain[from..][..len], "{len} at {from}");
+        }
+        assert_eq!(device.counters().reads, 400);
+    }
+}

@@ -203,7 +203,11 @@ impl<D: Snapshot + Send> Pool<D> {
         let hasher = hasher_of(&superblock);
         let quota = pieces_for(&options, &superblock);
         let mut lanes: Vec<Lane<D>> = (0..superblock.lanes)
-            .map(|lane| new_lane(lane, &superblock, &options, hasher, quota, &arena, make))
+            .map(|lane| {
+                let mut lane = new_lane(lane, &superblock, &options, hasher, quota, &arena, make);
+                lane.set_read_unit(device.read_unit_bytes());
+                lane
+            })
             .collect();
         drop(disk);
         let (found, valid) = match superblock.contents {

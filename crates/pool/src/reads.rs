@@ -55,8 +55,13 @@ pub(crate) struct Ended {
     pub unpin: Option<u32>,
 }
 
+/// What a buffer for `len` bytes takes.
+pub(crate) fn buf_bytes(len: usize) -> usize {
+    len.next_multiple_of(BLOCK_BYTES)
+}
+
 fn spare_at(len: usize) -> Option<usize> {
-    let blocks = len / BLOCK_BYTES;
+    let blocks = buf_bytes(len) / BLOCK_BYTES;
     (1..=SPARE_BLOCKS_MAX).contains(&blocks).then(|| blocks - 1)
 }
 
@@ -78,9 +83,10 @@ impl Reads {
 
     fn buf(&mut self, disk: &mut dyn Disk, len: usize) -> Buf {
         let spare = || self.spare_bufs[spare_at(len)?].pop();
-        disk.lend(len)
-            .or_else(spare)
-            .unwrap_or_else(|| Buf::zeroed(len))
+        let buf = disk.lend(len).or_else(spare);
+        let mut buf = buf.unwrap_or_else(|| Buf::zeroed(len));
+        buf.set_len(len);
+        buf
     }
 
     /// Notes a read of `task` by `disk`; answers its token and a buffer for it.
@@ -161,7 +167,7 @@ impl Reads {
         reads.under_way -= 1;
         let mut ended = Ended {
             lane: read.lane,
-            len_bytes: read.plan.len,
+            len_bytes: buf_bytes(read.plan.len),
             kept_bytes: fetched.kept_bytes(),
             damaged: fetched.entry().is_err() || fetched.damage().is_some(),
             unpin: None,

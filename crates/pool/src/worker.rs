@@ -11,7 +11,7 @@ use crate::ledger::Part;
 use crate::near::Near;
 use crate::open::{Pool, QUEUE_DEPTH};
 use crate::options::Contents;
-use crate::reads::Reads;
+use crate::reads::{Reads, buf_bytes};
 use crate::task::Task;
 use crate::verify::Verifier;
 use crate::{Lane, PoolError};
@@ -198,7 +198,8 @@ impl<D: Snapshot + Send> Worker<D> {
     pub fn fetch(&mut self, task: &mut Task, lane: u16, plan: ReadPlan, keys_only: bool) {
         let stock = self.reads.stock_up(&mut *self.disk);
         let (token, buf) = (self.reads).begin(&mut *self.disk, task, lane, plan, keys_only);
-        (self.pool.ledger).change(Part::Io, 0, (plan.len + stock) as u64);
+        let counted = (buf_bytes(plan.len) + stock) as u64;
+        self.pool.ledger.change(Part::Io, 0, counted);
         let op = Op::Read {
             offset: plan.offset,
             buf,

@@ -372,6 +372,11 @@ impl<D: Snapshot> Lane<D> {
         self.phase.epoch()
     }
 
+    /// Entries are read by as few bytes as the device allows from now on, instead of by blocks.
+    pub fn set_read_unit(&mut self, bytes: usize) {
+        self.ssd.read_unit_bytes = bytes;
+    }
+
     /// Plans the read of `loc` and holds its segment until `unpin`.
     pub fn plan_read(&mut self, loc: Loc) -> ReadPlan {
         self.stats.device_reads += 1;

@@ -95,9 +95,9 @@ const FRESH: Segment = Segment {
 pub struct ReadPlan {
     /// What is read.
     pub loc: Loc,
-    /// Offset on the device, bytes, a multiple of the block.
+    /// Offset on the device, bytes, a multiple of what the device reads by.
     pub offset: u64,
-    /// Length in bytes, a multiple of the block.
+    /// Length in bytes, likewise.
     pub len: usize,
     /// Offset of the entry in what is read.
     pub skip: usize,
@@ -124,6 +124,8 @@ impl Segment {
 pub struct Ssd {
     /// Size of a segment.
     pub segment_bytes: usize,
+    /// What reads of entries are multiples of ([`terrace_media::Device::read_unit_bytes`]).
+    pub(crate) read_unit_bytes: usize,
     units: Units,
     base: u64,
     pool: u64,
@@ -210,6 +212,7 @@ impl Ssd {
     pub fn new(cfg: &Config) -> Ssd {
         Ssd {
             segment_bytes: cfg.segment_bytes,
+            read_unit_bytes: BLOCK_BYTES,
             units: Units::of(cfg.segment_bytes),
             base: cfg.ssd_base,
             pool: cfg.pool,
@@ -484,8 +487,10 @@ impl Ssd {
         let (id, offset) = self.split(loc);
         self.segments[id as usize].readers += 1;
         let end = (offset + addr::class_bytes(loc.class())).min(self.segment_bytes);
-        let from = offset - offset % BLOCK_BYTES;
-        let to = end.next_multiple_of(BLOCK_BYTES).min(self.segment_bytes);
+        let from = offset - offset % self.read_unit_bytes;
+        let to = end
+            .next_multiple_of(self.read_unit_bytes)
+            .min(self.segment_bytes);
         ReadPlan {
             loc,
             offset: self.device_offset(id) + from as u64,

@@ -15,13 +15,10 @@ pub use fault::{Fault, Faults};
 pub use rng::Rng;
 
 use crate::disk::SharedCounters;
-use crate::{BLOCK_BYTES, Counters, Device, Disk, Done, MediaError, Op, Wait};
+use crate::{BLOCK_BYTES, Counters, Device, Disk, Done, MediaError, Op, SECTOR_BYTES, Wait};
 use state::{State, WriteId};
 use std::os::fd::RawFd;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-
-/// What a power loss leaves whole: a sector is written or not, never in part.
-pub const SECTOR_BYTES: usize = 512;
 
 /// A step at which the durable state may change; power can be lost after each.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -176,6 +173,10 @@ impl SimDevice {
 impl Device for SimDevice {
     fn len_bytes(&self) -> u64 {
         self.inner.len_bytes
+    }
+
+    fn read_unit_bytes(&self) -> usize {
+        SECTOR_BYTES
     }
 
     fn queue(&self, depth: u32) -> Result<Box<dyn Disk>, MediaError> {

@@ -42,10 +42,16 @@ impl Paged {
         self.changed[block].get_or_insert_with(|| base.into())
     }
 
-    /// Fills `into`, whole blocks, from `offset`, the start of one.
+    /// Fills `into` from `offset`.
     pub(super) fn read(&self, offset: usize, into: &mut [u8]) {
-        for (n, bytes) in into.chunks_exact_mut(BLOCK_BYTES).enumerate() {
-            bytes.copy_from_slice(self.block(offset / BLOCK_BYTES + n));
+        let mut at = offset;
+        let mut left = into;
+        while !left.is_empty() {
+            let within = at % BLOCK_BYTES;
+            let (now, later) = left.split_at_mut(left.len().min(BLOCK_BYTES - within));
+            now.copy_from_slice(&self.block(at / BLOCK_BYTES)[within..][..now.len()]);
+            at += now.len();
+            left = later;
         }
     }
 
@@ -108,12 +114,13 @@ mod tests {
                 paged.to_vec() == plain,
                 "round {round}: {len} bytes at {offset}"
             );
-            let mut read = vec![0; 2 * BLOCK_BYTES];
-            let block = rng.below(5) * BLOCK_BYTES;
-            paged.read(block, &mut read);
+            let mut read = vec![0; rng.below(2 * BLOCK_BYTES)];
+            let from = rng.below(plain.len() - read.len());
+            paged.read(from, &mut read);
             assert!(
-                read == plain[block..][..2 * BLOCK_BYTES],
-                "round {round}: read at {block}"
+                read == plain[from..][..read.len()],
+                "round {round}: read of {} at {from}",
+                read.len()
             );
         }
         assert!(

@@ -7,7 +7,8 @@
 
 use super::fault::Rules;
 use super::paged::{Image, Paged};
-use super::{Event, EventKind, Rng, SECTOR_BYTES};
+use super::{Event, EventKind, Rng};
+use crate::SECTOR_BYTES;
 use rustix::io::Errno;
 use std::sync::Arc;
 

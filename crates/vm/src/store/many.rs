@@ -248,12 +248,14 @@ impl<F: FnMut(usize, Value<'_>)> Call<'_, F> {
 
 impl Queue {
     fn buf(&mut self, len: usize) -> Buf {
-        let spare = || (len == BLOCK_BYTES).then(|| self.blocks.pop()).flatten();
+        let spare = || (len <= BLOCK_BYTES).then(|| self.blocks.pop()).flatten();
         let buf = self.disk.lend(len).or_else(spare);
-        buf.unwrap_or_else(|| Buf::zeroed(len))
+        let mut buf = buf.unwrap_or_else(|| Buf::zeroed(len));
+        buf.set_len(len);
+        buf
     }
     fn keep(&mut self, buf: Buf) {
-        if !buf.is_lent() && buf.len() == BLOCK_BYTES && self.blocks.len() < READS_MAX {
+        if !buf.is_lent() && buf.capacity_bytes() == BLOCK_BYTES && self.blocks.len() < READS_MAX {
             self.blocks.push(buf);
         }
     }

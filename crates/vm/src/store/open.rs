@@ -324,8 +324,9 @@ impl Store {
     /// A buffer for a read of `len` bytes.
     pub(crate) fn take_buf(&self, len: usize) -> Buf {
         if len > SPARE_BUF_BYTES {
-            self.pool.ledger().change(Part::Io, 0, len as u64);
-            return Buf::zeroed(len);
+            let buf = Buf::zeroed(len);
+            self.pool.ledger().change(Part::Io, 0, buf.len() as u64);
+            return buf;
         }
         let spare = self.bufs.lock().pop();
         spare.unwrap_or_else(|| {
