@@ -22,7 +22,7 @@ const RATIO: u64 = 10;
 /// The same when scaled down, at least: the limit stays, since a store and its threads need some.
 const RATIO_MIN: u64 = 2;
 /// Text, stacks and the kernel's own: what the limit has above the cap.
-const SLACK_BYTES: u64 = 12 << 20;
+const SLACK_BYTES: u64 = 5 << 20;
 /// The pool on the disk, and the swap file, over the data: each object of 128 bytes has a header too, and a tenth is kept free.
 const DISK_OVER_DATA: u64 = 2;
 /// Before a load's first round the same is done for so many times its length: what is to be in DRAM must come there first.
