@@ -256,6 +256,22 @@ mod tests {
     use super::*;
 
     #[test]
+    fn a_buffer_shows_as_much_of_its_memory_as_is_asked() {
+        let mut buf = Buf::zeroed(5000);
+        assert_eq!((buf.len(), buf.capacity_bytes()), (8192, 8192));
+        buf[1535] = 7;
+        buf.set_len(1536);
+        assert_eq!((buf.len(), buf.capacity_bytes()), (1536, 8192));
+        buf.set_len(8192);
+        assert!(buf[1535] == 7 && buf[1536..].iter().all(|b| *b == 0));
+        for len in [0, 8193] {
+            let mut other = Buf::zeroed(8192);
+            let set = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| other.set_len(len)));
+            assert!(set.is_err(), "{len}");
+        }
+    }
+
+    #[test]
     fn buffers_are_aligned_zeroed_and_rounded_up() {
         for len in [0, 1, 4096, 4097, 127 * 1024, 128 * 1024, 1 << 20] {
             let mut buf = Buf::zeroed(len);

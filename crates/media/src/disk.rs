@@ -5,7 +5,7 @@
 //! with it. A flush covers the writes whose `Done` was reaped before the flush was submitted.
 //! Never: orders operations that are in flight together, or retries a failed flush.
 
-use crate::{BLOCK_BYTES, Buf, Frozen, MediaError, OP_BYTES_MAX, SECTOR_BYTES};
+use crate::{BLOCK_BYTES, Buf, Frozen, MediaError, OP_BYTES_MAX};
 use std::os::fd::RawFd;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
@@ -31,7 +31,7 @@ pub enum Op {
     WriteBuf {
         /// First byte, a multiple of [`BLOCK_BYTES`].
         offset: u64,
-        /// Written over its whole length; comes back in [`Done::buf`].
+        /// Written over its whole length, a multiple of [`BLOCK_BYTES`]; comes back in [`Done::buf`].
         buf: Buf,
     },
     /// Make durable what was written and reaped before this was submitted.
@@ -73,11 +73,15 @@ impl Op {
     }
 
     /// Panics on a misaligned or overlong operation (a mistake of the caller, not of the world);
-    /// an error if the range does not lie on a device of `device_bytes`.
-    pub(crate) fn check(&self, device_bytes: u64) -> Result<(), MediaError> {
+    /// an error if the range does not lie on a device of `device_bytes`, which reads by `read_unit_bytes`.
+    pub(crate) fn check(
+        &self,
+        device_bytes: u64,
+        read_unit_bytes: usize,
+    ) -> Result<(), MediaError> {
         let (offset, len) = (self.offset(), self.len());
         let unit_bytes = match self {
-            Op::Read { .. } => SECTOR_BYTES,
+            Op::Read { .. } => read_unit_bytes,
             _ => BLOCK_BYTES,
         };
         assert!(
@@ -166,7 +170,7 @@ pub enum Wait {
 pub trait Disk: Send {
     /// Queues an operation and returns at once; beyond the ring's depth it waits in a local
     /// backlog, which the caller bounds by what it submits. Offsets and lengths are multiples of
-    /// [`BLOCK_BYTES`], of reads of [`SECTOR_BYTES`], and lengths at most [`OP_BYTES_MAX`], else this panics.
+    /// [`BLOCK_BYTES`], of reads of [`Device::read_unit_bytes`], and lengths at most [`OP_BYTES_MAX`], else this panics.
     fn submit(&mut self, token: u64, op: Op);
 
     /// Hands what is queued to the kernel, in one system call.
@@ -181,7 +185,7 @@ pub trait Disk: Send {
         0
     }
 
-    /// One of them, of `len` bytes (a multiple of [`SECTOR_BYTES`]) with whatever is there, for a read by this queue. None: there is none now.
+    /// One of them, of `len` bytes (a multiple of [`crate::SECTOR_BYTES`]) with whatever is there, for a read by this queue. None: there is none now.
     fn lend(&mut self, _len: usize) -> Option<Buf> {
         None
     }
@@ -200,7 +204,7 @@ pub trait Device: Send + Sync {
     /// Its length in bytes, a multiple of [`BLOCK_BYTES`]; never changes.
     fn len_bytes(&self) -> u64;
 
-    /// What offsets, lengths and addresses of reads are multiples of: a power of two from [`SECTOR_BYTES`] to [`BLOCK_BYTES`].
+    /// What offsets, lengths and addresses of reads are multiples of: a power of two from [`crate::SECTOR_BYTES`] to [`BLOCK_BYTES`].
     fn read_unit_bytes(&self) -> usize {
         BLOCK_BYTES
     }
@@ -210,9 +214,9 @@ pub trait Device: Send + Sync {
     fn queue(&self, depth: u32) -> Result<Box<dyn Disk>, MediaError>;
 
     /// Fills `into` from `offset` on, in the calling thread, which blocks meanwhile; any number of threads
-    /// may do so. Offset, length and address are multiples of [`Device::read_unit_bytes`]; if not of [`SECTOR_BYTES`], this panics.
+    /// may do so. Offset, length and address are multiples of [`Device::read_unit_bytes`], else this panics.
     fn read_into(&self, offset: u64, into: &mut [u8]) -> Result<(), MediaError> {
-        check_place(offset, into);
+        check_place(self.read_unit_bytes(), offset, into);
         let buf = read_blocking(&mut *self.queue(1)?, offset, into.len())?;
         into.copy_from_slice(&buf[..into.len()]);
         Ok(())
@@ -225,11 +229,11 @@ pub trait Device: Send + Sync {
     fn counters(&self) -> Counters;
 }
 
-/// Panics unless direct I/O allows a read to there.
-pub(crate) fn check_place(offset: u64, into: &[u8]) {
-    let aligned = (into.as_ptr() as usize).is_multiple_of(SECTOR_BYTES)
-        && into.len().is_multiple_of(SECTOR_BYTES)
-        && offset.is_multiple_of(SECTOR_BYTES as u64);
+/// Panics unless direct I/O by units allows a read to there.
+pub(crate) fn check_place(unit_bytes: usize, offset: u64, into: &[u8]) {
+    let aligned = (into.as_ptr() as usize).is_multiple_of(unit_bytes)
+        && into.len().is_multiple_of(unit_bytes)
+        && offset.is_multiple_of(unit_bytes as u64);
     assert!(
         aligned,
         "read of {} bytes at byte {offset} to {:p}",
@@ -346,4 +350,28 @@ pub fn write_blocking(disk: &mut dyn Disk, offset: u64, buf: Buf) -> Result<Buf,
 /// Makes all writes reaped so far durable and waits for it. Panics if anything else is in flight.
 pub fn flush_blocking(disk: &mut dyn Disk) -> Result<(), MediaError> {
     run_alone(disk, Op::Flush).map(|_| ())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn short_operations_go_on_where_their_own_alignment_allows() {
+        for (offset, len, moved, resumable) in [
+            (0, 8192, 5000, 4096),
+            (0, 8192, 4095, 0),
+            (4096, 1 << 20, 70_000, 69_632),
+            (512, 1536, 1000, 512),
+            (512, 1536, 511, 0),
+            (2048, 2048, 2047, 0),
+            (2048, 4096, 2049, 2048),
+        ] {
+            assert_eq!(
+                resumable_bytes(offset, len, moved),
+                resumable,
+                "{len} at {offset}"
+            );
+        }
+    }
 }

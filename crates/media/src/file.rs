@@ -236,15 +236,17 @@ impl Device for FileDevice {
         }
         let (file, counters) = (Arc::clone(&self.file), Arc::clone(&self.counters));
         if let Engine::Sync(_) = self.engine {
-            return Ok(Box::new(SyncDisk::new(file, self.len_bytes, counters)));
+            let disk = SyncDisk::new(file, self.len_bytes, self.read_unit_bytes, counters);
+            return Ok(Box::new(disk));
         }
-        UringDisk::new(file, self.len_bytes, depth, self.options, counters)
+        let (len_bytes, unit_bytes) = (self.len_bytes, self.read_unit_bytes);
+        UringDisk::new(file, len_bytes, unit_bytes, depth, self.options, counters)
             .map(|disk| Box::new(disk) as Box<dyn Disk>)
             .map_err(|e| MediaError::setup_io("make an io_uring of depth", depth, &e))
     }
 
     fn read_into(&self, offset: u64, into: &mut [u8]) -> Result<(), MediaError> {
-        check_place(offset, into);
+        check_place(self.read_unit_bytes, offset, into);
         let (op, len) = ("read", into.len());
         if offset
             .checked_add(len as u64)
@@ -315,8 +317,8 @@ impl Device for FileDevice {
         };
         let path = self.path.display();
         format!(
-            "{kind} {path}, {} bytes, {direct} I/O, {engine}",
-            self.len_bytes
+            "{kind} {path}, {} bytes, {direct} I/O, reads by {} bytes, {engine}",
+            self.len_bytes, self.read_unit_bytes
         )
     }
 

@@ -15,22 +15,29 @@ use std::sync::Arc;
 pub(crate) struct SyncDisk {
     file: Arc<File>,
     device_bytes: u64,
+    read_unit_bytes: usize,
     counters: Arc<SharedCounters>,
     queued: VecDeque<(u64, Op)>,
 }
 
 impl SyncDisk {
-    pub(crate) fn new(file: Arc<File>, device_bytes: u64, counters: Arc<SharedCounters>) -> Self {
+    pub(crate) fn new(
+        file: Arc<File>,
+        device_bytes: u64,
+        read_unit_bytes: usize,
+        counters: Arc<SharedCounters>,
+    ) -> Self {
         SyncDisk {
             file,
             device_bytes,
+            read_unit_bytes,
             counters,
             queued: VecDeque::new(),
         }
     }
 
     fn run(&self, op: &mut Op) -> Result<(), MediaError> {
-        op.check(self.device_bytes)?;
+        op.check(self.device_bytes, self.read_unit_bytes)?;
         if let Op::Flush = op {
             return rustix::fs::fdatasync(&self.file).map_err(|e| op.io_error(e.raw_os_error()));
         }
@@ -63,7 +70,7 @@ impl SyncDisk {
 impl Disk for SyncDisk {
     fn submit(&mut self, token: u64, op: Op) {
         // Only for the assertions: a mistake shows where it is made. The range is checked later.
-        let _in_range = op.check(self.device_bytes);
+        let _in_range = op.check(self.device_bytes, self.read_unit_bytes);
         self.queued.push_back((token, op));
     }
 

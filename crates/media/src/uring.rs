@@ -70,6 +70,7 @@ pub(crate) struct UringDisk {
     /// Buffers that the ring holds, too.
     stock: Option<Arc<Stock>>,
     device_bytes: u64,
+    read_unit_bytes: usize,
     spin: Duration,
     counters: Arc<SharedCounters>,
     slots: Vec<Option<Slot>>,
@@ -169,6 +170,7 @@ impl UringDisk {
     pub(crate) fn new(
         file: Arc<File>,
         device_bytes: u64,
+        read_unit_bytes: usize,
         depth: u32,
         options: QueueOptions,
         counters: Arc<SharedCounters>,
@@ -182,6 +184,7 @@ impl UringDisk {
             stock: None,
             file,
             device_bytes,
+            read_unit_bytes,
             spin: Duration::from_micros(options.spin_us.into()),
             counters,
             slots: (0..depth).map(|_| None).collect(),
@@ -406,7 +409,7 @@ impl UringDisk {
 impl Disk for UringDisk {
     fn submit(&mut self, token: u64, op: Op) {
         let checked = match self.broken {
-            None => op.check(self.device_bytes),
+            None => op.check(self.device_bytes, self.read_unit_bytes),
             Some(errno) => Err(op.io_error(errno)),
         };
         match checked {

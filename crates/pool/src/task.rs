@@ -4,6 +4,7 @@
 //! task keeps what was read in between. Never: outlives the holds on segments
 //! that its reads took; `Worker::finish` ends them.
 
+use crate::reads::buf_bytes;
 use std::collections::HashMap;
 use std::ops::Range;
 use terrace_log::entry::{Entry, EntryError};
@@ -67,7 +68,10 @@ impl Fetched {
                 short.write(&mut out);
                 (Ok(Held::Copy(out.into_boxed_slice())), Some(buf))
             }
-            Ok(e) if keep == Keep::Buffer && e.as_bytes().len() * STAYS_ONE_IN >= buf.len() => {
+            Ok(e)
+                if keep == Keep::Buffer
+                    && e.as_bytes().len() * STAYS_ONE_IN >= buf_bytes(buf.len()) =>
+            {
                 let place = plan.skip..plan.skip + e.as_bytes().len();
                 (Ok(Held::Buf(buf, place)), None)
             }
@@ -98,7 +102,7 @@ impl Fetched {
     pub(crate) fn kept_bytes(&self) -> usize {
         match &self.result {
             Ok(Held::Copy(bytes)) => bytes.len(),
-            Ok(Held::Buf(buf, _)) => buf.len(),
+            Ok(Held::Buf(buf, _)) => buf_bytes(buf.len()),
             Err(_) => 0,
         }
     }

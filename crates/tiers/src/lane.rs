@@ -374,6 +374,7 @@ impl<D: Snapshot> Lane<D> {
 
     /// Entries are read by as few bytes as the device allows from now on, instead of by blocks.
     pub fn set_read_unit(&mut self, bytes: usize) {
+        debug_assert!(bytes.is_power_of_two() && bytes <= terrace_media::BLOCK_BYTES);
         self.ssd.read_unit_bytes = bytes;
     }
 

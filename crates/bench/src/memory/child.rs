@@ -22,7 +22,7 @@ use terrace_vm::store::{Pages, Shape, Store, StoreOptions, Value};
 use terrace_vm::{Backing, Changed, PAGE_BYTES, Page, Region, Way};
 
 /// Of the limit, what the program itself and its stacks may take beside what a store counts.
-const OWN_BYTES: u64 = 10 << 20;
+const OWN_BYTES: u64 = 12 << 20;
 /// Objects asked for together where that is possible.
 const TOGETHER: usize = 256;
 /// Operations between two looks at the clock.

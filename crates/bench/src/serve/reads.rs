@@ -37,7 +37,7 @@ pub fn beside_disk(setting: &Setting, report: &mut Report, tiered: &mut Tiered) 
         "misses_per_get",
     ];
     part.notes.push(format!(
-        "the disk alone: random reads of 4 KiB with O_DIRECT by {}",
+        "the disk alone: random reads of 4 KiB with O_DIRECT by {}; ours are as long as the sectors of an entry",
         device::yardstick()
     ));
     tiered.lineup.keep(&[Peer::Terrace, Peer::Extstore])?;

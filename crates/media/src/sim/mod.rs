@@ -55,10 +55,14 @@ pub type Hook = Box<dyn FnMut(&SimDevice, Event) + Send>;
 
 struct Inner {
     len_bytes: u64,
+    read_unit_bytes: usize,
     state: Mutex<State>,
     hook: Mutex<Option<Hook>>,
     counters: SharedCounters,
 }
+
+/// From a sector to a block, by doubling.
+const READ_UNITS: u64 = (BLOCK_BYTES / SECTOR_BYTES).ilog2() as u64 + 1;
 
 /// A simulated block device. Clones are handles to the same device.
 #[derive(Clone)]
@@ -67,7 +71,7 @@ pub struct SimDevice {
 }
 
 impl SimDevice {
-    /// A device of `len_bytes` zeros (a multiple of [`BLOCK_BYTES`], else this panics).
+    /// A device of `len_bytes` zeros that reads by 512 B, 1, 2 or 4 KiB, as `seed` says (a multiple of [`BLOCK_BYTES`], else this panics).
     pub fn new(len_bytes: u64, seed: u64) -> SimDevice {
         Self::with_image(vec![0; len_bytes as usize], seed)
     }
@@ -81,6 +85,7 @@ impl SimDevice {
         );
         let inner = Inner {
             len_bytes: image.len() as u64,
+            read_unit_bytes: SECTOR_BYTES << (seed % READ_UNITS),
             state: Mutex::new(State::new(image, seed)),
             hook: Mutex::new(None),
             counters: SharedCounters::default(),
@@ -176,7 +181,7 @@ impl Device for SimDevice {
     }
 
     fn read_unit_bytes(&self) -> usize {
-        SECTOR_BYTES
+        self.inner.read_unit_bytes
     }
 
     fn queue(&self, depth: u32) -> Result<Box<dyn Disk>, MediaError> {
@@ -217,7 +222,8 @@ struct SimDisk {
 
 impl Disk for SimDisk {
     fn submit(&mut self, token: u64, op: Op) {
-        let mut refused = op.check(self.device.inner.len_bytes).err();
+        let inner = &self.device.inner;
+        let mut refused = op.check(inner.len_bytes, inner.read_unit_bytes).err();
         let mut state = self.device.state();
         if refused.is_none() && state.has_crashed() {
             refused = Some(MediaError::Crashed);

@@ -218,8 +218,7 @@ impl Uffd {
     /// Puts `len` bytes of zeros at `to` (whole pages), where none are, and wakes who waits for them: how many were put, and why not all. One call for many pages takes half the
     /// time of one for each.
     pub fn copy_zeros(&self, to: usize, len: usize, protected: bool) -> (usize, Option<Errno>) {
-        let (mut done, mut tries) = (0, 0);
-        while done < len {
+        in_steps(len, |done| {
             let mut copy = Copy {
                 to: (to + done) as u64,
                 from: ZEROS.0.as_ptr() as u64,
@@ -229,15 +228,8 @@ impl Uffd {
             };
             // SAFETY: opcode and layout of UFFDIO_COPY; it changes only absent pages of registered ranges.
             let said = unsafe { ioctl(&self.fd, Updater::<IOCTL_COPY, Copy>::new(&mut copy)) };
-            match (usize::try_from(copy.copied), said) {
-                // Some were put: why it stopped is what the next call says.
-                (Ok(copied @ 1..), _) => (done, tries) = (done + copied, 0),
-                (_, Err(Errno::AGAIN | Errno::INTR)) if tries < AGAIN_MAX => tries += 1,
-                (_, Err(errno)) => return (done, Some(errno)),
-                (_, Ok(())) => return (done, Some(Errno::NOSYS)),
-            }
-        }
-        (done, None)
+            (copy.copied, said)
+        })
     }
 
     /// Puts a page with the contents of `page` at `address`, where none is, and wakes who waits for it.
@@ -282,8 +274,7 @@ impl Uffd {
     /// # Safety
     /// Nobody but the caller, or whoever waits for a fault of it, touches the pages, and both ranges are the caller's to change.
     pub unsafe fn move_pages(&self, to: usize, from: usize, len: usize) -> (usize, Option<Errno>) {
-        let (mut done, mut tries) = (0, 0);
-        while done < len {
+        in_steps(len, |done| {
             let mut call = Move {
                 to: (to + done) as u64,
                 from: (from + done) as u64,
@@ -293,16 +284,8 @@ impl Uffd {
             };
             // SAFETY: opcode and layout of UFFDIO_MOVE; what lies in both ranges is the caller's to change.
             let said = unsafe { ioctl(&self.fd, Updater::<IOCTL_MOVE, Move>::new(&mut call)) };
-            match (usize::try_from(call.moved), said) {
-                // Some were moved: why it stopped is what the next call says.
-                (Ok(moved @ 1..), _) => (done, tries) = (done + moved, 0),
-                (_, Err(Errno::AGAIN | Errno::INTR)) if tries < AGAIN_MAX => tries += 1,
-                (_, Err(errno)) => return (done, Some(errno)),
-                // It says that it is done and has moved nothing: not a kernel that we know.
-                (_, Ok(())) => return (done, Some(Errno::NOSYS)),
-            }
-        }
-        (done, None)
+            (call.moved, said)
+        })
     }
 
     /// Who touches the absent page at `address` gets SIGBUS, until the page is unmapped.
@@ -389,6 +372,27 @@ fn span(start: usize, len: usize) -> Span {
         start: start as u64,
         len: len as u64,
     }
+}
+
+/// Goes along `len` bytes by calls that get from the offset they are given as far as they say, and answers how far all got, and why
+/// no further.
+fn in_steps(
+    len: usize,
+    mut step: impl FnMut(usize) -> (i64, Result<(), Errno>),
+) -> (usize, Option<Errno>) {
+    let (mut done, mut tries) = (0, 0);
+    while done < len {
+        let (bytes, said) = step(done);
+        match (usize::try_from(bytes), said) {
+            // It got on: why it stopped is what the next call says.
+            (Ok(bytes @ 1..), _) => (done, tries) = (done + bytes, 0),
+            (_, Err(Errno::AGAIN | Errno::INTR)) if tries < AGAIN_MAX => tries += 1,
+            (_, Err(errno)) => return (done, Some(errno)),
+            // It says that it is done and has not moved: not a kernel that we know.
+            (_, Ok(())) => return (done, Some(Errno::NOSYS)),
+        }
+    }
+    (done, None)
 }
 
 /// Repeats what the kernel broke off because mappings were changing.
