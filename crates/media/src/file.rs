@@ -327,7 +327,7 @@ impl Device for FileDevice {
     }
 }
 
-/// How fine direct reads of it may be, as the kernel tells since Linux 6.1. Whole blocks where it does not tell.
+/// How fine direct reads of it may be, as the kernel tells since Linux 6.1 and a read bears out. Whole blocks where it does not tell.
 fn read_unit_bytes(file: &File, is_direct: bool) -> usize {
     if !is_direct {
         return SECTOR_BYTES;
@@ -337,10 +337,18 @@ fn read_unit_bytes(file: &File, is_direct: bool) -> usize {
     };
     let (offset, memory) = (told.stx_dio_offset_align, told.stx_dio_mem_align);
     let unit_bytes = offset.max(memory).max(SECTOR_BYTES as u32) as usize;
-    match offset != 0 && BLOCK_BYTES.is_multiple_of(unit_bytes) {
+    let is_told = offset != 0 && BLOCK_BYTES.is_multiple_of(unit_bytes);
+    match is_told && (unit_bytes == BLOCK_BYTES || takes_units(file, unit_bytes)) {
         true => unit_bytes,
         false => BLOCK_BYTES,
     }
+}
+
+/// Whether one such read is done: a file system that says what it does not do would make every entry unreadable.
+fn takes_units(file: &File, unit_bytes: usize) -> bool {
+    let mut into = Buf::zeroed(BLOCK_BYTES);
+    let into = &mut into[unit_bytes..2 * unit_bytes];
+    rustix::io::pread(file, into, unit_bytes as u64) == Ok(unit_bytes)
 }
 
 fn check_len(what: &'static str, asked: u64, most: u64) -> Result<(), MediaError> {
