@@ -4,12 +4,12 @@
 
 mod support;
 
-use std::net::{TcpListener, TcpStream};
+use std::net::TcpStream;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use support::resp::{Client, Reply};
-use support::{Rng, Server, TempDir, seed};
+use support::{Rng, Server, TempDir, free_addr, seed};
 
 /// How long each of the two runs goes on.
 const RUN: Duration = Duration::from_secs(6);
@@ -29,9 +29,7 @@ impl Drop for Redis {
 }
 
 fn redis() -> Redis {
-    let free = TcpListener::bind("127.0.0.1:0").expect("a free port");
-    let port = free.local_addr().expect("its address").port();
-    drop(free);
+    let port = free_addr().port();
     let args = [
         "--bind",
         "127.0.0.1",

@@ -5,18 +5,13 @@ mod support;
 
 use std::collections::BTreeMap;
 use std::io::{Read, Write};
-use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::net::{SocketAddr, TcpStream};
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use support::python::{python, run_python};
 use support::resp::{Client, Reply};
-use support::{Server, TempDir, said, value_of};
-
-fn free_addr() -> SocketAddr {
-    let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
-    listener.local_addr().expect("its address")
-}
+use support::{Server, TempDir, free_addr, said, value_of};
 
 fn scrape(addr: SocketAddr) -> String {
     let mut stream = TcpStream::connect(addr).expect("the metrics are served");

@@ -4,13 +4,14 @@
 mod support;
 
 use std::io::Write;
-use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream, UdpSocket};
+use std::net::{IpAddr, SocketAddr, TcpStream, UdpSocket};
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
 use support::certs::Authority;
+use support::port::free_addr_of;
 use support::python::{python, run_python};
 use support::{TempDir, binary, free_addr, log_path, said};
 
@@ -231,12 +232,8 @@ fn e2e_addresses_beyond_loopback_need_a_password_or_tls() {
     let pool = dir.pool();
     let pool_arg = pool.to_str().expect("UTF-8");
     let ip = own_address().unwrap_or(IpAddr::from([0, 0, 0, 0]));
-    let port = |ip: IpAddr| {
-        let listener = TcpListener::bind((ip, 0)).expect("a free port");
-        listener.local_addr().expect("its address")
-    };
-    let everywhere = port(IpAddr::from([0, 0, 0, 0])).to_string();
-    let own = port(ip);
+    let everywhere = free_addr_of(IpAddr::from([0, 0, 0, 0])).to_string();
+    let own = free_addr_of(ip);
     for addr in [own.to_string(), everywhere] {
         for listen in [["--resp", &addr], ["--memcached", &addr]] {
             let text = refused(&[&["--pool", pool_arg][..], &listen].concat());
@@ -277,7 +274,7 @@ fn e2e_addresses_beyond_loopback_need_a_password_or_tls() {
     // TLS alone serves too, and says in the log who is let in.
     let authority = Authority::new(dir.path(), "ours");
     let (cert, key) = authority.certify("server", 2200);
-    let own = SocketAddr::new(ip, port(ip).port());
+    let own = SocketAddr::new(ip, free_addr_of(ip).port());
     let server = Encrypted::start_on(&pool, own, &["--tls-cert", &cert, "--tls-key", &key]);
     let reach = SocketAddr::new(reach.ip(), own.port());
     // The certificate names 127.0.0.1 and localhost; redis-cli does not compare names.

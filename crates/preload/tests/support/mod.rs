@@ -5,11 +5,13 @@
 #[path = "../../../server/tests/support/cgroup.rs"]
 pub mod cgroup;
 pub mod cluster;
+#[path = "../../../server/tests/support/port.rs"]
+mod port;
 mod stuck;
 
 use cgroup::Cgroup;
 use std::io::Read;
-use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::net::{SocketAddr, TcpStream};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
@@ -148,10 +150,9 @@ pub fn reported(report: &str, name: &str) -> u64 {
     value.unwrap_or_else(|| panic!("no {name} in: {report}"))
 }
 
-/// A port that is free now.
+/// A port of loopback that is free now.
 pub fn free_port() -> u16 {
-    let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
-    listener.local_addr().expect("its address").port()
+    port::free_addr().port()
 }
 
 /// A server under `terrace run`; dropped, it is killed.

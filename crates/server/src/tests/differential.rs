@@ -6,7 +6,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 use super::lists::{COMMANDS, INSIGHT, STRINGS, TRANSACTIONS};
-use super::{Running, Talk, plain};
+use super::{Running, Talk, plain, port};
 
 pub struct Redis {
     child: Child,
@@ -21,9 +21,7 @@ impl Drop for Redis {
 }
 
 pub fn redis() -> Option<Redis> {
-    let free = std::net::TcpListener::bind("127.0.0.1:0").ok()?;
-    let port = free.local_addr().ok()?.port();
-    drop(free);
+    let port = port::free_addr().port();
     let child = Command::new("redis-server")
         .args([
             "--port",

@@ -5,7 +5,7 @@ use std::net::TcpStream;
 use std::time::Duration;
 
 use super::double::Settings;
-use super::{Running, plain};
+use super::{Running, plain, port};
 use crate::ServerOptions;
 
 pub(super) fn start(settings: Settings) -> Running {
@@ -239,9 +239,7 @@ const DIFFERS: &[&str] = &[
 
 #[test]
 fn replies_are_those_of_memcached() {
-    let free = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-    let port = free.local_addr().unwrap().port();
-    drop(free);
+    let port = port::free_addr().port();
     let port_text = port.to_string();
     let args = [
         "-l",

@@ -11,6 +11,8 @@ mod long;
 mod memcached;
 mod memcached_long;
 mod parser;
+#[path = "../../tests/support/port.rs"]
+mod port;
 mod sight;
 mod tls;
 mod transactions;

@@ -4,10 +4,13 @@
 #![allow(dead_code)] // each test uses its part
 
 use std::io::{Read, Write};
-use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::net::{SocketAddr, TcpStream};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
+
+#[path = "../support/port.rs"]
+mod port;
 
 /// The command under test: TERRACE_BIN, or what was built beside this test. `None` (with a printed reason): neither.
 pub fn terrace() -> Option<PathBuf> {
@@ -71,10 +74,7 @@ pub struct Serving {
 impl Serving {
     /// Starts on `pool` and waits until it answers.
     pub fn start(exe: &Path, pool: &Path, more: &[&str]) -> Self {
-        let addr = TcpListener::bind("127.0.0.1:0")
-            .unwrap()
-            .local_addr()
-            .unwrap();
+        let addr = port::free_addr();
         let child = Command::new(exe)
             .args([
                 "serve",

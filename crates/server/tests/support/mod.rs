@@ -7,11 +7,12 @@
 pub mod certs;
 pub mod cgroup;
 pub mod oracle;
+pub mod port;
 pub mod python;
 pub mod resp;
 
 use std::fs::{self, File, OpenOptions};
-use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::net::{SocketAddr, TcpStream};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Output, Stdio};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -20,6 +21,7 @@ use std::time::{Duration, Instant};
 use rustix::process::{Pid, Signal, kill_process};
 
 use cgroup::Cgroup;
+pub use port::free_addr;
 use resp::Client;
 
 /// A start takes no longer, the making of the pool included.
@@ -297,12 +299,6 @@ impl Drop for Server {
 /// Where the server's words go: beside the pool, so that it goes with the directory.
 pub fn log_path(pool: &Path) -> PathBuf {
     pool.with_extension("log")
-}
-
-/// An address of this machine that nobody listens on.
-pub fn free_addr() -> SocketAddr {
-    let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
-    listener.local_addr().expect("its address")
 }
 
 /// Flips one bit of a file, durably.
