@@ -462,6 +462,8 @@ pub(crate) fn execute_args<S: Store>(
     if matches!(flow, Flow::Done) && progress.is_over() {
         env.store.finish(task);
         env.took(conn, args, began);
+        // It may have waited. State that stays would keep the connection out of batches.
+        conn.rest();
         return true;
     }
     let parked = Parked {

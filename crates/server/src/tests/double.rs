@@ -46,6 +46,10 @@ pub struct Factory {
     open: AtomicI64,
     epoch: AtomicU64,
     changes: AtomicU64,
+    /// No call waits any more.
+    calm: AtomicBool,
+    /// Keys whose memory was asked for before their commands.
+    prefetched: AtomicU64,
 }
 
 impl Factory {
@@ -59,6 +63,8 @@ impl Factory {
             open: Default::default(),
             epoch: Default::default(),
             changes: Default::default(),
+            calm: Default::default(),
+            prefetched: Default::default(),
         })
     }
 
@@ -69,6 +75,16 @@ impl Factory {
     /// Makes every write from now on fail to become durable.
     pub fn fail(&self) {
         self.settings.fail.store(true, Ordering::SeqCst);
+    }
+
+    /// Lets no call wait from now on.
+    pub fn calm(&self) {
+        self.calm.store(true, Ordering::SeqCst);
+    }
+
+    /// How many keys' memory was asked for before their commands.
+    pub fn prefetched(&self) -> u64 {
+        self.prefetched.load(Ordering::SeqCst)
     }
 
     /// Whether what is written waits to become durable.
@@ -181,7 +197,8 @@ impl Double {
             t.call.is_none_or(|before| before == call),
             "another call came with the task of a waiting one"
         );
-        if t.waited || self.chance() >= self.home.settings.wait_per_mille {
+        let calm = self.home.calm.load(Ordering::SeqCst);
+        if t.waited || calm || self.chance() >= self.home.settings.wait_per_mille {
             return None;
         }
         t.waited = true;

@@ -1,5 +1,6 @@
 //! Tests of the server over real sockets and the double, and what they share: starting one, and talking to it.
 
+mod batches;
 mod commands;
 mod differential;
 mod double;

@@ -34,6 +34,11 @@ impl Store for Double {
             room: self.random.is_multiple_of(2),
         }
     }
+    fn prefetch<'k>(&mut self, keys: impl Iterator<Item = &'k [u8]>) {
+        self.home
+            .prefetched
+            .fetch_add(keys.count() as u64, Ordering::SeqCst);
+    }
     fn take_ready(&mut self, out: &mut Vec<u64>) {
         out.append(&mut self.ready);
     }
