@@ -47,6 +47,8 @@ pub const STUCK_AFTER_MS: u64 = 500;
 pub const GRANT_WAIT_MAX_MS: u64 = 120_000;
 /// What one read takes while buffers are short, so that a waiting connection holds little.
 pub const READ_TIGHT_BYTES: usize = 4 << 10;
+/// While replies wait for the device, a thread that has nothing to do looks again for this long before it sleeps.
+pub const LOOK_OUT_US: u64 = 100;
 /// How often a command that waits for room is tried again without being told.
 pub const ROOM_RETRY_MS: u64 = 2;
 /// How often a starving thread looks for connections to cut off.

@@ -17,6 +17,7 @@ use crate::limits::{
     AT_ONCE_WHILE_READING, EVENTS_MAX, LINGERING_MAX, MANY_READS, OUTPUT_LIMIT_BYTES,
     ROOM_RETRY_MS, SCRATCH_BYTES, SLEEP_MAX_MS, STANDING_BYTES, START_GRANT_MS, STOP_DRAIN_MS,
 };
+use crate::lookout::Lookout;
 use crate::resp::encode;
 use crate::service::{Status, service};
 use crate::shared::{Counters, Message, Shared, lock};
@@ -136,6 +137,7 @@ pub struct Thread<S: Store> {
     /// Slots that moved; empty in between.
     moved: Vec<usize>,
     together: Together,
+    lookout: Lookout,
 }
 
 impl<S: Store> Thread<S> {
@@ -197,6 +199,7 @@ impl<S: Store> Thread<S> {
             ready: Vec::new(),
             moved: Vec::new(),
             together: Together::default(),
+            lookout: Lookout::default(),
         })
     }
 
@@ -214,7 +217,14 @@ impl<S: Store> Thread<S> {
                 false => &mut many,
             };
             self.poll_once(events, timeout)?;
+            let came = !events.is_empty();
             timeout = self.turn();
+            let awaits_device = !self.held.is_empty();
+            if timeout > Duration::ZERO && self.lookout.looks_again(awaits_device, came) {
+                // Where the kernel's own threads, which flush the device, have only this processor.
+                std::thread::yield_now();
+                timeout = Duration::ZERO;
+            }
         }
         self.stop()
     }
