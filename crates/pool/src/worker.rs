@@ -370,14 +370,11 @@ impl<D: Snapshot + Send> Worker<D> {
 
     fn close_if_due(&mut self) -> bool {
         // The last checkpoint is the end: nothing comes behind it.
-        if self.closing || self.pool.commit.under_way() || self.pool.failure().is_some() {
-            return false;
-        }
-        if self.gathers() {
+        if self.closing || self.gathers() || self.pool.commit.under_way() {
             return false;
         }
         let now = self.turn_ms;
-        if self.pool.commit.quiet(now) {
+        if self.pool.commit.quiet(now) || self.pool.failure().is_some() {
             return false;
         }
         // Any lane: a command of this thread may have filled one that another looks
