@@ -1,5 +1,5 @@
 //! Whether a thread that has nothing to do looks again or sleeps. To sleep for the moments that a device's write and flush take
-//! costs more than they do where a processor that halts must be woken by a hypervisor (ADR 0045).
+//! seems to cost more than they do where a hypervisor wakes a processor that halts (ADR 0045).
 //!
 //! Promises: a thread looks again only while replies wait for the device, and for `LOOK_OUT_US` after the last thing that
 //! happened; so a slow device costs that much and no more. Never: waits, or looks itself.
