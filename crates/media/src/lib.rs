@@ -15,6 +15,7 @@ mod error;
 mod file;
 mod huge;
 mod pages;
+mod parts;
 mod prefetch;
 mod probe;
 pub mod sim;
@@ -30,6 +31,7 @@ pub use disk::{
 };
 pub use error::MediaError;
 pub use file::FileDevice;
+pub use parts::Part;
 pub use prefetch::{prefetch, prefetch_line};
 pub use probe::{Probe, RingFeatures, probe};
 pub use uring::{QueueOptions, TaskRun};
