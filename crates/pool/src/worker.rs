@@ -30,9 +30,6 @@ const TOKEN_FLUSH: u64 = 1 << 61;
 const TOKEN_LANE_SHIFT: u32 = 44;
 /// Slices of background work in one turn.
 const SLICES_PER_TURN_MAX: usize = 4;
-/// In sync mode an epoch is closed so many turns after the one before it was durable: that one's replies go out first, and what
-/// comes at once upon them is in it.
-const GATHER_TURNS: u64 = 2;
 /// Turns between two looks at the cap; what grows in between is within the ledger's slack.
 const KEEP_CAP_TURNS: u64 = 8;
 /// Longest sleep between two turns, ms.
@@ -62,8 +59,6 @@ pub struct Worker<D = KeyMap> {
     room: bool,
     closing: bool,
     turns: u64,
-    /// No epoch is closed by this worker before that turn.
-    gathers_until: u64,
     /// The pool's clock as of this turn: commands of one turn see one time.
     turn_ms: u64,
     /// What `prefetch` asked for last.
@@ -83,7 +78,6 @@ impl<D: Snapshot + Send> Worker<D> {
             room: false,
             closing: false,
             turns: 0,
-            gathers_until: 0,
             turn_ms: pool.clock.now_ms(),
             near: Near::default(),
             pool,
@@ -299,7 +293,7 @@ impl<D: Snapshot + Send> Worker<D> {
             self.keep_cap();
         }
         Turn {
-            busy: busy || self.disk_spins() || self.gathers(),
+            busy: busy || self.disk_spins(),
             sleep_at_most: self.sleep_at_most(),
             room: std::mem::take(&mut self.room),
         }
@@ -370,7 +364,7 @@ impl<D: Snapshot + Send> Worker<D> {
 
     fn close_if_due(&mut self) -> bool {
         // The last checkpoint is the end: nothing comes behind it.
-        if self.closing || self.gathers() || self.pool.commit.under_way() {
+        if self.closing || self.pool.commit.under_way() {
             return false;
         }
         let now = self.turn_ms;
@@ -398,16 +392,8 @@ impl<D: Snapshot + Send> Worker<D> {
         closed
     }
 
-    /// Whether what comes in the next turn is to be in the open epoch, too.
-    fn gathers(&self) -> bool {
-        self.turns < self.gathers_until
-    }
-
     fn durable(&mut self) {
         self.pool.commit.done();
-        if self.pool.is_sync() {
-            self.gathers_until = self.turns + GATHER_TURNS;
-        }
         self.room = true;
         if self.pool.lanes.len() > self.home.len() {
             self.pool.wake_all();

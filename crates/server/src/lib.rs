@@ -356,9 +356,6 @@ fn listen(addr: SocketAddr, memcached: bool) -> Result<Listener, ServerError> {
     Ok(Listener { socket, memcached })
 }
 
-/// The plainest of the kernel's ways to control congestion, which every kernel has.
-const LOOPBACK_CONGESTION: &[u8] = b"reno";
-
 fn listening(addr: SocketAddr) -> std::io::Result<mio::net::TcpListener> {
     let socket = Socket::new(
         Domain::for_address(addr),
@@ -368,11 +365,6 @@ fn listening(addr: SocketAddr) -> std::io::Result<mio::net::TcpListener> {
     socket.set_reuse_address(true)?;
     socket.set_recv_buffer_size(SOCKET_BUFFER_BYTES)?;
     socket.set_send_buffer_size(SOCKET_BUFFER_BYTES)?;
-    if addr.ip().is_loopback() {
-        // What never leaves the machine needs no model of a path and no pacing. What it accepts inherits it; where the kernel has
-        // none by this name, the machine's own is as right.
-        let _ = socket.set_tcp_congestion(LOOPBACK_CONGESTION);
-    }
     socket.bind(&addr.into())?;
     socket.listen(LISTEN_BACKLOG)?;
     Ok(mio::net::TcpListener::from_std(socket.into()))
