@@ -4,8 +4,6 @@
 //! a tenth of a size's pages; `heap_bytes` counts every allocation with an estimate of the allocator's own overhead. Never knows
 //! what is in a page, and never fixes references: the caller does that for the page that moved.
 
-use terrace_media::Part;
-
 use crate::chunk::{Chunk, MAPPING_OVERHEAD_BYTES, OS_PAGE_BYTES, allocation_bytes};
 use crate::page::{LINES_MAX, WORDS_PER_LINE};
 
@@ -79,20 +77,15 @@ impl Arena {
         let number = self.pages >> CHUNK_PAGES_LOG2;
         let used_pages = self.pages % CHUNK_PAGES;
         let wanted_pages = (used_pages + self.step_pages()).min(CHUNK_PAGES);
-        let new = |before| match wanted_pages {
-            CHUNK_PAGES => Chunk::full(wanted_pages * page_words, before),
-            _ => Chunk::with_room(wanted_pages * page_words),
-        };
-        let before = number.checked_sub(1).map(|before| &self.chunks[before]);
         match self.chunks.get(number) {
             Some(chunk) if chunk.room_words() / page_words > used_pages => {}
             Some(chunk) => {
-                let chunk = new(before).replaces(chunk);
+                let chunk = chunk.rebuilt(wanted_pages * page_words, wanted_pages == CHUNK_PAGES);
                 self.replace(number, chunk);
             }
             None => {
-                let chunk = new(before);
-                self.add(chunk);
+                let is_full = wanted_pages == CHUNK_PAGES;
+                self.add(Chunk::with_room(wanted_pages * page_words, is_full));
             }
         }
     }
@@ -150,7 +143,7 @@ impl Arena {
             self.drop_last();
         } else {
             let room_words = last.used_words() + step / 2 * page_words;
-            let chunk = Chunk::with_room(room_words).replaces(last);
+            let chunk = last.rebuilt(room_words, false);
             self.replace(number, chunk);
         }
     }
@@ -160,9 +153,8 @@ impl Arena {
         let pages_after = self.pages % CHUNK_PAGES + PAGES_ADDED_MAX;
         let chunk_pages = (pages_after + self.step_pages()).min(CHUNK_PAGES);
         let chunk_bytes = chunk_pages * page_words * 8 + MAPPING_OVERHEAD_BYTES;
-        let rest_bytes = Part::rest_bytes(CHUNK_PAGES * page_words * 8);
         // Two chunks at most: the last one becomes full, and another begins. The list of chunks grows by a quarter.
-        2 * (chunk_bytes.next_multiple_of(OS_PAGE_BYTES) + rest_bytes)
+        2 * chunk_bytes.next_multiple_of(OS_PAGE_BYTES)
             + self.list_bytes() / 2
             + 2 * size_of::<Chunk>()
     }

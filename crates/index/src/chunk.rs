@@ -1,11 +1,11 @@
 //! A run of pages of one size in one piece of memory.
 //!
-//! Promises: a full chunk is a part of a block that moves to a huge page when all its parts are full, and dropping it gives its memory back to
-//! the system; a smaller one is on the heap. Pages of a part begin on cache lines. Never knows what is in a page.
+//! Promises: a full chunk is a mapping of its own, so that dropping it gives its memory back to the system at once and whole; a
+//! smaller one is on the heap. Pages of a mapping begin on cache lines. Never knows what is in a page.
 
 use std::ops::Range;
 
-use terrace_media::Part;
+use memmap2::MmapMut;
 
 /// What the kernel keeps for a mapping, beside the page table: about this much.
 pub(crate) const MAPPING_OVERHEAD_BYTES: usize = 256;
@@ -23,7 +23,7 @@ pub(crate) fn allocation_bytes(bytes: usize) -> usize {
 
 enum Memory {
     Heap(Vec<u64>),
-    Mapped(Part),
+    Mapped(MmapMut),
 }
 
 /// Pages of one size, dense from the first.
@@ -33,27 +33,17 @@ pub(crate) struct Chunk {
 }
 
 impl Chunk {
-    /// An empty chunk on the heap with room for so many words.
-    pub(crate) fn with_room(room_words: usize) -> Chunk {
-        Chunk {
-            memory: Memory::Heap(Vec::with_capacity(room_words)),
-            used_words: 0,
-        }
-    }
-
-    /// An empty full chunk, in the block of the one before it if there is room.
-    pub(crate) fn full(room_words: usize, before: Option<&Chunk>) -> Chunk {
-        let behind = match before.map(|chunk| &chunk.memory) {
-            Some(Memory::Mapped(part)) => part.next(),
-            _ => None,
-        };
-        match behind.or_else(|| Part::first(room_words * 8)) {
-            Some(part) => Chunk {
-                memory: Memory::Mapped(part),
-                used_words: 0,
-            },
+    /// An empty chunk with room for so many words; a mapping where that is wanted and the system has one to give.
+    pub(crate) fn with_room(room_words: usize, mapped: bool) -> Chunk {
+        let mapping = mapped.then(|| MmapMut::map_anon(room_words * 8).ok());
+        let memory = match mapping.flatten() {
+            Some(mapping) => Memory::Mapped(mapping),
             // A process may have 65,530 mappings; past that the heap does, which only gives memory back later.
-            None => Chunk::with_room(room_words),
+            None => Memory::Heap(Vec::with_capacity(room_words)),
+        };
+        Chunk {
+            memory,
+            used_words: 0,
         }
     }
 
@@ -72,10 +62,9 @@ impl Chunk {
     pub(crate) fn bytes(&self) -> usize {
         match &self.memory {
             Memory::Heap(words) => allocation_bytes(words.capacity() * 8),
-            Memory::Mapped(part) if part.is_last() => {
-                part.len() + Part::rest_bytes(part.len()) + MAPPING_OVERHEAD_BYTES
+            Memory::Mapped(bytes) => {
+                bytes.len().next_multiple_of(OS_PAGE_BYTES) + MAPPING_OVERHEAD_BYTES
             }
-            Memory::Mapped(part) => part.len(),
         }
     }
 
@@ -118,12 +107,6 @@ impl Chunk {
             Memory::Mapped(_) => self.words_mut(end - page_words..end).fill(UNUSED),
         }
         self.used_words = end as u32;
-        if let Memory::Mapped(part) = &self.memory
-            && end * 8 == part.len()
-            && part.is_last()
-        {
-            part.make_huge();
-        }
     }
 
     /// Frees the last page.
@@ -134,15 +117,15 @@ impl Chunk {
         }
     }
 
-    /// Takes over the pages of another, in whose place it comes.
-    pub(crate) fn replaces(mut self, other: &Chunk) -> Chunk {
-        let chunk = &mut self;
-        let used = other.words(0..other.used_words());
+    /// The same pages with room for so many words.
+    pub(crate) fn rebuilt(&self, room_words: usize, mapped: bool) -> Chunk {
+        let mut chunk = Chunk::with_room(room_words, mapped);
+        let used = self.words(0..self.used_words());
         match &mut chunk.memory {
             Memory::Heap(words) => words.extend_from_slice(used),
             Memory::Mapped(_) => chunk.words_mut(0..used.len()).copy_from_slice(used),
         }
-        chunk.used_words = other.used_words;
-        self
+        chunk.used_words = self.used_words;
+        chunk
     }
 }

@@ -10,8 +10,6 @@
 //! Never: changes what memory holds, or matters to anything but speed: where the kernel refuses, all stays as it is.
 
 use crate::arena::Arena;
-use rustix::io::Errno;
-use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous, munmap};
 use std::sync::Weak;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::{Duration, Instant};
@@ -33,28 +31,6 @@ const REST_MIN: Duration = Duration::from_millis(40);
 /// A rest is over early when the process used less than one part in so many of a processor for so long: nobody is there to wait.
 const IDLE_LOOK: Duration = Duration::from_millis(20);
 const IDLE_ONE_IN: u32 = 200;
-
-/// Addresses for `len` bytes that begin where a huge page may.
-pub(crate) fn reserve_aligned(len: usize) -> Result<*mut u8, Errno> {
-    let all = len.checked_add(BLOCK_BYTES).ok_or(Errno::NOMEM)?;
-    let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
-    // SAFETY: a new mapping, without any access, at an address the kernel chooses.
-    let around = unsafe { mmap_anonymous(std::ptr::null_mut(), all, ProtFlags::empty(), flags) }?;
-    let around = around.cast::<u8>();
-    let before = around.align_offset(BLOCK_BYTES);
-    let len = len.next_multiple_of(crate::BLOCK_BYTES);
-    let base = around.wrapping_add(before);
-    for (from, bytes) in [
-        (around, before),
-        (base.wrapping_add(len), BLOCK_BYTES - before),
-    ] {
-        if bytes > 0 {
-            // SAFETY: a part of the mapping just made that nobody knows of.
-            unsafe { munmap(from.cast(), bytes) }?;
-        }
-    }
-    Ok(base)
-}
 
 /// How the kernel answered.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -15,7 +15,6 @@ mod error;
 mod file;
 mod huge;
 mod pages;
-mod parts;
 mod prefetch;
 mod probe;
 pub mod sim;
@@ -31,7 +30,6 @@ pub use disk::{
 };
 pub use error::MediaError;
 pub use file::FileDevice;
-pub use parts::Part;
 pub use prefetch::{prefetch, prefetch_line};
 pub use probe::{Probe, RingFeatures, probe};
 pub use uring::{QueueOptions, TaskRun};

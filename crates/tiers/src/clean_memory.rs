@@ -26,9 +26,9 @@ const LOW_SEGMENTS: usize = 3;
 const ENTRY_COST_BYTES: usize = 64;
 /// Entries whose memory is asked for at once, and how many entries ahead heads are asked for.
 const TOGETHER: usize = 8;
-/// Cleaning that may be put off until it is as many entries of a KiB as are asked for at once: far less than a segment.
-const OWED_MAX_BYTES: usize = 8 << 10;
-const AHEAD: usize = 8;
+/// Cleaning that may be put off until it is as many entries of 100 to 200 bytes as are asked for at once: far less than a segment.
+const OWED_MAX_BYTES: usize = 1280;
+const AHEAD: usize = 2;
 
 /// An entry of a victim.
 struct Near {

@@ -82,8 +82,8 @@ struct Segment {
     born: Head,
 }
 
-/// How many entries ahead of a walk heads are asked for: those that are dead are passed over in no time.
-const WALK_AHEAD: usize = 4;
+/// How far ahead of a walk memory is asked for.
+const WALK_AHEAD_BYTES: usize = 1024;
 /// What a look at an entry's header and key takes, mostly.
 const ENTRY_HEAD_BYTES: usize = 64;
 
@@ -402,9 +402,9 @@ impl MemTerrace {
 
     fn walk(&self, id: u32, offset: usize) -> (Loc, Pos) {
         let s = self.segment(id);
+        let ahead = offset + WALK_AHEAD_BYTES;
+        terrace_media::prefetch(s.piece.get(ahead..ahead + 1).unwrap_or(&[]));
         let len = Entry::in_memory(&s.piece[offset..s.used]).len_bytes();
-        // Mostly the entries behind are about as long as this one.
-        self.prefetch_at(id, offset + WALK_AHEAD * len);
         let loc = Loc::new(self.terrace, addr::class_of(len), self.unit(id, offset));
         (loc, Pos::new(s.order, offset + len))
     }
