@@ -113,7 +113,7 @@ pub(crate) fn costs(by_handlers: bool) -> Costs {
 const STEP_ONE_IN: u64 = 64;
 /// The buffer and the terrace each keep one part in so many.
 const BUFFER_MIN_ONE_IN: u64 = 64;
-const TERRACE_MIN_ONE_IN: u64 = 8;
+const TERRACE_MIN_ONE_IN: u64 = 32;
 /// What the buffer spares over what the terrace does, for it to grow or to shrink. Not one, since only entries that were never used
 /// again are remembered when they leave the terrace: about half of those that a larger one would have.
 const GROWS_ABOVE: f64 = 2.0;
@@ -302,7 +302,7 @@ mod tests {
             ..gains
         };
         let most = buffer_wanted(cap, data, 0, data, none, IN_THREAD);
-        assert_eq!(most, data - data / 8);
+        assert_eq!(most, data - data / TERRACE_MIN_ONE_IN);
         assert_eq!(buffer_wanted(cap, data, 0, 0, few, IN_THREAD), cap / 64);
         // Whatever it would spare, and also when it has more already: with less the terrace refuses updates.
         let kept = data / 2;

@@ -18,9 +18,9 @@ use terrace_log::{INLINE_MAX_BYTES, ObjectId, Subject};
 use terrace_media::Buf;
 use terrace_pool::{Contents, Durability, Lane, Options, Part, Pool, PoolError, Stats, Superblock};
 
-/// Cap for each lane, about: more lanes are locked less often, and each takes 4 MiB of buffers.
+/// Cap for each lane, about: more lanes are locked less often, and each takes 4 MiB of buffers, and 6 MiB of segments at least.
 const CAP_PER_LANE_BYTES: u64 = 64 << 20;
-/// Lanes of a store that is made.
+/// Lanes of a store that is made, at most; and no more than there are processors to use them at the same time (docs/adr/0046).
 const LANES_MAX: u64 = 4;
 /// Longest object: what one entry takes.
 pub(crate) const OBJECT_MAX_BYTES: usize = INLINE_MAX_BYTES;
@@ -68,7 +68,8 @@ impl StoreOptions {
 
     /// The pool's settings.
     pub(crate) fn pool(&self) -> Options {
-        let lanes = (self.cap_bytes / CAP_PER_LANE_BYTES).clamp(1, LANES_MAX);
+        let processors = std::thread::available_parallelism().map_or(LANES_MAX, |n| n.get() as u64);
+        let lanes = (self.cap_bytes / CAP_PER_LANE_BYTES).clamp(1, LANES_MAX.min(processors));
         Options {
             dir: self.dir.clone(),
             dram_bytes: self.cap_bytes,
@@ -460,5 +461,18 @@ impl Drop for Store {
         {
             tracing::error!(%error, "the store was not closed in time; the next start replays its log");
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_large_store_has_a_lane_for_each_processor_and_a_small_one_has_one() {
+        let lanes = |cap_bytes| StoreOptions::scratch("p", cap_bytes, 0).pool().threads as usize;
+        let processors = std::thread::available_parallelism().map_or(4, usize::from);
+        assert_eq!(lanes(32 << 20), 1);
+        assert_eq!(lanes(8 << 30), 1 << processors.min(4).ilog2());
     }
 }
