@@ -209,7 +209,10 @@ impl Memory {
                     .remembered
                     .unwrap_or(policy::remembered(options.pages_max)),
             ),
-            grace: Grace::new(policy::tables_waiting_bytes(options.pages_max))?,
+            grace: Grace::new(policy::tables_waiting_bytes(
+                options.pages_max,
+                options.way != Way::InThread,
+            ))?,
             workspaces: std::array::from_fn(|nth| Lock::new(Workspace::new(aside.stage(nth)))),
             aside,
             late: Late::new(),

@@ -25,6 +25,8 @@ const DISK_OVER_DATA: u64 = 4;
 const PROGRAM_MAX_S: u64 = 1800;
 /// A program runs so often at most: some take minutes.
 const REPEATS_MAX: u32 = 3;
+/// Turns of a program on swap that may end for want of memory in its group before the row does: the kernel kills it now and then, though swap has room.
+const KILLED_MAX: u32 = 3;
 /// Debian's own, which has numpy.
 const PYTHON: &str = "/usr/bin/python3";
 /// A line of what is sorted.
@@ -273,7 +275,31 @@ impl Stage<'_> {
         self.cap_bytes + SLACK_BYTES
     }
 
-    fn run(&self, program: &Program, argv: &[String], memory: Memory) -> Result<Ran> {
+    /// One run, whose turn comes again while the kernel kills it on swap; each time is told. Under Terrace that is a failure.
+    fn run(
+        &self,
+        program: &Program,
+        argv: &[String],
+        memory: Memory,
+        part: &mut Part,
+    ) -> Result<Ran> {
+        for _ in 0..KILLED_MAX {
+            if let Some(ran) = self.run_once(program, argv, memory)? {
+                return Ok(ran);
+            }
+            part.notes.push(format!(
+                "{} on swap was killed for want of memory in its group, and run again",
+                program.name
+            ));
+        }
+        bail!(
+            "{} on swap was killed for want of memory {KILLED_MAX} times",
+            program.name
+        )
+    }
+
+    /// None: killed on swap for want of memory.
+    fn run_once(&self, program: &Program, argv: &[String], memory: Memory) -> Result<Option<Ran>> {
         let name = format!("run-{}-{}-{}", self.row.name, program.name, memory.name());
         let log = self
             .setting
@@ -310,6 +336,9 @@ impl Stage<'_> {
         let usage = group.as_ref().map(Cgroup::usage);
         if !status.success() {
             let kills = usage.and_then(|u| u.oom_kills).unwrap_or(0);
+            if memory == Memory::Swap && kills > 0 {
+                return Ok(None);
+            }
             bail!(
                 "{name} ended with {status} ({kills} OOM kills): see {}",
                 log.display()
@@ -323,11 +352,11 @@ impl Stage<'_> {
                 seconds: took_s,
             });
         }
-        Ok(Ran {
+        Ok(Some(Ran {
             steps,
             disk: after.zip(before).map(|(after, before)| after.since(before)),
             usage,
-        })
+        }))
     }
 
     /// The checksum of what sort wrote.
@@ -415,7 +444,7 @@ fn one(
         for (side, all) in sides.iter().zip(&mut all) {
             progress.step(format!("{}: {}", program.name, side.name()));
             stop::check()?;
-            let ran = stage.run(program, argv, *side)?;
+            let ran = stage.run(program, argv, *side, part)?;
             results.push(
                 ran.steps
                     .iter()

@@ -470,7 +470,7 @@ mod tests {
 
     #[test]
     fn a_large_store_has_a_lane_for_each_processor_and_a_small_one_has_one() {
-        let lanes = |cap_bytes| StoreOptions::scratch("p", cap_bytes, 0).pool().threads as usize;
+        let lanes = |cap_bytes| StoreOptions::scratch("p", cap_bytes, 0).pool().threads;
         let processors = std::thread::available_parallelism().map_or(4, usize::from);
         assert_eq!(lanes(32 << 20), 1);
         assert_eq!(lanes(8 << 30), 1 << processors.min(4).ilog2());
