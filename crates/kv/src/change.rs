@@ -7,7 +7,7 @@
 
 use crate::find::{
     Found, Looked, Place, READS_PER_TASK_MAX, Unreadable, damage_of, entry_of, fetch,
-    find_to_replace, let_go, place, refused, reserve,
+    find_to_replace, find_unasked, let_go, place, refused, reserve,
 };
 use crate::item::{META_BYTES, Meta, meta_of, stored, user_value};
 use crate::large::{self, Binder, Doomed, RECORD_BYTES, RecordSlot, Shared};
@@ -68,6 +68,8 @@ pub(crate) struct Change<'a> {
     pub bytes: usize,
     /// Lane and record of the upload that it binds.
     pub upload: Option<(u16, u16)>,
+    /// It asks nothing of the value before, and is the command's only one.
+    pub unasked: bool,
     /// What `prepare` found, if nothing else of the command can change it before `commit`.
     pub found: Option<Known>,
 }
@@ -83,6 +85,18 @@ impl Known {
     pub(crate) fn new(t: &Task, lane: &Lane, at: Place, looked: Looked) -> Known {
         let prev = prev_of(t, lane, at, looked);
         Known { looked, prev }
+    }
+    /// The value that `slot` names, of which nothing else is known.
+    fn unread(slot: Slot) -> Known {
+        let (binder, present) = (None, true);
+        Known {
+            looked: Ok(Found::Gone(slot)),
+            prev: Some(Prev {
+                slot,
+                binder,
+                present,
+            }),
+        }
     }
 }
 
@@ -129,6 +143,7 @@ pub(crate) fn change<'a>(
         at: place(w, 0, key),
         bytes: entry_bytes(key.len(), len + META_BYTES, expiry, false) + RECORD_BYTES,
         upload,
+        unasked: false,
         found: None,
     })
 }
@@ -203,9 +218,8 @@ fn find_all(
     };
     for c in changes {
         let lane = held.lane(c.at.lane);
-        let looked = find_to_replace(t, lane, c.at, c.key);
-        last = Known::new(t, lane, c.at, looked);
-        if let Ok(Found::Read(plan)) = looked {
+        last = known(t, lane, c);
+        if let Ok(Found::Read(plan)) = last.looked {
             lane.count(|s| s.verify_reads += 1);
             reads.push((c.at.lane, plan));
         } else {
@@ -229,6 +243,17 @@ fn find_all(
         }
     }
     Ok(Some(last))
+}
+
+fn known(t: &Task, lane: &mut Lane, c: &Change<'_>) -> Known {
+    let looked = match c.unasked {
+        true => find_unasked(t, lane, c.at, c.key),
+        false => Ok(find_to_replace(t, lane, c.at, c.key)),
+    };
+    match looked {
+        Ok(looked) => Known::new(t, lane, c.at, looked),
+        Err(slot) => Known::unread(slot),
+    }
 }
 
 /// The big values that a command's changes end, each of which takes a record.

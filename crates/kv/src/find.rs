@@ -99,9 +99,37 @@ pub(crate) fn find_to_replace(t: &Task, lane: &mut Lane, at: Place, key: &[u8]) 
     look(t, lane, at, key, false)
 }
 
+/// The same for an update that asks nothing of the value before: `Err` is the slot of that value, which need not be read to be known as
+/// this key's. The update must follow.
+pub(crate) fn find_unasked(
+    t: &Task,
+    lane: &mut Lane,
+    at: Place,
+    key: &[u8],
+) -> Result<Looked, Slot> {
+    let look = look_for(t, lane, at, key, false);
+    if matches!(look, Look::Read(_))
+        && let Some(slot) = lane.recognise(at.who)
+    {
+        return Err(slot);
+    }
+    Ok(looked(t, lane, at, look))
+}
+
 fn look(t: &Task, lane: &mut Lane, at: Place, key: &[u8], is_use: bool) -> Looked {
+    let look = look_for(t, lane, at, key, is_use);
+    looked(t, lane, at, look)
+}
+
+#[inline]
+fn look_for(t: &Task, lane: &mut Lane, at: Place, key: &[u8], is_use: bool) -> Look {
     let known = |loc| t.known(at.lane, loc, key, at.who.space);
-    match lane.look(at.who, key, is_use, known) {
+    lane.look(at.who, key, is_use, known)
+}
+
+#[inline]
+fn looked(t: &Task, lane: &mut Lane, at: Place, look: Look) -> Looked {
+    match look {
         Look::Absent => match unreadable(t, lane, at) {
             Some(slot) => Err(Unreadable(slot)),
             None => Ok(Found::Absent),

@@ -119,6 +119,8 @@ pub fn set_item<R>(
         return Ok(Step::Wait(Wait::Io));
     }
     let mut c = [change(w, key, Some(value), expiry != Expiry::None)?];
+    let unasked = old.is_none() && cond == Cond::Always && expiry != Expiry::Keep;
+    c[0].unasked = unasked;
     let shared = large::registry(w);
     let mut held = w.hold(lanes_of(&c));
     let need = prepare(w, t, &shared, &mut held, &mut c, true)?;
@@ -135,7 +137,7 @@ pub fn set_item<R>(
         drop(held);
         return Ok(missing(w, t, need).expect("something is missing"));
     }
-    if old.is_none() && cond == Cond::Always && expiry != Expiry::Keep {
+    if unasked {
         let expiry_ms = match expiry {
             Expiry::At(ms) => Some(ms),
             Expiry::None | Expiry::Keep => None,

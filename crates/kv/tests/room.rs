@@ -49,3 +49,42 @@ fn the_largest_command_finds_room() {
         rig.mset(&pairs).unwrap();
     }
 }
+
+/// Where nothing is dead there is nothing to gain, however little is free: the cleaner comes to rest, and so does a stop.
+#[test]
+fn the_cleaner_rests_where_nothing_is_dead() {
+    for len in [300, 700, 1100, 1170, 1300, 1900, 2600, 3700, 4500] {
+        let shape = Shape {
+            segments_per_lane: 64,
+            memory_segments: 16,
+            durability: Durability::Async,
+            ..Shape::default()
+        };
+        let device = shape.device(5);
+        let mut rig = Rig::open(&device, shape, clock());
+        let mut rng = Rng::new(5);
+        let lane = |rig: &Rig| rig.pool.stats().lanes;
+        // Until no more is taken; several in an epoch, so that blocks are full.
+        for n in 0.. {
+            let longer = rng.below(len / 2);
+            let v = value(&mut rng, len + longer);
+            if rig
+                .set(format!("key:{n}").as_bytes(), &v, Expiry::None)
+                .is_err()
+            {
+                break;
+            }
+            if n % 8 == 0 {
+                rig.settle();
+            }
+        }
+        let before = lane(&rig).segments_cleaned;
+        (0..3000).for_each(|_| rig.turn());
+        let cleaned = lane(&rig).segments_cleaned - before;
+        assert!(
+            cleaned < 300,
+            "{cleaned} segments cleaned with values of {len} bytes"
+        );
+        rig.close();
+    }
+}

@@ -52,7 +52,7 @@ impl Stats {
         macro_rules! sum {
             ($($name:ident)*) => { $( t.$name += s.$name; )* };
         }
-        sum!(keys hits_dram hits_middle misses absent device_reads device_read_bytes verify_reads unverified
+        sum!(keys hits_dram hits_middle misses absent device_reads device_read_bytes verify_reads recognised unverified
             wrong_reads updates updated_bytes promoted_bytes recalled recalled_bytes staged_bytes moved_bytes
             written_log_bytes written_image_bytes cleaner_read_bytes segments_cleaned
             memory_segments_cleaned expired checkpoints failed_writes damaged_reads warmed

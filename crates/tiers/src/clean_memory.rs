@@ -148,7 +148,7 @@ impl<D: Snapshot> Lane<D> {
         let Some(slot) = self.dir.find(who, |s| s.loc() == loc) else {
             return;
         };
-        let (len, link) = (e.len_bytes(), e.link());
+        let (len, link, is_value) = (e.len_bytes(), e.link(), e.kind() == Kind::Value);
         if e.expired(self.now_ms)
             && e.kind() == Kind::Value
             && self.rule(Rule::ExpiryLeavesTombstone)
@@ -163,6 +163,9 @@ impl<D: Snapshot> Lane<D> {
         };
         if up.is_none() && why == Victim::Probation {
             self.ghost.remember(who);
+        }
+        if up.is_none() && is_value {
+            self.remember_below(who, link);
         }
         let to = up.unwrap_or(Slot::new(link, 0));
         self.dir.swing(who, loc, to);

@@ -322,6 +322,7 @@ impl<D: Snapshot> Lane<D> {
         if self.repoint(who, loc, to) {
             self.ssd.kill(loc);
             self.ssd.add_live(to);
+            self.remember_moved(who, loc, to);
         }
         Ok(())
     }

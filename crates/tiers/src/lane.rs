@@ -16,6 +16,7 @@
 
 use crate::checkpoint::CheckpointJob;
 use crate::clean_ssd::CleanJob;
+use crate::fingerprints::Fingerprints;
 use crate::ghost::Ghost;
 use crate::io::Io;
 use crate::mem::{Head, MemTerrace, Pos};
@@ -86,6 +87,8 @@ pub struct Lane<D> {
     pub(crate) cleaning_memory: [Option<(u32, usize, policy::Victim)>; 2],
     /// Keys that left DRAM unused.
     pub(crate) ghost: Ghost,
+    /// Whose entries lie below.
+    pub(crate) fingerprints: Fingerprints,
     pub(crate) cleaning_ssd: VecDeque<CleanJob>,
     pub(crate) checkpoint: Option<CheckpointJob>,
     pub(crate) checkpoint_asked: bool,
@@ -170,6 +173,7 @@ impl<D: Snapshot> Lane<D> {
             cleaning_owed: 0,
             cleaning_memory: [None, None],
             ghost: Ghost::new(policy::ghost_keys(memory_bytes)),
+            fingerprints: Fingerprints::default(),
             cleaning_ssd: VecDeque::new(),
             checkpoint: None,
             checkpoint_asked: false,

@@ -10,6 +10,7 @@ mod checkpoint;
 mod clean_memory;
 mod clean_ssd;
 mod config;
+mod fingerprints;
 mod flush;
 mod ghost;
 mod image;

@@ -50,6 +50,15 @@ pub fn ghost_keys(memory_bytes: u64) -> usize {
     (memory_bytes / 512) as usize
 }
 
+/// Memory for fingerprints of what left DRAM, once updates would use them.
+pub fn fingerprint_bytes(memory_bytes: usize) -> usize {
+    let one_in = std::env::var("FP_ONE_IN")
+        .ok()
+        .and_then(|v| v.parse().ok())
+        .unwrap_or(32);
+    (memory_bytes / one_in).max(4096)
+}
+
 /// Heat after one more use.
 pub fn warmer(heat: u8) -> u8 {
     (heat + 1).min(terrace_log::addr::HEAT_MAX)
@@ -159,12 +168,18 @@ pub fn clean_score(live_bytes: u64, segment_bytes: u64, age: u64) -> u64 {
 /// Bytes of a segment that cleaning it would not gain. What is left at the end of a full one, since no entry fitted, is left again
 /// where its entries go: counted as a gain, long entries on a full SSD would be moved round for ever.
 pub fn kept_bytes(live_bytes: u64, used_bytes: u64, segment_bytes: u64) -> u64 {
-    let well_filled = used_bytes * 4 >= segment_bytes * 3;
     match live_bytes {
         0 => 0,
-        live if well_filled => live + segment_bytes.saturating_sub(used_bytes),
+        live if is_well_filled(used_bytes, segment_bytes) => {
+            live + segment_bytes.saturating_sub(used_bytes)
+        }
         live => live,
     }
+}
+
+/// Whether a segment was closed since nothing more fitted, and not early.
+pub fn is_well_filled(used_bytes: u64, segment_bytes: u64) -> bool {
+    used_bytes * 4 >= segment_bytes * 3
 }
 
 /// A segment of which so much is kept is not worth cleaning.

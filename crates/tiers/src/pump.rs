@@ -19,6 +19,7 @@ impl<D: Snapshot> Lane<D> {
         if self.slices.is_multiple_of(MEASURE_SLICES) {
             self.measure_checkpoint();
         }
+        self.make_fingerprints();
         let mut more = self.step_down();
         self.start_cleaning();
         more |= self.checkpoint_step(clean_stop);
@@ -140,7 +141,7 @@ impl<D: Snapshot> Lane<D> {
                 .middle
                 .as_ref()
                 .map_or(0, |m| m.held() as u64 * segment),
-            index_bytes: self.dir.bytes() as u64,
+            index_bytes: self.index_bytes() as u64,
             buffer_bytes: self.buffer_bytes() as u64,
             ssd_live_bytes: self.live_estimate,
             ssd_usable_bytes: self.usable_bytes(),
@@ -161,9 +162,9 @@ impl<D: Snapshot> Lane<D> {
             + self.cleaning_ssd.len() * self.cfg.segment_bytes
             + self.ghost.bytes()
     }
-    /// DRAM of the directory, bytes.
+    /// DRAM of the directory and the fingerprints, bytes.
     pub fn index_bytes(&self) -> usize {
-        self.dir.bytes()
+        self.dir.bytes() + self.fingerprints.bytes()
     }
     /// Entries that came back to DRAM while they were remembered, and their bytes.
     pub fn recalled(&self) -> (u64, u64) {

@@ -450,6 +450,10 @@ impl Ssd {
         let head = self.heads.iter().flatten().find(|w| w.life().segment == id);
         head.or_else(|| self.closing.get(&id))
     }
+    /// The life of the segment that `loc` lies in.
+    pub fn generation_of(&self, loc: Loc) -> u32 {
+        self.segments[self.split(loc).0 as usize].generation
+    }
     /// The entry at `loc` when its segment is still in memory.
     pub fn buffered(&self, loc: Loc) -> Option<Entry<'_>> {
         let (id, offset) = self.split(loc);
@@ -554,5 +558,12 @@ pub fn live_share(s: &Segment) -> u64 {
 
 /// Bytes of a segment that cleaning it would not gain.
 pub fn kept_share(s: &Segment, segment_bytes: u64) -> u64 {
-    policy::kept_bytes(live_share(s), s.used_bytes.into(), segment_bytes)
+    let used = u64::from(s.used_bytes);
+    let filled_up = used.saturating_sub(s.total_class_bytes.into());
+    // Nothing died in it, and what it has beside entries may be what its last block was filled up with: so it would be again, for ever.
+    let is_whole = s.live_class_bytes == s.total_class_bytes && filled_up <= BLOCK_BYTES as u64;
+    match is_whole && policy::is_well_filled(used, segment_bytes) {
+        true => segment_bytes,
+        false => policy::kept_bytes(live_share(s), used, segment_bytes),
+    }
 }

@@ -21,6 +21,8 @@ pub struct LaneStats {
     pub device_read_bytes: u64,
     /// Device reads to verify the key of an update or deletion.
     pub verify_reads: u64,
+    /// Updates of keys below DRAM that replaced an entry without reading it.
+    pub recognised: u64,
     /// Updates of which it is not known yet what they replace (now).
     pub unverified: u64,
     /// Device reads that brought another key than the one looked for.
@@ -69,7 +71,7 @@ pub struct LaneStats {
     pub dram_live_bytes: u64,
     /// Middle terrace held, bytes (now).
     pub middle_bytes: u64,
-    /// DRAM of the directory, bytes (now).
+    /// DRAM of the directory, fingerprints included, bytes (now).
     pub index_bytes: u64,
     /// DRAM for segments being filled or cleaned, bytes (now).
     pub buffer_bytes: u64,

@@ -74,6 +74,7 @@ pub const ROWS: &[Row] = &[
     row("damaged_reads", "damaged_reads", None, Is::Counter, "Entries that could not be read back"),
     row("device_reads", "entry_reads", None, Is::Counter, "Device reads for single entries"),
     row("verify_reads", "verify_reads", None, Is::Counter, "Of the reads for single entries, those that verify the key of an update"),
+    row("recognised", "recognised_updates", None, Is::Counter, "Updates of keys below DRAM that replaced an entry without reading it"),
     row("disk_reads", "device_reads", None, Is::Counter, "Reads of the device, everything counted"),
     row("read_entry_bytes", "device_read_bytes", cause("entries"), Is::Counter, READ_BYTES),
     row("read_cleaner_bytes", "device_read_bytes", cause("cleaner"), Is::Counter, READ_BYTES),
