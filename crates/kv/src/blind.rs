@@ -8,7 +8,7 @@ use crate::change::{Change, New, entry};
 use crate::find::refused;
 use crate::item::{META_BYTES, stored};
 use crate::large::Shared;
-use crate::write::{Cond, Expiry, How};
+use crate::write::{Expiry, How};
 use crate::{KvError, NewValue};
 use terrace_log::Kind;
 use terrace_log::entry::entry_bytes;
@@ -24,13 +24,11 @@ pub(crate) fn may(
     held: &mut Held<'_>,
     c: &Change<'_>,
     value: &NewValue<'_>,
-    how: &How,
     plan: &ReadPlan,
 ) -> bool {
     let binder_bytes = entry_bytes(c.key.len(), BINDER_BYTES + META_BYTES, true, false);
     let lane = held.lane(c.at.lane);
-    how.cond == Cond::Always
-        && how.expiry != Expiry::Keep
+    c.unasked
         && matches!(value, NewValue::Inline(_))
         && !w.pool().is_sync()
         && w.may_verify_later(c.key.len(), plan)

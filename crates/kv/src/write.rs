@@ -124,9 +124,9 @@ pub fn set_item<R>(
     let shared = large::registry(w);
     let mut held = w.hold(lanes_of(&c));
     let need = prepare(w, t, &shared, &mut held, &mut c, true)?;
-    if let (Missing::Reads(reads), None) = (&need, &old)
+    if let Missing::Reads(reads) = &need
         && let [(lane, plan)] = &reads[..]
-        && blind::may(w, &mut held, &c[0], value, &how, plan)
+        && blind::may(w, &mut held, &c[0], value, plan)
     {
         blind::put(w, &shared, &mut held, &c[0], value, &how, plan)?;
         drop(held);

@@ -176,3 +176,26 @@ fn nobody_elses_value_is_replaced() {
         is_all_there(&mut rig, &model);
     }
 }
+
+/// The table gives way where DRAM becomes short, and is made anew where it does not stay so.
+#[test]
+fn the_table_gives_way() {
+    let (_, mut rig, _) = cold(Durability::Async);
+    set_unread(&mut rig, b"new");
+    let (full, short) = rig.pool.with_lane(0, |lane| {
+        let (full, quota) = (lane.index_bytes(), lane.memory_segments());
+        lane.set_memory_segments(quota / 5);
+        lane.slice(false);
+        (full, lane.index_bytes())
+    });
+    assert!(short + 4096 <= full, "{short} of {full} bytes are left");
+    for n in 0..KEYS {
+        rig.set(&key(n), b"newer", Expiry::None).unwrap();
+    }
+    rig.settle();
+    for n in 0..KEYS {
+        rig.set(&key(n), &[1; 600], Expiry::None).unwrap();
+    }
+    rig.settle();
+    set_unread(&mut rig, b"newest");
+}

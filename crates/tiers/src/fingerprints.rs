@@ -2,10 +2,16 @@
 //!
 //! A slot has no key, and to read an entry only to see its key costs as much as to read it for its value. A fingerprint is of the
 //! key's hash, of the place of the entry, and of the life of that place's segment: it holds as long as the entry lies there, and
-//! nobody need take it back.
-//! Promises: bounded memory, which is taken only once an update would have used it and the segments of DRAM have given way; one line of the
-//! cache a question; another key is taken for the entry's own once in 2^64, beside what the slot's tag tells apart. Never: knows that an
-//! entry is another key's, remembers for sure, or knows what is not a value.
+//! nobody need take it back (docs/adr/0047).
+//!
+//! | the table is | entered by | left by |
+//! |---|---|---|
+//! | not there | opening; DRAM for segments fell to a quarter of what it was | an update that would have used it |
+//! | asked for, and counted | that | as many segments of DRAM were given back |
+//! | there | that | DRAM for segments fell to a quarter |
+//!
+//! Promises: bounded memory; one line of the cache a question; another key is taken for the entry's own once in 2^64, beside what the
+//! slot's tag tells apart. Never: knows that an entry is another key's, remembers for sure, or knows what is not a value.
 
 use crate::lane::Lane;
 use crate::policy;
@@ -14,7 +20,7 @@ use terrace_log::{Loc, Slot, Snapshot, Subject};
 /// Fingerprints in a line of the cache.
 const LINE: usize = 8;
 
-/// The table. Empty until it is made.
+/// The table; see above for its states.
 #[derive(Default)]
 pub struct Fingerprints {
     /// Lines of fingerprints, in each the latest first; 0 marks an empty place.
@@ -22,28 +28,23 @@ pub struct Fingerprints {
     /// Where the first line begins, so that each is one of the cache.
     skip: usize,
     lines: usize,
-    wanted: Option<Wanted>,
-}
-
-/// Memory that is counted, and taken once the segments of DRAM have given way.
-#[derive(Clone, Copy)]
-struct Wanted {
-    bytes: usize,
-    /// DRAM segments that may be held then.
+    /// Bytes that are asked for; 0: none.
+    asked_bytes: usize,
+    /// Segments that DRAM was allowed when they were.
     segments: usize,
 }
 
 impl Fingerprints {
-    /// Memory taken or about to be, bytes.
+    /// Memory taken or asked for, bytes.
     pub fn bytes(&self) -> usize {
-        size_of_val(&*self.words) + self.wanted.map_or(0, |w| w.bytes)
+        size_of_val(&*self.words) + self.asked_bytes
     }
-    fn make(&mut self, bytes: usize) {
-        self.wanted = None;
+    fn make(&mut self) {
+        let words = std::mem::take(&mut self.asked_bytes) / size_of::<u64>();
         // The kernel's zeroes, page by page as they are wanted: filling it would be a pause.
-        self.words = vec![0; bytes / size_of::<u64>()].into_boxed_slice();
+        self.words = vec![0; words].into_boxed_slice();
         self.skip = self.words.as_ptr().align_offset(LINE * size_of::<u64>());
-        self.lines = self.words.len().saturating_sub(self.skip) / LINE;
+        self.lines = words.saturating_sub(self.skip) / LINE;
     }
     fn is_made(&self) -> bool {
         self.lines > 0
@@ -92,7 +93,7 @@ impl<D: Snapshot> Lane<D> {
     /// found nothing in memory and something to read. An update that replaces it must follow: it is forgotten here.
     pub fn recognise(&mut self, who: Subject) -> Option<Slot> {
         if !self.fingerprints.is_made() {
-            self.want_fingerprints();
+            self.ask_for_fingerprints();
             return None;
         }
         let (ssd, prints) = (&self.ssd, &mut self.fingerprints);
@@ -120,20 +121,24 @@ impl<D: Snapshot> Lane<D> {
         }
     }
 
-    fn want_fingerprints(&mut self) {
-        if self.fingerprints.wanted.is_none() {
-            let segment = self.cfg.segment_bytes;
-            let bytes = policy::fingerprint_bytes(self.mem.quota() * segment);
-            let segments = self.mem.quota().saturating_sub(bytes / segment);
-            self.fingerprints.wanted = Some(Wanted { bytes, segments });
+    fn ask_for_fingerprints(&mut self) {
+        if self.fingerprints.asked_bytes == 0 {
+            let segments = self.mem.quota();
+            let bytes = policy::fingerprint_bytes(segments * self.cfg.segment_bytes);
+            self.fingerprints.asked_bytes = bytes;
+            self.fingerprints.segments = segments;
         }
     }
 
-    /// Makes the table that is wanted, once there is room for it.
-    pub(crate) fn make_fingerprints(&mut self) {
-        let held = self.mem.held();
-        if let Some(w) = self.fingerprints.wanted.filter(|w| held <= w.segments) {
-            self.fingerprints.make(w.bytes);
+    /// Makes the table that was asked for once there is room for it, and gives it up where DRAM has become short.
+    pub(crate) fn keep_fingerprints(&mut self) {
+        let (held, prints) = (self.mem.held(), &mut self.fingerprints);
+        if self.mem.quota() < prints.segments / 4 {
+            *prints = Fingerprints::default();
+        }
+        let given_back = prints.asked_bytes / self.cfg.segment_bytes;
+        if prints.asked_bytes > 0 && held + given_back <= prints.segments {
+            prints.make();
         }
     }
 }
@@ -154,8 +159,11 @@ mod tests {
         Loc::new(Terrace::Ssd, 3, unit)
     }
     fn table(bytes: usize) -> Fingerprints {
-        let mut prints = Fingerprints::default();
-        prints.make(bytes);
+        let mut prints = Fingerprints {
+            asked_bytes: bytes,
+            ..Fingerprints::default()
+        };
+        prints.make();
         prints
     }
 

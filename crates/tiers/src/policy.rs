@@ -50,13 +50,9 @@ pub fn ghost_keys(memory_bytes: u64) -> usize {
     (memory_bytes / 512) as usize
 }
 
-/// Memory for fingerprints of what left DRAM, once updates would use them.
+/// Memory for fingerprints of what left DRAM, once updates would use them: a 32nd of what entries have (docs/adr/0047).
 pub fn fingerprint_bytes(memory_bytes: usize) -> usize {
-    let one_in = std::env::var("FP_ONE_IN")
-        .ok()
-        .and_then(|v| v.parse().ok())
-        .unwrap_or(32);
-    (memory_bytes / one_in).max(4096)
+    (memory_bytes / 32).max(4096)
 }
 
 /// Heat after one more use.
