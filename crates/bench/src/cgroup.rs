@@ -1,10 +1,11 @@
 //! A memory cgroup of our own for a server: limit, peak, failures, OOM kills.
 //!
 //! Works with cgroup v1 and v2, whichever has the memory controller. Promises that the group is removed when dropped (its
-//! processes must be gone by then), and that where groups cannot be used the reason is a sentence. Never moves a process that
+//! processes are given a second to be gone by then, and are killed), and that where groups cannot be used the reason is a sentence. Never moves a process that
 //! is not a child of ours, and never changes a group it did not make, but for enabling `memory` below the v2 root.
 
 use anyhow::{Context, Result, bail};
+use rustix::process::{Pid, Signal, kill_process};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -177,9 +178,23 @@ fn keyed(text: &str, key: &str) -> Option<u64> {
     })
 }
 
+impl Cgroup {
+    /// Ends what is left in the group: a program that was killed may have forked (BGSAVE's child), and would disturb what is measured next.
+    fn kill_the_rest(&self) {
+        let left = fs::read_to_string(self.procs_file()).unwrap_or_default();
+        for pid in left.lines().filter_map(|l| Pid::from_raw(l.parse().ok()?)) {
+            // It may be gone by now.
+            let _ = kill_process(pid, Signal::KILL);
+        }
+    }
+}
+
 impl Drop for Cgroup {
     fn drop(&mut self) {
-        for _ in 0..REMOVE_TRIES_MAX {
+        for tries in 0..REMOVE_TRIES_MAX {
+            if tries == REMOVE_TRIES_MAX / 2 {
+                self.kill_the_rest();
+            }
             if fs::remove_dir(&self.dir).is_ok() || !self.dir.exists() {
                 return;
             }
@@ -247,13 +262,14 @@ mod tests {
                     fs::read_to_string(group.procs_file())
                         .is_ok_and(|text| text.lines().any(|line| line == pid))
                 });
-                child.kill().unwrap();
-                child.wait().unwrap();
                 assert!(in_group);
                 assert_eq!(group.usage().oom_kills, Some(0));
                 let dir = group.dir.clone();
+                // Nobody killed it: the group does, and goes once it is reaped.
+                let reaper = std::thread::spawn(move || child.wait().unwrap());
                 drop(group);
                 assert!(!dir.exists());
+                assert!(!reaper.join().unwrap().success());
             }
             Err(e) => assert!(
                 !crate::machine::is_root() || e.to_string().contains("cgroup"),

@@ -465,6 +465,7 @@ impl<D: Snapshot + Send> Worker<D> {
                 pool.ledger.change(part, self.counted[at][i], now[i]);
             }
             self.counted[at] = now;
+            lane.keep_fingerprints();
         }
     }
 

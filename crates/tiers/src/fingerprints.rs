@@ -6,9 +6,9 @@
 //!
 //! | the table is | entered by | left by |
 //! |---|---|---|
-//! | not there | opening; DRAM for segments fell to a quarter of what it was | an update that would have used it |
-//! | asked for, and counted | that | as many segments of DRAM were given back |
-//! | there | that | DRAM for segments fell to a quarter |
+//! | not there | opening; DRAM for segments became short | an update that would have used it, where DRAM is not short |
+//! | asked for, and counted | that | segments of DRAM have given way |
+//! | there | that | DRAM for segments became short |
 //!
 //! Promises: bounded memory; one line of the cache a question; another key is taken for the entry's own once in 2^64, beside what the
 //! slot's tag tells apart. Never: knows that an entry is another key's, remembers for sure, or knows what is not a value.
@@ -17,6 +17,10 @@ use crate::lane::Lane;
 use crate::policy;
 use terrace_log::{Loc, Slot, Snapshot, Subject};
 
+/// Fewer segments of DRAM, and no table is asked for: updates need six of them, and come first.
+const SEGMENTS_ASKED_MIN: usize = 12;
+/// Fewer, and it is given up.
+const SEGMENTS_KEPT_MIN: usize = 9;
 /// Fingerprints in a line of the cache.
 const LINE: usize = 8;
 
@@ -30,7 +34,9 @@ pub struct Fingerprints {
     lines: usize,
     /// Bytes that are asked for; 0: none.
     asked_bytes: usize,
-    /// Segments that DRAM was allowed when they were.
+    /// Whether the cap's ledger knows of these, so that DRAM's segments give way.
+    is_counted: bool,
+    /// Segments that DRAM was allowed when it was asked for.
     segments: usize,
 }
 
@@ -77,7 +83,8 @@ impl Fingerprints {
 /// The fingerprint of `who`'s entry at `loc` in this life of its segment.
 fn print(who: Subject, loc: Loc, generation: u32) -> u64 {
     let place = spread(loc.raw() ^ spread(u64::from(generation)));
-    (who.hash.place ^ place).max(1)
+    // Lane and shard are bits of `place`, and the tag is of the upper bits of `index`: others of it make up for those.
+    (who.hash.place ^ who.hash.index.rotate_left(32) ^ place).max(1)
 }
 
 /// Spreads a number over all values (the finisher of SplitMix64).
@@ -122,23 +129,30 @@ impl<D: Snapshot> Lane<D> {
     }
 
     fn ask_for_fingerprints(&mut self) {
-        if self.fingerprints.asked_bytes == 0 {
-            let segments = self.mem.quota();
+        let segments = self.mem.quota();
+        if self.fingerprints.asked_bytes == 0 && segments >= SEGMENTS_ASKED_MIN {
             let bytes = policy::fingerprint_bytes(segments * self.cfg.segment_bytes);
-            self.fingerprints.asked_bytes = bytes;
-            self.fingerprints.segments = segments;
+            self.fingerprints = Fingerprints {
+                asked_bytes: bytes,
+                segments,
+                ..Fingerprints::default()
+            };
         }
     }
 
-    /// Makes the table that was asked for once there is room for it, and gives it up where DRAM has become short.
-    pub(crate) fn keep_fingerprints(&mut self) {
-        let (held, prints) = (self.mem.held(), &mut self.fingerprints);
-        if self.mem.quota() < prints.segments / 4 {
+    /// Makes the table that was asked for once DRAM's segments have given way, and gives it up where DRAM has become short. To be called
+    /// when the cap's ledger was told what the lane holds, after the lane was told what it may hold.
+    pub fn keep_fingerprints(&mut self) {
+        let (held, quota, prints) = (self.mem.held(), self.mem.quota(), &mut self.fingerprints);
+        let is_short = quota < SEGMENTS_KEPT_MIN.max(prints.segments / 4);
+        if is_short && prints.bytes() > 0 {
             *prints = Fingerprints::default();
         }
-        let given_back = prints.asked_bytes / self.cfg.segment_bytes;
-        if prints.asked_bytes > 0 && held + given_back <= prints.segments {
-            prints.make();
+        if prints.asked_bytes > 0 {
+            match prints.is_counted && held <= quota {
+                true => prints.make(),
+                false => prints.is_counted = true,
+            }
         }
     }
 }

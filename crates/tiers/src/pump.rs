@@ -19,7 +19,6 @@ impl<D: Snapshot> Lane<D> {
         if self.slices.is_multiple_of(MEASURE_SLICES) {
             self.measure_checkpoint();
         }
-        self.keep_fingerprints();
         let mut more = self.step_down();
         self.start_cleaning();
         more |= self.checkpoint_step(clean_stop);

@@ -259,7 +259,7 @@ impl Ssd {
         let live_bytes = live_share(s);
         let rank = || {
             let segment_bytes = self.segment_bytes as u64;
-            let kept = policy::kept_bytes(live_bytes, s.used_bytes.into(), segment_bytes);
+            let kept = kept_of(s, live_bytes, segment_bytes);
             (ranks::bucket(kept, segment_bytes), s.first_seq)
         };
         Account {
@@ -558,12 +558,16 @@ pub fn live_share(s: &Segment) -> u64 {
 
 /// Bytes of a segment that cleaning it would not gain.
 pub fn kept_share(s: &Segment, segment_bytes: u64) -> u64 {
+    kept_of(s, live_share(s), segment_bytes)
+}
+
+fn kept_of(s: &Segment, live_bytes: u64, segment_bytes: u64) -> u64 {
     let used = u64::from(s.used_bytes);
     let filled_up = used.saturating_sub(s.total_class_bytes.into());
     // Nothing died in it, and what it has beside entries may be what its last block was filled up with: so it would be again, for ever.
     let is_whole = s.live_class_bytes == s.total_class_bytes && filled_up <= BLOCK_BYTES as u64;
     match is_whole && policy::is_well_filled(used, segment_bytes) {
         true => segment_bytes,
-        false => policy::kept_bytes(live_share(s), used, segment_bytes),
+        false => policy::kept_bytes(live_bytes, used, segment_bytes),
     }
 }
