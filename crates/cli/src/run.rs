@@ -37,7 +37,7 @@ enum Faults {
     Auto,
     /// By threads of the runtime, which covers the kernel's own accesses
     Thread,
-    /// In the faulting thread, with system calls looked at before they run: not built
+    /// In the faulting thread, with system calls looked at before they run
     Dispatch,
 }
 
@@ -69,11 +69,6 @@ pub struct RunArgs {
 
 /// Runs the program in this process's place; comes back only if that cannot be.
 pub fn run(args: &RunArgs) -> Result<u8, Failure> {
-    if args.faults == Faults::Dispatch {
-        return Err(Failure::Misuse(anyhow!(
-            "--faults dispatch is not built: handler threads are complete, and docs/adr/0024 says why"
-        )));
-    }
     let (name, rest) = args.program.split_first().expect("clap asks for one");
     let program = program::find(name).map_err(Failure::Misuse)?;
     program::check(&program)
@@ -116,6 +111,14 @@ pub fn run(args: &RunArgs) -> Result<u8, Failure> {
         .env(
             "TERRACE_RUN_THREADS",
             threads.clamp(THREADS_MIN, THREADS_MAX).to_string(),
+        )
+        .env(
+            "TERRACE_RUN_DISPATCH",
+            match args.faults {
+                Faults::Thread => "0",
+                Faults::Auto => "1",
+                Faults::Dispatch => "2",
+            },
         )
         .env("TERRACE_RUN_REPORT", report)
         .exec();

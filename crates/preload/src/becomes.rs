@@ -3,10 +3,10 @@
 //! Promises: the call is passed on as it is, whatever was found; nothing is allocated or locked, since it may come from a signal handler or the child
 //! of a fork. Never: refuses, or speaks for a child, which is not served in any case. `execl` and its kin call past every library: they are not seen.
 
-use crate::raw;
+use crate::{dispatch, raw};
 use libc::{c_char, c_int, c_long, c_void};
 use std::ffi::CStr;
-use std::ptr::null_mut;
+use std::ptr::{null, null_mut};
 use std::sync::atomic::{AtomicI32, AtomicPtr, Ordering};
 
 const CLASS_64: u8 = 2;
@@ -230,6 +230,33 @@ unsafe extern "C" {
     static environ: Args;
 }
 
+/// Where system calls are dispatched, the child of a vfork makes its own: nobody brings pages in for them, so what it hands over is copied before.
+unsafe fn with_copies(
+    path: *const c_char,
+    args: Args,
+    environment: Args,
+    call: impl Fn(*const c_char, Args, Args) -> c_int,
+) -> c_int {
+    if !dispatch::is_on() {
+        return call(path, args, environment);
+    }
+    let mut copied = dispatch::Copied::for_exec();
+    // SAFETY: the program's promise.
+    unsafe {
+        match (
+            copied.text(path),
+            copied.texts(args),
+            copied.texts(environment),
+        ) {
+            (Some(path), Some(args), Some(environment)) => call(path, args, environment),
+            _ => {
+                raw::set_errno(libc::E2BIG);
+                -1
+            }
+        }
+    }
+}
+
 /// As execve(2).
 ///
 /// # Safety
@@ -246,7 +273,9 @@ pub unsafe extern "C" fn execve(path: *const c_char, args: Args, environment: Ar
         };
         let next: unsafe extern "C" fn(*const c_char, Args, Args) -> c_int =
             std::mem::transmute(next);
-        next(path, args, environment)
+        with_copies(path, args, environment, |path, args, environment| {
+            next(path, args, environment)
+        })
     }
 }
 
@@ -284,7 +313,9 @@ pub unsafe extern "C" fn execveat(
         };
         let next: unsafe extern "C" fn(c_int, *const c_char, Args, Args, c_int) -> c_int =
             std::mem::transmute(next);
-        next(dir, path, args, environment, flags)
+        with_copies(path, args, environment, |path, args, environment| {
+            next(dir, path, args, environment, flags)
+        })
     }
 }
 
@@ -303,7 +334,9 @@ pub unsafe extern "C" fn fexecve(file: c_int, args: Args, environment: Args) -> 
             return is_not_there();
         };
         let next: unsafe extern "C" fn(c_int, Args, Args) -> c_int = std::mem::transmute(next);
-        next(file, args, environment)
+        with_copies(null(), args, environment, |_, args, environment| {
+            next(file, args, environment)
+        })
     }
 }
 
@@ -322,7 +355,7 @@ pub unsafe extern "C" fn execvp(name: *const c_char, args: Args) -> c_int {
             return is_not_there();
         };
         let next: unsafe extern "C" fn(*const c_char, Args) -> c_int = std::mem::transmute(next);
-        next(name, args)
+        with_copies(name, args, null(), |name, args, _| next(name, args))
     }
 }
 
@@ -342,6 +375,8 @@ pub unsafe extern "C" fn execvpe(name: *const c_char, args: Args, environment: A
         };
         let next: unsafe extern "C" fn(*const c_char, Args, Args) -> c_int =
             std::mem::transmute(next);
-        next(name, args, environment)
+        with_copies(name, args, environment, |name, args, environment| {
+            next(name, args, environment)
+        })
     }
 }

@@ -6,7 +6,7 @@
 // Its arguments come in registers there, whatever their number; elsewhere the C library's own is called.
 #![cfg(target_arch = "x86_64")]
 
-use crate::{descriptors, direct, maps, raw, report, rings, sandbox, tls};
+use crate::{descriptors, direct, dispatch, maps, raw, report, rings, sandbox, tls};
 use libc::{c_int, c_long, c_uint, c_ulong, c_void};
 
 /// As syscall(2), whose arguments are as many as the call has: those behind are whatever is there.
@@ -43,7 +43,12 @@ pub unsafe extern "C" fn syscall(
         }
     }
     // SAFETY: the program's promise.
-    unsafe { raw::system(number, args) }
+    unsafe {
+        match dispatch::is_here() {
+            true => raw::answered(dispatch::call(number, args)),
+            false => raw::system(number, args),
+        }
+    }
 }
 
 /// Calls about memory.

@@ -4,8 +4,8 @@
 //! runtime's first, a bounded piece at a time. Promises: what was read is in the program's memory when the call ends. Never: touches a read that is
 //! neither direct nor into served memory.
 
-use crate::{next, raw, runtime, tls};
-use libc::{c_int, c_void, iovec, off_t, size_t, ssize_t};
+use crate::{dispatch, next, raw, runtime, tls};
+use libc::{c_int, c_long, c_void, iovec, off_t, size_t, ssize_t};
 use std::alloc::{Layout, alloc, dealloc};
 
 /// Read at a time.
@@ -151,6 +151,12 @@ pub unsafe fn read_parts_if_direct(fd: c_int, parts: *const iovec, count: c_int,
     }
 }
 
+/// A dispatched call, which needs no detour: all of it goes by other memory.
+unsafe fn dispatched(number: c_long, args: [c_long; 6]) -> ssize_t {
+    // SAFETY: the program's promise.
+    raw::answered(unsafe { dispatch::call(number, args) }) as ssize_t
+}
+
 /// As read(2).
 ///
 /// # Safety
@@ -159,6 +165,9 @@ pub unsafe fn read_parts_if_direct(fd: c_int, parts: *const iovec, count: c_int,
 pub unsafe extern "C" fn read(fd: c_int, at: *mut c_void, len: size_t) -> ssize_t {
     // SAFETY: the program's promise.
     unsafe {
+        if dispatch::is_here() {
+            return dispatched(libc::SYS_read, [fd.into(), at as _, len as _, 0, 0, 0]);
+        }
         match is_direct(fd, at, len) {
             true => detour(fd, at, len, None),
             false => next::read(fd, at, len),
@@ -177,6 +186,9 @@ macro_rules! positioned {
             pub unsafe extern "C" fn $name(fd: c_int, at: *mut c_void, len: size_t, offset: off_t) -> ssize_t {
                 // SAFETY: the program's promise.
                 unsafe {
+                    if dispatch::is_here() {
+                        return dispatched(libc::SYS_pread64, [fd.into(), at as _, len as _, offset, 0, 0]);
+                    }
                     match is_direct(fd, at, len) {
                         true => detour(fd, at, len, Some(offset)),
                         false => next::$name(fd, at, len, offset),
@@ -192,6 +204,9 @@ macro_rules! positioned {
             pub unsafe extern "C" fn $vector(fd: c_int, parts: *const iovec, count: c_int, offset: off_t) -> ssize_t {
                 // SAFETY: the program's promise.
                 unsafe {
+                    if dispatch::is_here() {
+                        return dispatched(libc::SYS_preadv, [fd.into(), parts as _, count.into(), offset, 0, 0]);
+                    }
                     match direct_parts(fd, parts, count) {
                         Some(parts) => detours(fd, parts, Some(offset)),
                         None => next::$vector(fd, parts, count, offset),
@@ -217,6 +232,9 @@ positioned! {
 pub unsafe extern "C" fn readv(fd: c_int, parts: *const iovec, count: c_int) -> ssize_t {
     // SAFETY: the program's promise.
     unsafe {
+        if dispatch::is_here() {
+            return dispatched(libc::SYS_readv, [fd.into(), parts as _, count.into(), 0, 0, 0]);
+        }
         match direct_parts(fd, parts, count) {
             Some(parts) => detours(fd, parts, None),
             None => next::readv(fd, parts, count),
@@ -238,6 +256,17 @@ pub unsafe extern "C" fn preadv2(
 ) -> ssize_t {
     // SAFETY: the program's promise.
     unsafe {
+        if dispatch::is_here() {
+            let args = [
+                fd.into(),
+                parts as _,
+                count.into(),
+                offset,
+                0,
+                flags.into(),
+            ];
+            return dispatched(libc::SYS_preadv2, args);
+        }
         match direct_parts(fd, parts, count) {
             Some(parts) => detours(fd, parts, (offset != -1).then_some(offset)),
             None => next::preadv2(fd, parts, count, offset, flags),

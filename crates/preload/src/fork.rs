@@ -12,7 +12,7 @@ use crate::arena::ARENA;
 use crate::mappings::Mappings;
 use crate::remote::{Remote, RemoteGround, RemotePages};
 use crate::runtime::{self, Area, Pool, Runtime};
-use crate::{answer, next, raw, report, serve, settings, tls};
+use crate::{answer, dispatch, next, raw, report, serve, settings, tls};
 use libc::{c_int, c_void};
 use std::cell::UnsafeCell;
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -200,6 +200,8 @@ unsafe extern "C" fn after_in_parent() {
 }
 
 unsafe extern "C" fn after_in_child() {
+    // A pool that is yet to be opened is this process's then.
+    dispatch::after_fork(runtime::get().is_none());
     descriptors::unlist_all();
     terrace_vm::hold_device();
     report::not_here();

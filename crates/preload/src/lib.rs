@@ -14,6 +14,8 @@ mod becomes;
 mod calls;
 mod descriptors;
 mod direct;
+#[cfg_attr(not(target_arch = "x86_64"), path = "undispatched.rs")]
+mod dispatch;
 mod fork;
 mod keeper;
 mod malloc;
@@ -41,6 +43,13 @@ mod wire;
 static START: extern "C" fn() = start;
 
 extern "C" fn start() {
+    prepare();
+    if dispatch::is_on() {
+        tls::dispatch_now();
+    }
+}
+
+fn prepare() {
     let _inside = tls::enter();
     becomes::prepare();
     if !settings::are_there() {
@@ -53,12 +62,19 @@ extern "C" fn start() {
     match settings::Settings::read() {
         Ok(Some(settings)) => {
             becomes::is_served();
+            next::prepare();
             descriptors::prepare();
             // A program that gives its rights up later still has this one.
             terrace_vm::hold_device();
             fork::register();
             report::prepare(settings.report.clone());
+            let dispatch = settings.dispatch;
             runtime::prepare(settings);
+            match dispatch {
+                settings::Dispatch::Not => {}
+                settings::Dispatch::IfPossible => dispatch::begin(false),
+                settings::Dispatch::Must => dispatch::begin(true),
+            }
         }
         Ok(None) => {}
         Err(name) => raw::die(format_args!("{name} is not what it should be")),

@@ -82,22 +82,43 @@ fn in_liburing(name: &CStr) -> *mut c_void {
 
 macro_rules! functions {
     ($($(#[$doc:meta])* $name:ident($($arg:ident: $kind:ty),*) -> $result:ty = $other:expr;)*) => {
+        /// Where each was found.
+        #[allow(non_upper_case_globals)]
+        mod places {
+            use super::Next;
+            use std::ffi::CStr;
+            $(
+                pub static $name: Next = {
+                    const NAME: &CStr = match CStr::from_bytes_with_nul(concat!(stringify!($name), "\0").as_bytes()) {
+                        Ok(name) => name,
+                        Err(_) => panic!("a name without zeros"),
+                    };
+                    Next::new(NAME, $other)
+                };
+            )*
+        }
         $(
             $(#[$doc])*
             #[inline]
             pub unsafe fn $name($($arg: $kind),*) -> $result {
-                const NAME: &CStr = match CStr::from_bytes_with_nul(concat!(stringify!($name), "\0").as_bytes()) {
-                    Ok(name) => name,
-                    Err(_) => panic!("a name without zeros"),
-                };
-                static NEXT: Next = Next::new(NAME, $other);
                 // SAFETY: the function of this name has this type.
-                let function: unsafe extern "C" fn($($kind),*) -> $result = unsafe { std::mem::transmute(NEXT.get()) };
+                let function: unsafe extern "C" fn($($kind),*) -> $result = unsafe { std::mem::transmute(places::$name.get()) };
                 // SAFETY: the caller's promise.
                 unsafe { function($($arg),*) }
             }
         )*
     };
+}
+
+/// Finds those that a program may call from a handler of a signal, or in the child of a fork, where nothing may be looked up.
+pub fn prepare() {
+    use places::*;
+    for place in [
+        &read, &pread, &pread64, &readv, &write, &pwrite, &pwrite64, &writev, &recv, &recvfrom, &send, &sendto, &recvmsg, &sendmsg, &sendmmsg, &epoll_wait, &epoll_ctl, &poll,
+        &accept4, &sched_yield, &nanosleep, &lseek, &lseek64, &posix_spawn, &posix_spawnp, &system, &dup2, &dup3, &close,
+    ] {
+        place.get();
+    }
 }
 
 functions! {
@@ -169,6 +190,52 @@ functions! {
     io_uring_register_buf_ring(ring: *mut c_void, buffers: *const c_void, flags: c_uint) -> c_int = None;
     /// As the C library's.
     __cxa_thread_atexit_impl(call: unsafe extern "C" fn(*mut c_void), with: *mut c_void, library: *mut c_void) -> c_int = None;
+    /// As pthread_cancel(3).
+    pthread_cancel(thread: libc::pthread_t) -> c_int = None;
+    /// As posix_spawn(3).
+    posix_spawn(pid: *mut libc::pid_t, path: *const c_char, actions: *const c_void, attributes: *const c_void, args: *const *const c_char, environment: *const *const c_char) -> c_int = None;
+    /// As posix_spawnp(3).
+    posix_spawnp(pid: *mut libc::pid_t, path: *const c_char, actions: *const c_void, attributes: *const c_void, args: *const *const c_char, environment: *const *const c_char) -> c_int = None;
+    /// As system(3).
+    system(command: *const c_char) -> c_int = None;
+    /// As write(2).
+    write(fd: c_int, at: *const c_void, len: size_t) -> ssize_t = Some(c"__write");
+    /// As pwrite(2).
+    pwrite(fd: c_int, at: *const c_void, len: size_t, offset: off_t) -> ssize_t = None;
+    /// As pwrite64(2).
+    pwrite64(fd: c_int, at: *const c_void, len: size_t, offset: off_t) -> ssize_t = None;
+    /// As writev(2).
+    writev(fd: c_int, parts: *const iovec, count: c_int) -> ssize_t = None;
+    /// As recv(2).
+    recv(fd: c_int, at: *mut c_void, len: size_t, flags: c_int) -> ssize_t = None;
+    /// As recvfrom(2).
+    recvfrom(fd: c_int, at: *mut c_void, len: size_t, flags: c_int, from: *mut libc::sockaddr, from_len: *mut libc::socklen_t) -> ssize_t = None;
+    /// As send(2).
+    send(fd: c_int, at: *const c_void, len: size_t, flags: c_int) -> ssize_t = None;
+    /// As sendto(2).
+    sendto(fd: c_int, at: *const c_void, len: size_t, flags: c_int, to: *const libc::sockaddr, to_len: libc::socklen_t) -> ssize_t = None;
+    /// As recvmsg(2).
+    recvmsg(fd: c_int, message: *mut libc::msghdr, flags: c_int) -> ssize_t = None;
+    /// As sendmsg(2).
+    sendmsg(fd: c_int, message: *const libc::msghdr, flags: c_int) -> ssize_t = None;
+    /// As sendmmsg(2).
+    sendmmsg(fd: c_int, messages: *mut libc::mmsghdr, count: c_uint, flags: c_int) -> c_int = None;
+    /// As epoll_wait(2).
+    epoll_wait(epoll: c_int, events: *mut libc::epoll_event, count: c_int, ms: c_int) -> c_int = None;
+    /// As epoll_ctl(2).
+    epoll_ctl(epoll: c_int, what: c_int, fd: c_int, event: *mut libc::epoll_event) -> c_int = None;
+    /// As poll(2).
+    poll(files: *mut libc::pollfd, count: libc::nfds_t, ms: c_int) -> c_int = None;
+    /// As accept4(2).
+    accept4(fd: c_int, address: *mut libc::sockaddr, len: *mut libc::socklen_t, flags: c_int) -> c_int = None;
+    /// As sched_yield(2).
+    sched_yield() -> c_int = None;
+    /// As nanosleep(2).
+    nanosleep(time: *const libc::timespec, left: *mut libc::timespec) -> c_int = None;
+    /// As lseek(2).
+    lseek(fd: c_int, to: off_t, from: c_int) -> off_t = None;
+    /// As lseek64(3).
+    lseek64(fd: c_int, to: off_t, from: c_int) -> off_t = None;
     /// As pthread_create(3).
     pthread_create(thread: *mut libc::pthread_t, attr: *const libc::pthread_attr_t, start: extern "C" fn(*mut c_void) -> *mut c_void, arg: *mut c_void) -> c_int = None;
 }

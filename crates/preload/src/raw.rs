@@ -25,9 +25,10 @@ pub unsafe fn mmap(
     unsafe { system(libc::SYS_mmap, args) as *mut c_void }
 }
 
-/// Any system call, as syscall(2).
+/// Any system call, as the kernel answers it: an error is its number below zero.
 #[cfg(target_arch = "x86_64")]
-pub unsafe fn system(number: c_long, args: [c_long; 6]) -> c_long {
+#[inline]
+pub unsafe fn call(number: c_long, args: [c_long; 6]) -> c_long {
     let said: c_long;
     // SAFETY: the kernel's convention: it keeps all registers but these; what the call does is the caller's promise.
     unsafe {
@@ -45,6 +46,12 @@ pub unsafe fn system(number: c_long, args: [c_long; 6]) -> c_long {
             options(nostack)
         );
     }
+    said
+}
+
+/// The kernel's answer as the C library's functions have it.
+#[inline]
+pub fn answered(said: c_long) -> c_long {
     match said {
         -4095..=-1 => {
             set_errno(-said as c_int);
@@ -52,6 +59,13 @@ pub unsafe fn system(number: c_long, args: [c_long; 6]) -> c_long {
         }
         said => said,
     }
+}
+
+/// Any system call, as syscall(2).
+#[cfg(target_arch = "x86_64")]
+pub unsafe fn system(number: c_long, args: [c_long; 6]) -> c_long {
+    // SAFETY: the caller's promise.
+    answered(unsafe { call(number, args) })
 }
 
 /// Any system call, as syscall(2).
@@ -178,12 +192,45 @@ pub fn block_signals() -> libc::sigset_t {
             libc::SIGILL,
             libc::SIGFPE,
             libc::SIGABRT,
+            libc::SIGSYS,
         ] {
             libc::sigdelset(&mut set, signal);
         }
         libc::pthread_sigmask(libc::SIG_BLOCK, &set, &mut before);
         before
     }
+}
+
+/// Holds back all signals of this thread, those that its own instructions raise among them: for some instructions that raise none. Answers the mask before.
+#[cfg(target_arch = "x86_64")]
+pub fn block_all() -> u64 {
+    let (all, mut before) = (u64::MAX, 0u64);
+    let args = [
+        libc::SIG_SETMASK.into(),
+        (&raw const all) as c_long,
+        (&raw mut before) as c_long,
+        8,
+        0,
+        0,
+    ];
+    // SAFETY: the kernel's masks, on this stack.
+    unsafe { call(libc::SYS_rt_sigprocmask, args) };
+    before
+}
+
+/// Sets the mask of this thread, past everything that is in front of it.
+#[cfg(target_arch = "x86_64")]
+pub fn set_mask(mask: u64) {
+    let args = [
+        libc::SIG_SETMASK.into(),
+        (&raw const mask) as c_long,
+        0,
+        8,
+        0,
+        0,
+    ];
+    // SAFETY: the kernel's mask, on this stack.
+    unsafe { call(libc::SYS_rt_sigprocmask, args) };
 }
 
 /// Ends that.

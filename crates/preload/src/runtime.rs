@@ -7,7 +7,7 @@ use crate::mappings::Mappings;
 use crate::remote::Remote;
 use crate::serve::Home;
 use crate::settings::Settings;
-use crate::{answer, raw, report, rings, sandbox, tls, token};
+use crate::{answer, dispatch, raw, report, rings, sandbox, tls, token};
 use std::sync::atomic::{AtomicPtr, AtomicU8, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use terrace_vm::heap::{Closing, HEAP_MAX_BYTES, PageHeap};
@@ -145,6 +145,12 @@ pub fn is_malloc(address: usize) -> bool {
     MALLOC.has(address)
 }
 
+/// Whether an address is served.
+#[inline]
+pub fn has(address: usize) -> bool {
+    MALLOC.has(address) || MAPS.has(address)
+}
+
 /// Whether a range has addresses that are served.
 pub fn overlaps(start: usize, len: usize) -> bool {
     MALLOC.overlap(start, len) || MAPS.overlap(start, len)
@@ -274,11 +280,18 @@ fn open() -> Result<Option<Runtime>, String> {
     }
     let bytes = heap_bytes(store.usable_bytes());
     let memory = Memory::new(Options {
-        way: Way::Handlers(settings.threads),
+        way: match dispatch::is_on() {
+            true => Way::InThread,
+            false => Way::Handlers(settings.threads),
+        },
+        unmodified: true,
         reserve_bytes: reserved_bytes(store.usable_bytes()) as usize,
         ..Heap::options(&store)
     });
     let memory = memory.map_err(|e| e.to_string())?;
+    if dispatch::is_on() {
+        dispatch::take_sigbus();
+    }
     let heap = Heap::new(memory.clone(), store).map_err(|e| e.to_string())?;
     let area = || PageHeap::with_views(&heap, bytes).map_err(|e| e.to_string());
     let ((malloc, first), (maps, second)) = (area()?, area()?);

@@ -17,10 +17,23 @@ pub const SCRATCH: &str = "TERRACE_RUN_SCRATCH";
 pub const MIN_SIZE: &str = "TERRACE_RUN_MIN_SIZE";
 /// Handler threads.
 pub const THREADS: &str = "TERRACE_RUN_THREADS";
+/// Whether system calls are dispatched, and faults taken in the thread: 0 no, 1 if that is possible, 2 in any case.
+pub const DISPATCH: &str = "TERRACE_RUN_DISPATCH";
 /// Where the report goes; empty: nowhere, `-`: stderr.
 pub const REPORT: &str = "TERRACE_RUN_REPORT";
 /// The process that is served.
 pub const PROCESS: &str = "TERRACE_RUN_PROCESS";
+
+/// Whether system calls are dispatched.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Dispatch {
+    /// Handler threads take faults.
+    Not,
+    /// If this system can.
+    IfPossible,
+    /// Or the program does not start.
+    Must,
+}
 
 /// See the head of the file.
 pub struct Settings {
@@ -36,6 +49,8 @@ pub struct Settings {
     pub min_bytes: usize,
     /// See [`THREADS`].
     pub threads: usize,
+    /// See [`DISPATCH`].
+    pub dispatch: Dispatch,
     /// See [`REPORT`].
     pub report: OsString,
 }
@@ -58,6 +73,11 @@ impl Settings {
             scratch: number(SCRATCH)? != 0,
             min_bytes: number(MIN_SIZE)? as usize,
             threads: number(THREADS)? as usize,
+            dispatch: match number(DISPATCH)? {
+                0 => Dispatch::Not,
+                1 => Dispatch::IfPossible,
+                _ => Dispatch::Must,
+            },
             report: std::env::var_os(REPORT).unwrap_or_default(),
         }))
     }

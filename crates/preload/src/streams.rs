@@ -3,7 +3,7 @@
 //! Promises: what the C library keeps of a stream lies in the arena: it resets the locks of all streams in the child of a fork, before the child has
 //! its served memory. Never: touches a stream's buffer or contents.
 
-use crate::{next, tls};
+use crate::{dispatch, next, tls};
 use libc::{FILE, c_char, c_int, c_void, size_t};
 
 macro_rules! opens {
@@ -15,7 +15,7 @@ macro_rules! opens {
             /// As there.
             #[cfg_attr(not(test), unsafe(no_mangle))]
             pub unsafe extern "C" fn $name($($arg: $kind),*) -> *mut FILE {
-                let _inside = tls::enter();
+                let _inside = tls::enter_for_program();
                 // SAFETY: the program's promise.
                 unsafe { next::$name($($arg),*) }
             }
@@ -36,6 +36,21 @@ opens! {
     open_memstream(memory: *mut *mut c_char, bytes: *mut size_t);
     /// As tmpfile(3).
     tmpfile();
-    /// As popen(3).
-    popen(command: *const c_char, mode: *const c_char);
+}
+
+/// As popen(3).
+///
+/// # Safety
+/// As there.
+#[cfg_attr(not(test), unsafe(no_mangle))]
+pub unsafe extern "C" fn popen(command: *const c_char, mode: *const c_char) -> *mut FILE {
+    let _inside = tls::enter_for_program();
+    let mut copied = dispatch::Copied::new();
+    // SAFETY: the program's promise. The child that it makes for a moment has pages brought in by nobody.
+    unsafe {
+        match copied.text(command) {
+            Some(command) => next::popen(command, mode),
+            None => std::ptr::null_mut(),
+        }
+    }
 }

@@ -11,15 +11,23 @@ mod word {
         ".globl terrace_preload_inside",
         ".hidden terrace_preload_inside",
         ".type terrace_preload_inside,@object",
-        ".size terrace_preload_inside,4",
-        ".p2align 2",
+        ".size terrace_preload_inside,16",
+        ".p2align 3",
         "terrace_preload_inside:",
-        ".zero 4",
+        ".zero 16",
         ".previous",
     );
 
-    fn address() -> *mut u32 {
-        let address: *mut u32;
+    /// The mark, what the kernel reads at each system call of a thread whose calls are dispatched (`dispatch`), and that thread's own things.
+    #[repr(C)]
+    pub struct Words {
+        depth: u32,
+        selector: u8,
+        pub own: *mut std::ffi::c_void,
+    }
+
+    pub fn address() -> *mut Words {
+        let address: *mut Words;
         // SAFETY: the thread's own block begins where fs points, and the word's offset in it stands in the table of offsets.
         unsafe {
             std::arch::asm!(
@@ -34,12 +42,17 @@ mod word {
 
     pub fn get() -> u32 {
         // SAFETY: this thread's own word, which lives as long as it.
-        unsafe { address().read() }
+        unsafe { (*address()).depth }
     }
 
     pub fn set(depth: u32) {
         // SAFETY: as above.
-        unsafe { address().write(depth) }
+        unsafe { (*address()).depth = depth }
+    }
+
+    pub fn selector() -> *mut u8 {
+        // SAFETY: as above; the kernel reads it, and only this thread and its signal handlers write it.
+        unsafe { &raw mut (*address()).selector }
     }
 }
 
@@ -56,6 +69,48 @@ mod word {
     pub fn set(depth: u32) {
         DEPTH.set(depth);
     }
+
+    thread_local! {
+        static SELECTOR: std::cell::Cell<u8> = const { std::cell::Cell::new(0) };
+    }
+
+    pub fn selector() -> *mut u8 {
+        SELECTOR.with(std::cell::Cell::as_ptr)
+    }
+}
+
+/// Where this thread's selector lies: while it is [`PASSES`], its system calls go to the kernel, whoever makes them.
+pub fn selector() -> *mut u8 {
+    word::selector()
+}
+
+/// What the dispatch of system calls keeps of this thread; null where they are not dispatched.
+#[cfg(target_arch = "x86_64")]
+pub fn own() -> *mut std::ffi::c_void {
+    // SAFETY: this thread's own word.
+    unsafe { (*word::address()).own }
+}
+
+/// Sets that.
+#[cfg(target_arch = "x86_64")]
+pub fn set_own(own: *mut std::ffi::c_void) {
+    // SAFETY: this thread's own word.
+    unsafe { (*word::address()).own = own }
+}
+
+/// Calls go to the kernel.
+pub const PASSES: u8 = 0;
+/// Calls come to `dispatch`, but those that this library makes by an instruction of its own.
+pub const DISPATCHED: u8 = 1;
+
+/// Calls of this thread are dispatched, now that it is outside.
+pub fn dispatch_now() {
+    select(DISPATCHED);
+}
+
+fn select(to: u8) {
+    // SAFETY: this thread's own byte; volatile, since the kernel reads it between any two instructions.
+    unsafe { word::selector().write_volatile(to) };
 }
 
 /// Whether this thread is inside: then what it asks for is the runtime's own.
@@ -66,14 +121,25 @@ pub fn is_inside() -> bool {
 
 /// Held while this thread is inside.
 pub struct Inside {
+    selector: u8,
     /// A guard belongs to its thread.
     _thread: std::marker::PhantomData<*mut ()>,
 }
 
-/// From now on this thread is inside, until the guard is dropped.
+/// From now on this thread is inside, until the guard is dropped: what is allocated is the runtime's, and its system calls are.
 pub fn enter() -> Inside {
+    let inside = enter_for_program();
+    select(PASSES);
+    inside
+}
+
+/// The same for a call of the C library's that works for the program: what it allocates is the runtime's, but its system calls name the program's memory.
+pub fn enter_for_program() -> Inside {
+    // SAFETY: this thread's own byte.
+    let selector = unsafe { word::selector().read_volatile() };
     word::set(word::get() + 1);
     Inside {
+        selector,
         _thread: std::marker::PhantomData,
     }
 }
@@ -86,6 +152,7 @@ pub fn stay() {
     word::set(word::get() | OWN);
 }
 
+#[cfg(test)]
 /// Whether this thread is the runtime's.
 pub fn is_own() -> bool {
     word::get() & OWN != 0
@@ -99,6 +166,7 @@ pub fn leave() {
 impl Drop for Inside {
     fn drop(&mut self) {
         word::set(word::get() - 1);
+        select(self.selector);
     }
 }
 

@@ -388,7 +388,7 @@ impl<'a> Fault<'a> {
         let page = self.page - region.first_page;
         core.scratch.with(region.backing.span(page), |scratch| {
             // Where a fault takes 4 µs, a look at the clock is not for nothing.
-            let began = (core.way != Way::InThread).then(Instant::now);
+            let began = (core.way != Way::InThread || core.unmodified).then(Instant::now);
             let fetched = region.backing.fetch(page, scratch).map_err(Cause::Fetch)?;
             if let (Fetched::Read, Some(began)) = (fetched, began) {
                 let ns = began.elapsed().as_nanos() as u64;

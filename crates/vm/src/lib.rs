@@ -46,7 +46,7 @@ mod write_back;
 pub use backing::{Backing, Changed, FetchError, Fetched, PAGE_BYTES, Page, Put, StoreError};
 pub use memory::{ADDRESSES_ALIGN_BYTES, HANDLERS_MAX, Memory, Options, PAGES_MIN, VmError, Way};
 pub use region::{REGION_PAGES_MAX, Region};
-pub use signal::watch_forks;
+pub use signal::{deferred, take_sigbus, watch_forks};
 pub use stats::Stats;
 pub use sys::SystemError;
 pub use sys::hold_device;

@@ -57,6 +57,9 @@ pub struct Options {
     /// Whether page tables of empty blocks are given back by advice, where the kernel can. Without, as on Linux before 6.14: by mapping
     /// their addresses anew, some calls a block; with handler threads not at all.
     pub advised_tables: bool,
+    /// Whether the program does not know this library, though its faults are taken in the thread: pages come ahead of faults that go along the addresses, and the time that faults take is
+    /// counted. With handler threads both are so in any case.
+    pub unmodified: bool,
     /// Pages remembered after they left, 4 bytes each; None: 16 for each of `pages_max`.
     pub remembered: Option<usize>,
 }
@@ -70,6 +73,7 @@ impl Default for Options {
             base: None,
             batches: true,
             advised_tables: true,
+            unmodified: false,
             remembered: None,
         }
     }
@@ -125,6 +129,8 @@ pub(crate) struct Core {
     pub unmapper: Unmapper,
     pub tables: PageTables,
     pub way: Way,
+    /// See [`Options::unmodified`].
+    pub unmodified: bool,
     /// The process it belongs to.
     pub generation: u32,
     pub pages_max: AtomicUsize,
@@ -196,6 +202,7 @@ impl Memory {
             },
             tables: PageTables::new(options.advised_tables, options.way == Way::InThread),
             way: options.way,
+            unmodified: options.unmodified,
             generation: signal::generation(),
             pages_max: AtomicUsize::new(options.pages_max),
             bytes_max: AtomicUsize::new(policy::scattered_bytes(options.pages_max)),

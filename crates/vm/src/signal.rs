@@ -13,11 +13,13 @@ use crate::inside;
 use crate::memory::{Core, VmError, Way};
 use crate::registry;
 use crate::space::place;
+use crate::stats::Counters;
 use crate::sys::{Going, SystemError};
 use std::fmt::{self, Write};
 use std::mem::MaybeUninit;
 use std::sync::Once;
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Instant;
 
 /// The longest message, in bytes; what is longer is cut.
 const MESSAGE_BYTES_MAX: usize = 512;
@@ -39,7 +41,7 @@ thread_local! {
 }
 
 /// Signals that wait while a thread is inside: all but those that its own instructions raise.
-pub(crate) fn deferred() -> libc::sigset_t {
+pub fn deferred() -> libc::sigset_t {
     let mut set = MaybeUninit::uninit();
     // SAFETY: fills the set, then takes signals out of it.
     unsafe {
@@ -51,6 +53,7 @@ pub(crate) fn deferred() -> libc::sigset_t {
             libc::SIGFPE,
             libc::SIGTRAP,
             libc::SIGABRT,
+            libc::SIGSYS,
         ] {
             libc::sigdelset(set.as_mut_ptr(), signal);
         }
@@ -114,21 +117,35 @@ pub(crate) fn install() -> Result<(), VmError> {
 }
 
 extern "C" fn on_sigbus(signal: i32, info: *mut libc::siginfo_t, context: *mut libc::c_void) {
-    // SAFETY: errno is this thread's own; the kernel gives a valid siginfo for SA_SIGINFO.
-    let (errno, address) = unsafe { (*libc::__errno_location(), (*info).si_addr() as usize) };
-    // SAFETY: as above. Codes above zero come from the kernel: then the address is one.
-    let from_kernel = unsafe { (*info).si_code } > 0;
     // SAFETY: written once, before this handler was there.
     let previous = unsafe { (&raw const PREVIOUS).cast::<libc::sigaction>().read() };
     let ends = matches!(previous.sa_sigaction, libc::SIG_DFL | libc::SIG_IGN);
+    // SAFETY: what the kernel gives for SA_SIGINFO.
+    if !unsafe { take_sigbus(info, context, ends) } {
+        forward(previous, signal, info, context);
+    }
+}
+
+/// What the handler of SIGBUS does, for who has one of its own in front of it: whether the access is to be tried again. Else the signal is not about a region, or its page cannot be had, which was said;
+/// `ends`: then the process does. Errno is as before.
+///
+/// # Safety
+/// The arguments are those that a handler with SA_SIGINFO has, and the signals of this thread wait but for those that its own instructions raise.
+pub unsafe fn take_sigbus(
+    info: *mut libc::siginfo_t,
+    context: *mut libc::c_void,
+    ends: bool,
+) -> bool {
+    // SAFETY: errno is this thread's own; the caller's promise for the rest.
+    let (errno, address) = unsafe { (*libc::__errno_location(), (*info).si_addr() as usize) };
+    // SAFETY: as above. Codes above zero come from the kernel: then the address is one.
+    let from_kernel = unsafe { (*info).si_code } > 0;
     let mine = from_kernel
         .then(|| registry::find(address, |core| take(core, address, touch(context), ends)))
         .flatten();
     // SAFETY: as above.
     unsafe { *libc::__errno_location() = errno };
-    if mine != Some(true) {
-        forward(previous, signal, info, context);
-    }
+    mine == Some(true)
 }
 
 /// Installs the handler of SIGSEGV, for kernels where a block's addresses are mapped anew; once in a process, it stays.
@@ -211,7 +228,18 @@ fn take(core: &Core, address: usize, touch: Touch, ends: bool) -> bool {
         });
         return false;
     }
-    match inside::run(|| core.resolve(address, touch)) {
+    let resolved = inside::run(|| {
+        if !core.unmodified {
+            return core.resolve(address, touch);
+        }
+        let began = Instant::now();
+        core.bring_ahead(address, touch);
+        let resolved = core.resolve(address, touch);
+        let ns = began.elapsed().as_nanos() as u64;
+        Counters::add(&core.counters.fault_ns, ns);
+        resolved
+    });
+    match resolved {
         Outcome::Ready { woken } => {
             in_vain(address, !woken);
             true

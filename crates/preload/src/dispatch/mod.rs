@@ -1,0 +1,256 @@
+//! Faults taken in the thread that has them, for a program that does not know it: its system calls come here first (Syscall User Dispatch), so that the
+//! kernel never meets a page that is not in DRAM.
+//!
+//! A call's memory is copied, to or from memory that is always there (`bounce`); the copying faults as the program's own accesses do, in the thread. Calls that the
+//! program makes by the usual functions of the C library are met by functions of ours in front of them (`front`), which costs nothing; all others come as SIGSYS, which costs a signal.
+//! Instructions of this library itself are never dispatched. Promises: a call that names served memory answers as it would without Terrace, as far as
+//! `memory` knows what it takes; what it does not know is tried with pages brought in before. Never: waits, or keeps anything of a call beyond it.
+//!
+//! | of a thread | before | after |
+//! |---|---|---|
+//! | its selector (`tls`) | passes | dispatched, but while the thread is inside the runtime |
+//! | SIGBUS, SIGSYS | the program's to block and to handle | never blocked; handled here, then by the program's handlers (`signals`) |
+//! | alternate signal stack | the program's | ours, since a fault must find one; the program is told what it set |
+
+mod bounce;
+mod front;
+mod memory;
+mod process;
+mod signals;
+mod spawn;
+mod vectors;
+
+use crate::{raw, tls};
+use libc::{c_int, c_long, c_void};
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicUsize, Ordering};
+
+pub use bounce::call;
+pub use front::is_here;
+pub use process::Copied;
+pub use signals::take_sigbus;
+
+const PR_SET_SYSCALL_USER_DISPATCH: c_long = 59;
+const PR_SYS_DISPATCH_ON: c_long = 1;
+const PAGE_BYTES: usize = 4096;
+/// A thread's stack for signals: a fault reads a page back on it, and handlers of the program's may run on it, too.
+const STACK_BYTES: usize = 256 << 10;
+/// Stacks of ended threads that are looked at before a new one is made.
+const LOOKS_MAX: usize = 8;
+
+/// Whether calls of this process's threads are dispatched.
+static ON: AtomicBool = AtomicBool::new(false);
+/// Where this library's instructions lie: start and length.
+static OWN_START: AtomicUsize = AtomicUsize::new(0);
+static OWN_BYTES: AtomicUsize = AtomicUsize::new(0);
+
+/// What is kept of a thread: at the end of its stack for signals.
+#[repr(C)]
+pub struct Thread {
+    /// The kernel's number of it.
+    tid: std::sync::atomic::AtomicI32,
+    stack: *mut u8,
+    /// The stack for signals that the program asked for.
+    asked: libc::stack_t,
+    buffers: bounce::Buffers,
+    /// What programs are started with is copied to; null until one is.
+    texts: *mut u8,
+    texts_taken: bool,
+    /// The one that was made before it, or null.
+    next: *mut Thread,
+}
+
+/// All that were ever made: each is a thread's, or free for the next.
+static THREADS: AtomicPtr<Thread> = AtomicPtr::new(std::ptr::null_mut());
+
+/// Whether calls of this process's threads are dispatched.
+#[inline]
+pub fn is_on() -> bool {
+    ON.load(Ordering::Relaxed)
+}
+
+/// Whether this system can: tried on the calling thread, and undone.
+fn is_possible() -> bool {
+    let selector = tls::PASSES;
+    let args = [
+        PR_SET_SYSCALL_USER_DISPATCH,
+        PR_SYS_DISPATCH_ON,
+        0,
+        0,
+        (&raw const selector) as c_long,
+        0,
+    ];
+    let off = [PR_SET_SYSCALL_USER_DISPATCH, 0, 0, 0, 0, 0];
+    // SAFETY: while the selector says so, calls pass; it ends before the selector does.
+    unsafe {
+        let said = raw::call(libc::SYS_prctl, args);
+        if said == 0 {
+            raw::call(libc::SYS_prctl, off);
+        }
+        said == 0
+    }
+}
+
+/// From now on calls of this process are dispatched: those of the calling thread, and of all that it makes. At the start of the program, before it has threads.
+/// If it is not possible, it is left to threads, unless it `must` be.
+pub fn begin(must: bool) {
+    if !must && !is_possible() {
+        return;
+    }
+    find_own();
+    signals::install();
+    ON.store(true, Ordering::SeqCst);
+    begin_thread();
+}
+
+/// In the child of a fork: its calls are not dispatched, as the kernel has it. They are again, if its memory is yet to come.
+pub fn after_fork(again: bool) {
+    if !is_on() {
+        return;
+    }
+    ON.store(again, Ordering::SeqCst);
+    if again {
+        begin_thread();
+    }
+}
+
+/// Calls of this thread are dispatched from now on.
+pub fn begin_thread() {
+    let Some(thread) = taken().or_else(made) else {
+        raw::die(format_args!("no memory for a thread's stack for signals"));
+    };
+    // SAFETY: this thread's own, from now on.
+    unsafe {
+        signals::begin_thread(&*thread);
+        tls::set_own(thread.cast());
+        tls::selector().write_volatile(match tls::is_inside() {
+            true => tls::PASSES,
+            false => tls::DISPATCHED,
+        });
+        let args = [
+            PR_SET_SYSCALL_USER_DISPATCH,
+            PR_SYS_DISPATCH_ON,
+            OWN_START.load(Ordering::Relaxed) as c_long,
+            OWN_BYTES.load(Ordering::Relaxed) as c_long,
+            tls::selector() as c_long,
+            0,
+        ];
+        let said = raw::call(libc::SYS_prctl, args);
+        if said != 0 {
+            raw::die(format_args!(
+                "system calls cannot be dispatched (error {}): --faults thread does without",
+                -said
+            ));
+        }
+    }
+}
+
+/// What is kept of the calling thread.
+fn own() -> Option<&'static mut Thread> {
+    let own: *mut Thread = tls::own().cast();
+    // SAFETY: set by `begin_thread`, never unmapped; only this thread and its signal handlers, which run to their end before it goes on, have it.
+    unsafe { own.as_mut() }
+}
+
+fn number() -> c_int {
+    // SAFETY: always answers.
+    unsafe { raw::call(libc::SYS_gettid, [0; 6]) as c_int }
+}
+
+/// One whose thread has ended.
+fn taken() -> Option<*mut Thread> {
+    let (mut at, own) = (THREADS.load(Ordering::Acquire), number());
+    // SAFETY: always answers.
+    let process = unsafe { raw::call(libc::SYS_getpid, [0; 6]) };
+    for _ in 0..LOOKS_MAX {
+        // SAFETY: made by `made`, never unmapped.
+        let thread = unsafe { at.as_ref() }?;
+        let before = thread.tid.load(Ordering::Acquire);
+        let gone = [process, before.into(), 0, 0, 0, 0];
+        // SAFETY: asks whether there is such a thread.
+        let is_gone = before != own
+            && unsafe { raw::call(libc::SYS_tgkill, gone) } == -c_long::from(libc::ESRCH);
+        // After a fork this thread finds its own again.
+        if (is_gone || before == own)
+            && thread
+                .tid
+                .compare_exchange(before, own, Ordering::AcqRel, Ordering::Relaxed)
+                .is_ok()
+        {
+            return Some(at);
+        }
+        at = thread.next;
+    }
+    None
+}
+
+fn made() -> Option<*mut Thread> {
+    let all = STACK_BYTES + 2 * PAGE_BYTES;
+    let stack = raw::map_zeros(all);
+    if stack.is_null() {
+        return None;
+    }
+    // SAFETY: a new mapping: a page that nobody may touch, the stack, and a page for what is kept.
+    unsafe {
+        raw::mprotect(stack.cast(), PAGE_BYTES, libc::PROT_NONE);
+        let thread: *mut Thread = stack.add(PAGE_BYTES + STACK_BYTES).cast();
+        thread.write(Thread {
+            tid: number().into(),
+            stack: stack.add(PAGE_BYTES),
+            asked: libc::stack_t {
+                ss_sp: std::ptr::null_mut(),
+                ss_flags: libc::SS_DISABLE,
+                ss_size: 0,
+            },
+            buffers: bounce::Buffers::default(),
+            texts: std::ptr::null_mut(),
+            texts_taken: false,
+            next: THREADS.load(Ordering::Acquire),
+        });
+        loop {
+            let next = (*thread).next;
+            match THREADS.compare_exchange_weak(next, thread, Ordering::AcqRel, Ordering::Acquire) {
+                Ok(_) => return Some(thread),
+                Err(now) => (*thread).next = now,
+            }
+        }
+    }
+}
+
+/// Finds the instructions of this library.
+fn find_own() {
+    unsafe extern "C" fn look(
+        info: *mut libc::dl_phdr_info,
+        _: usize,
+        inside: *mut c_void,
+    ) -> c_int {
+        let inside = inside as usize;
+        // SAFETY: what dl_iterate_phdr gives.
+        let (base, parts) = unsafe {
+            let info = &*info;
+            (
+                info.dlpi_addr as usize,
+                std::slice::from_raw_parts(info.dlpi_phdr, info.dlpi_phnum.into()),
+            )
+        };
+        for part in parts {
+            let (start, len) = (base + part.p_vaddr as usize, part.p_memsz as usize);
+            if part.p_type == libc::PT_LOAD
+                && part.p_flags & libc::PF_X != 0
+                && inside.wrapping_sub(start) < len
+            {
+                OWN_START.store(start, Ordering::Relaxed);
+                OWN_BYTES.store(len, Ordering::Relaxed);
+                return 1;
+            }
+        }
+        0
+    }
+    let inside = find_own as fn() as usize;
+    // SAFETY: a function of the right type, that looks at what it is given.
+    unsafe { libc::dl_iterate_phdr(Some(look), inside as *mut c_void) };
+    if OWN_BYTES.load(Ordering::Relaxed) == 0 {
+        raw::die(format_args!(
+            "where this library lies cannot be found: --faults thread does without"
+        ));
+    }
+}

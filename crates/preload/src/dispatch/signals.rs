@@ -1,0 +1,418 @@
+//! The signals of a program whose calls are dispatched: SIGSYS brings its calls, SIGBUS its faults, and both stay possible whatever it blocks.
+//!
+//! Promises: the program's own handlers for both are called where the signal is not ours; it is told the actions, masks and stacks that it set. A handler
+//! of the program's returns to the kernel without being dispatched. Never: allocates.
+
+use super::{STACK_BYTES, Thread, own, process};
+use crate::{raw, tls};
+use libc::{c_int, c_long, c_void};
+use std::cell::UnsafeCell;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+/// In a siginfo of SIGSYS: a call was dispatched.
+const SYS_USER_DISPATCH: c_int = 2;
+const SA_RESTORER: u64 = 0x0400_0000;
+/// Signals, as a mask: those that must come.
+const MUST_COME: u64 = 1 << (libc::SIGBUS - 1) | 1 << (libc::SIGSYS - 1);
+/// The kernel's masks have so many bytes.
+const MASK_BYTES: c_long = 8;
+/// Numbers from SIGBUS to SIGSYS have places here.
+const OURS: [c_int; 2] = [libc::SIGBUS, libc::SIGSYS];
+
+/// An action as the kernel has it.
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct Action {
+    handler: usize,
+    flags: u64,
+    restorer: usize,
+    mask: u64,
+}
+
+/// What the program asked for of the two signals that are ours.
+struct Asked {
+    taken: AtomicBool,
+    actions: UnsafeCell<[Action; 2]>,
+}
+
+// SAFETY: reached by who has `taken` only.
+unsafe impl Sync for Asked {}
+
+static ASKED: Asked = Asked {
+    taken: AtomicBool::new(false),
+    actions: UnsafeCell::new(
+        [Action {
+            handler: libc::SIG_DFL,
+            flags: 0,
+            restorer: 0,
+            mask: 0,
+        }; 2],
+    ),
+};
+
+/// Whether the program has a handler for SIGBUS.
+static HANDLED: AtomicBool = AtomicBool::new(false);
+
+impl Asked {
+    /// The action of a signal of ours; changed, if there is a new one.
+    fn swap(&self, place: usize, new: Option<Action>) -> Action {
+        // Held for a few instructions, in which nothing faults; a signal handler that interrupts them would wait for its own thread.
+        let before = raw::block_all();
+        while self.taken.swap(true, Ordering::Acquire) {
+            std::hint::spin_loop();
+        }
+        // SAFETY: `taken` is ours.
+        let action = unsafe {
+            let actions = &mut *self.actions.get();
+            let was = actions[place];
+            if let Some(new) = new {
+                actions[place] = new;
+                if place == 0 {
+                    let handled = !matches!(new.handler, libc::SIG_DFL | libc::SIG_IGN);
+                    HANDLED.store(handled, Ordering::Relaxed);
+                }
+            }
+            was
+        };
+        self.taken.store(false, Ordering::Release);
+        raw::set_mask(before);
+        action
+    }
+}
+
+// Where handlers return to: in this library, so that the call is not dispatched. The bytes are those by which debuggers and unwinders know it.
+std::arch::global_asm!(
+    ".globl terrace_preload_restorer",
+    ".hidden terrace_preload_restorer",
+    ".type terrace_preload_restorer,@function",
+    "nop",
+    "terrace_preload_restorer:",
+    ".byte 0x48, 0xc7, 0xc0, 0x0f, 0x00, 0x00, 0x00",
+    "syscall",
+    ".size terrace_preload_restorer,.-terrace_preload_restorer",
+    // Ends a handler whose frame lies at the address that it is given.
+    ".globl terrace_preload_return",
+    ".hidden terrace_preload_return",
+    ".type terrace_preload_return,@function",
+    "terrace_preload_return:",
+    "mov rsp, rdi",
+    "mov eax, 15",
+    "syscall",
+    "ud2",
+    ".size terrace_preload_return,.-terrace_preload_return",
+);
+
+unsafe extern "C" {
+    fn terrace_preload_restorer();
+    fn terrace_preload_return(frame: usize) -> !;
+}
+
+fn restorer() -> usize {
+    terrace_preload_restorer as unsafe extern "C" fn() as usize
+}
+
+/// Changes an action past everything that is in front of it.
+fn act(signal: c_int, action: &Action, was: Option<&mut Action>) -> c_long {
+    let was = was.map_or(0, |was| (&raw mut *was) as c_long);
+    let args = [
+        signal.into(),
+        (&raw const *action) as c_long,
+        was,
+        MASK_BYTES,
+        0,
+        0,
+    ];
+    // SAFETY: the kernel's own structure, of which the handlers are functions of the right type.
+    unsafe { raw::call(libc::SYS_rt_sigaction, args) }
+}
+
+/// Installs the handlers; what was there for the two signals is kept for the program.
+pub fn install() {
+    let sysgen: unsafe extern "C-unwind" fn(c_int, *mut libc::siginfo_t, *mut c_void) = on_sigsys;
+    let base = Action {
+        handler: 0,
+        flags: (libc::SA_SIGINFO | libc::SA_NODEFER | libc::SA_ONSTACK) as u64 | SA_RESTORER,
+        restorer: restorer(),
+        mask: 0,
+    };
+    let call = Action {
+        handler: sysgen as usize,
+        ..base
+    };
+    let said = act(libc::SIGSYS, &call, None) | take_sigbus();
+    if said != 0 {
+        raw::die(format_args!("handlers of signals are refused: {said}"));
+    }
+}
+
+/// Puts the handler of SIGBUS in front of whatever is there.
+pub fn take_sigbus() -> c_long {
+    let fault: unsafe extern "C-unwind" fn(c_int, *mut libc::siginfo_t, *mut c_void) = on_sigbus;
+    let action = Action {
+        handler: fault as usize,
+        flags: (libc::SA_SIGINFO | libc::SA_NODEFER | libc::SA_ONSTACK) as u64 | SA_RESTORER,
+        restorer: restorer(),
+        mask: word(&terrace_vm::deferred()),
+    };
+    act(libc::SIGBUS, &action, None)
+}
+
+/// A set of the C library's as the kernel has it.
+fn word(set: &libc::sigset_t) -> u64 {
+    // SAFETY: it begins with the kernel's 64 bits.
+    unsafe { (&raw const *set).cast::<u64>().read() }
+}
+
+/// The two signals come to this thread, on a stack of its own.
+pub fn begin_thread(thread: &Thread) {
+    let stack = libc::stack_t {
+        ss_sp: thread.stack.cast(),
+        ss_flags: 0,
+        ss_size: STACK_BYTES,
+    };
+    let mask = MUST_COME;
+    let stack_args = [(&raw const stack) as c_long, 0, 0, 0, 0, 0];
+    let mask_args = [
+        libc::SIG_UNBLOCK.into(),
+        (&raw const mask) as c_long,
+        0,
+        MASK_BYTES,
+        0,
+        0,
+    ];
+    // SAFETY: the stack is this thread's as long as it lives.
+    unsafe {
+        raw::call(libc::SYS_sigaltstack, stack_args);
+        raw::call(libc::SYS_rt_sigprocmask, mask_args);
+    }
+}
+
+unsafe extern "C-unwind" fn on_sigsys(
+    signal: c_int,
+    info: *mut libc::siginfo_t,
+    context: *mut c_void,
+) {
+    // SAFETY: what the kernel gives for SA_SIGINFO.
+    unsafe {
+        if (*info).si_code != SYS_USER_DISPATCH {
+            return forward(1, signal, info, context);
+        }
+        let context = &mut *context.cast::<libc::ucontext_t>();
+        let registers = &mut context.uc_mcontext.gregs;
+        let at = |place: c_int| registers[place as usize] as c_long;
+        let number = at(libc::REG_RAX);
+        let args = [
+            at(libc::REG_RDI),
+            at(libc::REG_RSI),
+            at(libc::REG_RDX),
+            at(libc::REG_R10),
+            at(libc::REG_R8),
+            at(libc::REG_R9),
+        ];
+        let said = match number {
+            // The mask that the thread goes on with is the one in the frame of this signal.
+            libc::SYS_rt_sigprocmask => masked(args, &mut context.uc_sigmask),
+            libc::SYS_rt_sigreturn => terrace_preload_return(at(libc::REG_RSP) as usize),
+            libc::SYS_clone => process::clone(args, registers),
+            libc::SYS_clone3 => process::clone3(args, registers),
+            // It would come back twice on this stack.
+            libc::SYS_vfork => -c_long::from(libc::ENOSYS),
+            _ => super::call(number, args),
+        };
+        registers[libc::REG_RAX as usize] = said;
+    }
+}
+
+unsafe extern "C-unwind" fn on_sigbus(
+    signal: c_int,
+    info: *mut libc::siginfo_t,
+    context: *mut c_void,
+) {
+    let ends = !HANDLED.load(Ordering::Relaxed);
+    let again = {
+        let _inside = tls::enter();
+        // SAFETY: the kernel's own; the action's mask has all other signals.
+        unsafe { terrace_vm::take_sigbus(info, context, ends) }
+    };
+    if !again {
+        // SAFETY: as above.
+        unsafe { forward(0, signal, info, context) };
+    }
+}
+
+/// To the program's own handler, as the kernel would.
+unsafe fn forward(place: usize, signal: c_int, info: *mut libc::siginfo_t, context: *mut c_void) {
+    let action = ASKED.swap(place, None);
+    // SAFETY: the kernel's own.
+    let (sent, mask) = unsafe {
+        let context = &*context.cast::<libc::ucontext_t>();
+        ((*info).si_code <= 0, word(&context.uc_sigmask))
+    };
+    if action.handler == libc::SIG_IGN && sent {
+        return;
+    }
+    if matches!(action.handler, libc::SIG_DFL | libc::SIG_IGN) {
+        let default = Action {
+            handler: libc::SIG_DFL,
+            ..action
+        };
+        act(signal, &default, None);
+        if sent {
+            // SAFETY: ends the process, as this signal does.
+            unsafe {
+                let process = raw::call(libc::SYS_getpid, [0; 6]);
+                let thread = raw::call(libc::SYS_gettid, [0; 6]);
+                let args = [process, thread, signal.into(), 0, 0, 0];
+                raw::call(libc::SYS_tgkill, args);
+            }
+        }
+        return;
+    }
+    if action.flags & libc::SA_RESETHAND as u64 != 0 {
+        let default = Action {
+            handler: libc::SIG_DFL,
+            ..action
+        };
+        ASKED.swap(place, Some(default));
+    }
+    raw::set_mask((mask | action.mask) & !MUST_COME);
+    // SAFETY: the program's promise: a function of the type that its flags say.
+    unsafe {
+        if action.flags & libc::SA_SIGINFO as u64 != 0 {
+            let handler: extern "C-unwind" fn(c_int, *mut libc::siginfo_t, *mut c_void) =
+                std::mem::transmute(action.handler);
+            handler(signal, info, context);
+        } else {
+            let handler: extern "C-unwind" fn(c_int) = std::mem::transmute(action.handler);
+            handler(signal);
+        }
+    }
+}
+
+/// As rt_sigaction.
+///
+/// # Safety
+/// As there.
+pub unsafe fn action([signal, new, old, bytes, ..]: [c_long; 6]) -> c_long {
+    if bytes != MASK_BYTES {
+        return -c_long::from(libc::EINVAL);
+    }
+    // SAFETY: the program's promise.
+    let new = match new {
+        0 => None,
+        at => Some(unsafe { (at as *const Action).read_unaligned() }),
+    };
+    let (said, was) = match OURS.iter().position(|ours| c_long::from(*ours) == signal) {
+        Some(place) => (0, ASKED.swap(place, new)),
+        None => {
+            let mut was = Action {
+                handler: 0,
+                flags: 0,
+                restorer: 0,
+                mask: 0,
+            };
+            let new = new.map(|new| Action {
+                restorer: restorer(),
+                flags: new.flags | SA_RESTORER,
+                mask: new.mask & !MUST_COME,
+                ..new
+            });
+            let at = new.as_ref().map_or(0, |new| (&raw const *new) as c_long);
+            let args = [signal, at, (&raw mut was) as c_long, MASK_BYTES, 0, 0];
+            // SAFETY: the kernel's own structure; the handler is the program's promise.
+            (unsafe { raw::call(libc::SYS_rt_sigaction, args) }, was)
+        }
+    };
+    if said == 0 && old != 0 {
+        // SAFETY: the program's promise.
+        unsafe { (old as *mut Action).write_unaligned(was) };
+    }
+    said
+}
+
+/// A mask of the program's, without what must come.
+///
+/// # Safety
+/// Null or the address of eight bytes.
+pub unsafe fn mask(at: c_long) -> u64 {
+    match at {
+        0 => 0,
+        // SAFETY: the caller's promise.
+        _ => unsafe { (at as *const u64).read_unaligned() & !MUST_COME },
+    }
+}
+
+/// rt_sigprocmask for the mask in a signal's frame.
+unsafe fn masked([how, new, old, bytes, ..]: [c_long; 6], set: &mut libc::sigset_t) -> c_long {
+    if bytes != MASK_BYTES {
+        return -c_long::from(libc::EINVAL);
+    }
+    let was = word(set);
+    // SAFETY: the program's promise.
+    let wanted = unsafe { mask(new) };
+    let now = match how as c_int {
+        _ if new == 0 => was,
+        libc::SIG_BLOCK => was | wanted,
+        libc::SIG_UNBLOCK => was & !wanted,
+        libc::SIG_SETMASK => wanted,
+        _ => return -c_long::from(libc::EINVAL),
+    };
+    // SAFETY: the kernel's 64 bits; the program's promise for the old ones.
+    unsafe {
+        (&raw mut *set).cast::<u64>().write(now);
+        if old != 0 {
+            (old as *mut u64).write_unaligned(was);
+        }
+    }
+    0
+}
+
+/// As rt_sigprocmask, from outside of a handler.
+///
+/// # Safety
+/// As there.
+pub unsafe fn procmask([how, new, old, bytes, ..]: [c_long; 6]) -> c_long {
+    if bytes != MASK_BYTES {
+        return -c_long::from(libc::EINVAL);
+    }
+    let mut was = 0u64;
+    // SAFETY: the program's promise.
+    let wanted = unsafe { mask(new) };
+    let at = match new {
+        0 => 0,
+        _ => (&raw const wanted) as c_long,
+    };
+    let args = [how, at, (&raw mut was) as c_long, MASK_BYTES, 0, 0];
+    // SAFETY: the kernel's masks, on this stack.
+    let said = unsafe { raw::call(libc::SYS_rt_sigprocmask, args) };
+    if said == 0 && old != 0 {
+        // SAFETY: the program's promise.
+        unsafe { (old as *mut u64).write_unaligned(was) };
+    }
+    said
+}
+
+/// As sigaltstack: the thread keeps ours, which is larger, and the program is told what it asked for.
+///
+/// # Safety
+/// As there.
+pub unsafe fn altstack(args @ [new, old, ..]: [c_long; 6]) -> c_long {
+    let Some(thread) = own() else {
+        // SAFETY: the program's promise.
+        return unsafe { raw::call(libc::SYS_sigaltstack, args) };
+    };
+    let was = thread.asked;
+    if new != 0 {
+        // SAFETY: the program's promise.
+        let wanted = unsafe { (new as *const libc::stack_t).read_unaligned() };
+        if wanted.ss_flags & libc::SS_DISABLE == 0 && wanted.ss_size < libc::MINSIGSTKSZ {
+            return -c_long::from(libc::ENOMEM);
+        }
+        thread.asked = wanted;
+    }
+    if old != 0 {
+        // SAFETY: the program's promise.
+        unsafe { (old as *mut libc::stack_t).write_unaligned(was) };
+    }
+    0
+}

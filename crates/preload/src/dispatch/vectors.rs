@@ -1,0 +1,407 @@
+//! Dispatched calls whose memory stands in vectors and messages.
+//!
+//! Promises: as `bounce`; a vector with more served bytes than a piece is cut there, and goes on where the kernel would not wait. Never: changes what the program handed in, but where
+//! the call answers in it.
+
+use super::bounce::{Frame, PIECE_BYTES, copy, is_served, touched};
+use crate::raw;
+use libc::{c_long, c_uint, iovec, mmsghdr, msghdr};
+
+type Args = [c_long; 6];
+
+/// Parts of a vector, as the kernel has it.
+const PARTS_MAX: usize = 1024;
+/// Of a message's control data.
+const CONTROL_BYTES_MAX: usize = 16 << 10;
+const NAME_BYTES_MAX: usize = 1024;
+
+/// A vector that names no served memory.
+struct Parts {
+    at: *mut iovec,
+    count: usize,
+    /// Bytes that it has.
+    bytes: usize,
+    /// Whether it has all that were asked for.
+    whole: bool,
+}
+
+/// The program's vector.
+unsafe fn vector<'a>(at: c_long, count: c_long) -> Option<&'a [iovec]> {
+    let count = usize::try_from(count).ok().filter(|count| *count <= PARTS_MAX)?;
+    match (at, count) {
+        (0, _) | (_, 0) => None,
+        // SAFETY: the program's promise.
+        _ => Some(unsafe { std::slice::from_raw_parts(at as *const iovec, count) }),
+    }
+}
+
+fn names_served(at: c_long, parts: &[iovec]) -> bool {
+    is_served(at) || parts.iter().any(|part| is_served(part.iov_base as c_long))
+}
+
+/// The vector from the byte `from` on, with room in the frame in place of served memory; `filled`: with what is there.
+unsafe fn replaced(
+    frame: &mut Frame,
+    parts: &[iovec],
+    mut from: usize,
+    filled: bool,
+) -> Option<Parts> {
+    let at: *mut iovec = frame.take(size_of_val(parts))?.cast();
+    let mut left = PIECE_BYTES.min(frame.left());
+    let mut now = Parts {
+        at,
+        count: 0,
+        bytes: 0,
+        whole: true,
+    };
+    for part in parts {
+        let skipped = from.min(part.iov_len);
+        from -= skipped;
+        let (base, mut len) = (
+            part.iov_base.wrapping_byte_add(skipped),
+            part.iov_len - skipped,
+        );
+        if len == 0 {
+            continue;
+        }
+        let mut to = base;
+        if is_served(base as c_long) {
+            // What is taken begins at a multiple of 16.
+            let room = left.saturating_sub(16);
+            now.whole = len <= room;
+            len = len.min(room);
+            if len == 0 {
+                break;
+            }
+            left -= len + 16;
+            to = frame.take(len)?.cast();
+            if filled {
+                // SAFETY: the program's promise, and the frame's room.
+                unsafe { copy(to.cast(), base.cast(), len) };
+            }
+        }
+        // SAFETY: room for as many as there are.
+        unsafe {
+            at.add(now.count).write(iovec {
+                iov_base: to,
+                iov_len: len,
+            });
+        }
+        now.count += 1;
+        now.bytes += len;
+        if !now.whole {
+            break;
+        }
+    }
+    Some(now)
+}
+
+/// Copies what came into a replaced vector to where it belongs.
+unsafe fn put_back(now: &Parts, parts: &[iovec], mut from: usize, mut came: usize) {
+    let mut nth = 0;
+    for part in parts {
+        let skipped = from.min(part.iov_len);
+        from -= skipped;
+        if part.iov_len == skipped || came == 0 || nth == now.count {
+            continue;
+        }
+        let base = part.iov_base.wrapping_byte_add(skipped);
+        // SAFETY: written by `replaced`, in this order.
+        let room = unsafe { now.at.add(nth).read() };
+        nth += 1;
+        let bytes = came.min(room.iov_len);
+        came -= bytes;
+        if room.iov_base != base {
+            // SAFETY: the program's promise, and the frame's room.
+            unsafe { copy(base.cast(), room.iov_base.cast(), bytes) };
+        }
+    }
+}
+
+/// readv and its family.
+pub unsafe fn read(number: c_long, args: Args) -> c_long {
+    // SAFETY: the program's promise, all along.
+    unsafe {
+        let Some(parts) = vector(args[1], args[2]).filter(|parts| names_served(args[1], parts))
+        else {
+            return raw::call(number, args);
+        };
+        let mut frame = Frame::new();
+        let Some(now) = replaced(&mut frame, parts, 0, false) else {
+            return touched(number, args);
+        };
+        let said = raw::call(number, with(args, &now));
+        if said > 0 {
+            put_back(&now, parts, 0, said as usize);
+        }
+        said
+    }
+}
+
+fn with(mut args: Args, now: &Parts) -> Args {
+    (args[1], args[2]) = (now.at as c_long, now.count as c_long);
+    args
+}
+
+/// writev and its family: all of it, piece by piece, as long as all of a piece is taken.
+pub unsafe fn write(number: c_long, args: Args) -> c_long {
+    // SAFETY: the program's promise, all along.
+    unsafe {
+        let Some(parts) = vector(args[1], args[2]).filter(|parts| names_served(args[1], parts))
+        else {
+            return raw::call(number, args);
+        };
+        let has_offset = number != libc::SYS_writev && args[3] != -1;
+        let mut done = 0;
+        loop {
+            let mut frame = Frame::new();
+            let Some(now) = replaced(&mut frame, parts, done, true) else {
+                return touched(number, args);
+            };
+            let mut these = with(args, &now);
+            if has_offset {
+                these[3] += done as c_long;
+            }
+            let said = raw::call(number, these);
+            match after(&mut done, said, &now) {
+                Some(said) => return said,
+                None => continue,
+            }
+        }
+    }
+}
+
+/// Counts what was taken; answers what the call answers, if it ends.
+fn after(done: &mut usize, said: c_long, now: &Parts) -> Option<c_long> {
+    if said < 0 {
+        return Some(match *done {
+            0 => said,
+            done => done as c_long,
+        });
+    }
+    *done += said as usize;
+    (now.whole || (said as usize) < now.bytes).then_some(*done as c_long)
+}
+
+/// A message as the kernel is given it.
+struct Message {
+    header: msghdr,
+    theirs: *mut msghdr,
+}
+
+unsafe fn message(at: c_long) -> Option<Message> {
+    if at == 0 {
+        return None;
+    }
+    let theirs = at as *mut msghdr;
+    // SAFETY: the program's promise.
+    let header = unsafe { theirs.read_unaligned() };
+    Some(Message { header, theirs })
+}
+
+impl Message {
+    unsafe fn parts<'a>(&self) -> &'a [iovec] {
+        // SAFETY: the program's promise.
+        unsafe { vector(self.header.msg_iov as c_long, self.header.msg_iovlen as c_long) }
+            .unwrap_or(&[])
+    }
+
+    fn names_served(&self, parts: &[iovec]) -> bool {
+        let header = &self.header;
+        is_served(self.theirs as c_long)
+            || is_served(header.msg_name as c_long)
+            || is_served(header.msg_control as c_long)
+            || names_served(header.msg_iov as c_long, parts)
+    }
+
+    /// A copy of a piece of it, in the frame.
+    unsafe fn copied(
+        frame: &mut Frame,
+        at: *mut libc::c_void,
+        bytes: usize,
+    ) -> Option<*mut libc::c_void> {
+        if !is_served(at as c_long) {
+            return Some(at);
+        }
+        let to = frame.take(bytes)?;
+        // SAFETY: the program's promise.
+        unsafe { copy(to, at.cast(), bytes) };
+        Some(to.cast())
+    }
+
+    /// Its header for the kernel, without vector.
+    unsafe fn for_kernel(&self, frame: &mut Frame) -> Option<msghdr> {
+        let mut header = self.header;
+        let (name, control) = (
+            header.msg_namelen as usize,
+            header.msg_controllen as usize,
+        );
+        if name > NAME_BYTES_MAX || control > CONTROL_BYTES_MAX {
+            return None;
+        }
+        // SAFETY: the program's promise.
+        unsafe {
+            header.msg_name = Message::copied(frame, header.msg_name, name)?;
+            header.msg_control = Message::copied(frame, header.msg_control, control)?;
+        }
+        Some(header)
+    }
+}
+
+/// sendmsg.
+pub unsafe fn send(args: Args) -> c_long {
+    // SAFETY: the program's promise, all along.
+    unsafe {
+        let Some(message) = message(args[1]) else {
+            return raw::call(libc::SYS_sendmsg, args);
+        };
+        let parts = message.parts();
+        if !message.names_served(parts) {
+            return raw::call(libc::SYS_sendmsg, args);
+        }
+        let mut done = 0;
+        loop {
+            let mut frame = Frame::new();
+            let Some(mut header) = message.for_kernel(&mut frame) else {
+                return touched(libc::SYS_sendmsg, args);
+            };
+            if done > 0 {
+                (header.msg_control, header.msg_controllen) = (std::ptr::null_mut(), 0);
+            }
+            let Some(now) = replaced(&mut frame, parts, done, true) else {
+                return touched(libc::SYS_sendmsg, args);
+            };
+            (header.msg_iov, header.msg_iovlen) = (now.at, now.count as _);
+            let mut these = args;
+            these[1] = (&raw const header) as c_long;
+            let said = raw::call(libc::SYS_sendmsg, these);
+            match after(&mut done, said, &now) {
+                Some(said) => return said,
+                None => continue,
+            }
+        }
+    }
+}
+
+/// recvmsg.
+pub unsafe fn receive(args: Args) -> c_long {
+    // SAFETY: the program's promise, all along.
+    unsafe {
+        let Some(message) = message(args[1]) else {
+            return raw::call(libc::SYS_recvmsg, args);
+        };
+        let parts = message.parts();
+        if !message.names_served(parts) {
+            return raw::call(libc::SYS_recvmsg, args);
+        }
+        let mut frame = Frame::new();
+        let Some(mut header) = message.for_kernel(&mut frame) else {
+            return touched(libc::SYS_recvmsg, args);
+        };
+        let Some(now) = replaced(&mut frame, parts, 0, false) else {
+            return touched(libc::SYS_recvmsg, args);
+        };
+        (header.msg_iov, header.msg_iovlen) = (now.at, now.count as _);
+        let given = header;
+        let mut these = args;
+        these[1] = (&raw mut header) as c_long;
+        let said = raw::call(libc::SYS_recvmsg, these);
+        if said < 0 {
+            return said;
+        }
+        let theirs = &message.header;
+        put_back(&now, parts, 0, said as usize);
+        let back = |to: *mut libc::c_void, from: *mut libc::c_void, bytes: usize| {
+            if to != from && !to.is_null() {
+                copy(to.cast(), from.cast(), bytes);
+            }
+        };
+        let name = (header.msg_namelen).min(given.msg_namelen) as usize;
+        back(theirs.msg_name, given.msg_name, name);
+        let control = (header.msg_controllen as usize).min(given.msg_controllen as usize);
+        back(theirs.msg_control, given.msg_control, control);
+        let mut answered = *theirs;
+        answered.msg_namelen = header.msg_namelen;
+        answered.msg_controllen = header.msg_controllen;
+        answered.msg_flags = header.msg_flags;
+        message.theirs.write_unaligned(answered);
+        said
+    }
+}
+
+unsafe fn any_served(at: c_long, count: c_long) -> bool {
+    let count = (count.max(0) as usize).min(PARTS_MAX);
+    is_served(at)
+        || (0..count).any(|n| {
+            // SAFETY: the program's promise.
+            unsafe {
+                let message = Message {
+                    header: (at as *const mmsghdr).add(n).read_unaligned().msg_hdr,
+                    theirs: std::ptr::null_mut(),
+                };
+                let parts = message.parts();
+                message.names_served(parts)
+            }
+        })
+}
+
+/// sendmmsg, one after the other.
+pub unsafe fn send_many(args: Args) -> c_long {
+    // SAFETY: the program's promise, all along.
+    unsafe { many(libc::SYS_sendmmsg, args, |at, _| send([args[0], at, args[3], 0, 0, 0])) }
+}
+
+/// recvmmsg, likewise; its time is looked at by the kernel only between messages, and is not here.
+pub unsafe fn receive_many(args: Args) -> c_long {
+    let only_first = args[3] & c_long::from(libc::MSG_WAITFORONE) != 0;
+    let flags = args[3] & !c_long::from(libc::MSG_WAITFORONE);
+    // SAFETY: the program's promise, all along.
+    unsafe {
+        many(libc::SYS_recvmmsg, args, |at, nth| {
+            let now = match only_first && nth > 0 {
+                true => flags | c_long::from(libc::MSG_DONTWAIT),
+                false => flags,
+            };
+            receive([args[0], at, now, 0, 0, 0])
+        })
+    }
+}
+
+unsafe fn many(number: c_long, args: Args, one: impl Fn(c_long, usize) -> c_long) -> c_long {
+    // SAFETY: the program's promise, all along.
+    unsafe {
+        if args[1] == 0 || !any_served(args[1], args[2]) {
+            return raw::call(number, args);
+        }
+        let count = (args[2].max(0) as usize).min(PARTS_MAX);
+        for nth in 0..count {
+            let at = (args[1] as *mut mmsghdr).add(nth);
+            let said = one((&raw mut (*at).msg_hdr) as c_long, nth);
+            if said < 0 {
+                return if nth > 0 { nth as c_long } else { said };
+            }
+            (&raw mut (*at).msg_len).write_unaligned(said as c_uint);
+        }
+        count as c_long
+    }
+}
+
+/// process_vm_readv and process_vm_writev: their own side.
+pub unsafe fn of_process(number: c_long, args: Args, reads: bool) -> c_long {
+    // SAFETY: the program's promise, all along.
+    unsafe {
+        let Some(parts) = vector(args[1], args[2]).filter(|parts| names_served(args[1], parts))
+        else {
+            return raw::call(number, args);
+        };
+        let mut frame = Frame::new();
+        let Some(now) = replaced(&mut frame, parts, 0, !reads) else {
+            return touched(number, args);
+        };
+        let said = raw::call(number, with(args, &now));
+        if reads && said > 0 {
+            put_back(&now, parts, 0, said as usize);
+        }
+        said
+    }
+}

@@ -1,0 +1,472 @@
+// What a program may do to its signals, stacks and processes while its system calls are dispatched. Prints OK, or the line that failed.
+#define _GNU_SOURCE
+#include <errno.h>
+#include <fcntl.h>
+#include <poll.h>
+#include <pthread.h>
+#include <setjmp.h>
+#include <signal.h>
+#include <spawn.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/epoll.h>
+#include <sys/mman.h>
+#include <sys/select.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/time.h>
+#include <sys/syscall.h>
+#include <sys/uio.h>
+#include <sys/un.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <ucontext.h>
+#include <unistd.h>
+
+#define MUST(what)                                                                                                                   \
+    do {                                                                                                                             \
+        if (!(what)) {                                                                                                               \
+            printf("line %d: %s (errno %d)\n", __LINE__, #what, errno);                                                              \
+            exit(1);                                                                                                                 \
+        }                                                                                                                            \
+    } while (0)
+
+enum { PAGE = 4096, MIB = 1 << 20, PUSH = 48 * MIB, MUCH = 3 * MIB };
+static char *arena, *pushed;
+extern char **environ;
+
+static void push_out(void) {
+    static char round;
+    round++;
+    for (size_t n = 0; n < PUSH; n += PAGE)
+        pushed[n] = round;
+}
+
+// A place of its own in the arena, each time; pages are pushed out before it is used.
+static char *place(size_t bytes) {
+    static size_t used;
+    char *at = arena + used + PAGE - 100;
+    used += (bytes + 3 * PAGE) / PAGE * PAGE;
+    MUST(used < 24 * MIB);
+    return at;
+}
+
+static char *text(const char *what) {
+    char *at = place(strlen(what) + 1);
+    strcpy(at, what);
+    return at;
+}
+
+static volatile sig_atomic_t seen;
+static char *touched;
+
+static void count(int signal) {
+    (void)signal;
+    seen += touched ? touched[0] : 1;
+}
+
+static void masks(void) {
+    sigset_t all, was;
+    sigfillset(&all);
+    MUST(pthread_sigmask(SIG_SETMASK, &all, &was) == 0);
+    char *cold = place(PAGE);
+    cold[0] = 7;
+    push_out();
+    // Every signal is blocked, and the page is not there.
+    MUST(cold[0] == 7);
+    MUST(pthread_sigmask(SIG_SETMASK, &was, NULL) == 0);
+    struct sigaction action = {.sa_handler = count};
+    sigfillset(&action.sa_mask);
+    MUST(sigaction(SIGUSR1, &action, NULL) == 0);
+    touched = cold;
+    push_out();
+    seen = 0;
+    MUST(raise(SIGUSR1) == 0 && seen == 7);
+    struct sigaction told;
+    MUST(sigaction(SIGUSR1, NULL, &told) == 0 && told.sa_handler == count);
+    // Masks of waiting calls, in memory that is not there.
+    sigset_t *cold_mask = (sigset_t *)place(sizeof *cold_mask);
+    struct timespec *cold_time = (struct timespec *)place(sizeof *cold_time);
+    sigemptyset(cold_mask);
+    *cold_time = (struct timespec){0, 1000};
+    push_out();
+    MUST(ppoll(NULL, 0, cold_time, cold_mask) == 0);
+    push_out();
+    MUST(pselect(0, NULL, NULL, NULL, cold_time, cold_mask) == 0);
+    touched = NULL;
+}
+
+static sigjmp_buf back;
+
+static void leaves(int signal, siginfo_t *info, void *context) {
+    (void)info, (void)context;
+    siglongjmp(back, signal);
+}
+
+static void own_handlers(void) {
+    // A page beyond the end of a file, in a mapping that is not served.
+    int file = fileno(tmpfile());
+    char *mapped = mmap(NULL, PAGE, PROT_READ, MAP_SHARED, file, 0);
+    struct sigaction action = {.sa_sigaction = leaves, .sa_flags = SA_SIGINFO}, was;
+    MUST(sigaction(SIGBUS, &action, &was) == 0 && was.sa_handler == SIG_DFL);
+    MUST(sigaction(SIGSYS, &action, &was) == 0 && was.sa_handler == SIG_DFL);
+    for (int n = 0; n < 3; n++) {
+        int came = sigsetjmp(back, 1);
+        if (!came)
+            seen += mapped[0];
+        MUST(came == SIGBUS);
+        came = sigsetjmp(back, 1);
+        if (!came)
+            raise(SIGSYS);
+        MUST(came == SIGSYS);
+        // And faults of its memory are still not its business.
+        char *cold = place(PAGE);
+        cold[0] = 3;
+        push_out();
+        MUST(cold[0] == 3);
+    }
+    MUST(sigaction(SIGBUS, NULL, &was) == 0 && was.sa_sigaction == leaves);
+    action.sa_handler = SIG_DFL;
+    action.sa_flags = 0;
+    MUST(sigaction(SIGBUS, &action, NULL) == 0 && sigaction(SIGSYS, &action, NULL) == 0);
+}
+
+static void stacks(void) {
+    stack_t mine = {.ss_sp = malloc(64 << 10), .ss_size = 64 << 10}, told;
+    MUST(sigaltstack(&mine, NULL) == 0 && sigaltstack(NULL, &told) == 0);
+    MUST(told.ss_sp == mine.ss_sp && told.ss_size == mine.ss_size);
+    touched = place(PAGE);
+    touched[0] = 5;
+    struct sigaction action = {.sa_handler = count, .sa_flags = SA_ONSTACK};
+    MUST(sigaction(SIGUSR1, &action, NULL) == 0);
+    push_out();
+    seen = 0;
+    MUST(raise(SIGUSR1) == 0 && seen == 5);
+    touched = NULL;
+    MUST(sigaltstack(&(stack_t){.ss_flags = SS_DISABLE}, NULL) == 0);
+}
+
+static ucontext_t outer, inner;
+
+static int deep(int depth) {
+    volatile char room[PAGE];
+    memset((char *)room, depth, sizeof room);
+    return depth == 0 ? 0 : deep(depth - 1) + (room[depth] == (char)depth);
+}
+
+static void on_own_stack(void) {
+    for (int n = 0; n < 3; n++) {
+        push_out();
+        seen = deep(40);
+        char name[64];
+        push_out();
+        MUST(snprintf(name, sizeof name, "%d", seen) == 2 && write(-1, name, 2) == -1);
+        swapcontext(&inner, &outer);
+    }
+}
+
+// Stacks of its own making, in memory that leaves.
+static void coroutines(void) {
+    MUST(getcontext(&inner) == 0);
+    inner.uc_stack.ss_size = MIB;
+    inner.uc_stack.ss_sp = malloc(MIB);
+    inner.uc_link = &outer;
+    makecontext(&inner, on_own_stack, 0);
+    for (int n = 0; n < 3; n++) {
+        seen = 0;
+        MUST(swapcontext(&outer, &inner) == 0 && seen == 40);
+        push_out();
+    }
+    free(inner.uc_stack.ss_sp);
+}
+
+static void *reads(void *fds) {
+    char *into = place(64 << 10);
+    memset(into, 1, 64 << 10);
+    push_out();
+    while (read(((int *)fds)[0], into, 64 << 10) > 0)
+        ;
+    return NULL;
+}
+
+static void cancelled(void) {
+    int fds[2];
+    MUST(pipe(fds) == 0);
+    for (int n = 0; n < 3; n++) {
+        pthread_t thread;
+        MUST(pthread_create(&thread, NULL, reads, fds) == 0);
+        usleep(20000);
+        MUST(pthread_cancel(thread) == 0);
+        void *ended;
+        MUST(pthread_join(thread, &ended) == 0 && ended == PTHREAD_CANCELED);
+    }
+    close(fds[0]), close(fds[1]);
+}
+
+static void jumps(int signal) {
+    siglongjmp(back, signal);
+}
+
+// Reads that a handler jumps out of, again and again: what they copy through is not lost.
+static void jumped_out_of(void) {
+    int fds[2];
+    MUST(pipe(fds) == 0);
+    struct sigaction action = {.sa_handler = jumps};
+    MUST(sigaction(SIGALRM, &action, NULL) == 0);
+    char *into = place(64 << 10);
+    for (volatile int n = 0; n < 40; n++) {
+        if (sigsetjmp(back, 1) == 0) {
+            struct itimerval soon = {.it_value = {0, 2000}};
+            MUST(setitimer(ITIMER_REAL, &soon, NULL) == 0);
+            MUST(read(fds[0], into, 64 << 10) == -2);
+        }
+    }
+    MUST(write(fds[1], "here", 4) == 4 && read(fds[0], into, 64 << 10) == 4 && memcmp(into, "here", 4) == 0);
+    close(fds[0]), close(fds[1]);
+}
+
+static void *writes(void *fds) {
+    char *from = arena + 30 * MIB;
+    for (size_t n = 0; n < MUCH; n++)
+        from[n] = (char)(n * 7 + n / PAGE);
+    push_out();
+    struct iovec *parts = (struct iovec *)place(3 * sizeof *parts);
+    parts[0] = (struct iovec){from, PAGE + 1};
+    parts[1] = (struct iovec){from + PAGE + 1, MIB};
+    parts[2] = (struct iovec){from + PAGE + 1 + MIB, MUCH - MIB - PAGE - 1};
+    push_out();
+    MUST(writev(((int *)fds)[1], parts, 3) == MUCH);
+    return NULL;
+}
+
+static void messages(void) {
+    int fds[2];
+    MUST(socketpair(AF_UNIX, SOCK_STREAM, 0, fds) == 0);
+    pthread_t thread;
+    MUST(pthread_create(&thread, NULL, writes, fds) == 0);
+    char *into = arena + 36 * MIB;
+    size_t got = 0;
+    while (got < MUCH) {
+        ssize_t some = recv(fds[0], into + got, MUCH - got, got % 2 ? 0 : MSG_WAITALL);
+        MUST(some > 0);
+        got += (size_t)some;
+    }
+    MUST(pthread_join(thread, NULL) == 0);
+    push_out();
+    for (size_t n = 0; n < MUCH; n++)
+        MUST(into[n] == (char)(n * 7 + n / PAGE));
+    // A descriptor, in a message of which every part is cold.
+    struct msghdr *message = (struct msghdr *)place(sizeof *message);
+    struct iovec *part = (struct iovec *)place(sizeof *part);
+    char *control = (char *)(((uintptr_t)place(256) + 15) & ~(uintptr_t)15);
+    memset(control, 0, CMSG_SPACE(sizeof(int)));
+    *part = (struct iovec){text("with a file"), 11};
+    *message = (struct msghdr){.msg_iov = part, .msg_iovlen = 1, .msg_control = control, .msg_controllen = CMSG_SPACE(sizeof(int))};
+    struct cmsghdr *head = CMSG_FIRSTHDR(message);
+    *head = (struct cmsghdr){.cmsg_len = CMSG_LEN(sizeof(int)), .cmsg_level = SOL_SOCKET, .cmsg_type = SCM_RIGHTS};
+    memcpy(CMSG_DATA(head), &fds[1], sizeof(int));
+    push_out();
+    MUST(sendmsg(fds[1], message, 0) == 11);
+    memset(control, 0, CMSG_SPACE(sizeof(int)));
+    part->iov_base = place(100), part->iov_len = 100;
+    push_out();
+    MUST(recvmsg(fds[0], message, 0) == 11 && memcmp(part->iov_base, "with a file", 11) == 0);
+    int passed;
+    memcpy(&passed, CMSG_DATA(CMSG_FIRSTHDR(message)), sizeof passed);
+    MUST(passed > 2 && fcntl(passed, F_GETFD) >= 0);
+    // Datagrams, whole, with whose they are.
+    int one = socket(AF_UNIX, SOCK_DGRAM, 0), two = socket(AF_UNIX, SOCK_DGRAM, 0);
+    struct sockaddr_un *name = (struct sockaddr_un *)place(sizeof *name), *told = (struct sockaddr_un *)place(sizeof *told);
+    socklen_t *len = (socklen_t *)place(sizeof *len);
+    *name = (struct sockaddr_un){.sun_family = AF_UNIX};
+    snprintf(name->sun_path + 1, 90, "terrace-dispatch-%d", getpid());
+    push_out();
+    MUST(bind(one, (struct sockaddr *)name, sizeof *name) == 0);
+    push_out();
+    MUST(sendto(two, arena + 30 * MIB, 100000, 0, (struct sockaddr *)name, sizeof *name) == 100000);
+    MUST(connect(two, (struct sockaddr *)name, sizeof *name) == 0);
+    push_out();
+    *len = sizeof *told;
+    MUST(recvfrom(one, into, 200000, 0, (struct sockaddr *)told, len) == 100000);
+    *len = sizeof *told;
+    push_out();
+    MUST(getpeername(two, (struct sockaddr *)told, len) == 0 && memcmp(name->sun_path, told->sun_path, 30) == 0);
+    struct mmsghdr *many = (struct mmsghdr *)place(2 * sizeof *many);
+    for (int n = 0; n < 2; n++)
+        many[n] = (struct mmsghdr){.msg_hdr = {.msg_iov = part, .msg_iovlen = 1}};
+    push_out();
+    MUST(sendmmsg(two, many, 2, 0) == 2 && many[1].msg_len == 100);
+    push_out();
+    MUST(recvmmsg(one, many, 2, MSG_WAITFORONE, NULL) == 2 && many[0].msg_len == 100);
+    close(one), close(two), close(fds[0]), close(fds[1]), close(passed);
+}
+
+static void files(void) {
+    struct epoll_event *event = (struct epoll_event *)place(100 * sizeof *event);
+    struct pollfd *polled = (struct pollfd *)place(sizeof *polled);
+    fd_set *set = (fd_set *)place(sizeof *set);
+    struct stat *status = (struct stat *)place(sizeof *status);
+    int *fds = (int *)place(2 * sizeof *fds), epoll = epoll_create1(0);
+    push_out();
+    MUST(pipe(fds) == 0 && write(fds[1], "x", 1) == 1);
+    *event = (struct epoll_event){.events = EPOLLIN, .data.u64 = 77};
+    push_out();
+    MUST(epoll_ctl(epoll, EPOLL_CTL_ADD, fds[0], event) == 0);
+    event->data.u64 = 0;
+    push_out();
+    MUST(epoll_wait(epoll, event, 100, 1000) == 1 && event->data.u64 == 77);
+    *polled = (struct pollfd){fds[0], POLLIN, 0};
+    push_out();
+    MUST(poll(polled, 1, 1000) == 1 && polled->revents == POLLIN);
+    FD_ZERO(set);
+    FD_SET(fds[0], set);
+    push_out();
+    MUST(select(fds[0] + 1, set, NULL, NULL, NULL) == 1 && FD_ISSET(fds[0], set));
+    char *path = text("/proc/self/exe"), *into = place(PAGE);
+    push_out();
+    MUST(stat(path, status) == 0 && S_ISREG(status->st_mode));
+    push_out();
+    MUST(readlink(path, into, PAGE) > 0 && strstr(into, "dispatch"));
+    push_out();
+    MUST(getcwd(into, PAGE) == into && into[0] == '/');
+    // By an instruction of its own.
+    push_out();
+    long said, number = SYS_getcwd;
+    __asm__ volatile("syscall" : "=a"(said) : "a"(number), "D"(into), "S"((long)PAGE) : "rcx", "r11", "memory");
+    MUST(said > 1);
+    push_out();
+    number = SYS_openat;
+    __asm__ volatile("syscall" : "=a"(said) : "a"(number), "D"((long)AT_FDCWD), "S"(path), "d"((long)O_RDONLY) : "rcx", "r11", "memory");
+    MUST(said > 2 && close((int)said) == 0);
+    // What is wrong is still wrong.
+    void *volatile nowhere = (void *)8;
+    MUST(read(fds[0], nowhere, 1) == -1 && errno == EFAULT);
+    MUST(read(-1, into, PAGE) == -1 && errno == EBADF);
+    MUST(syscall(SYS_read, -1, into, PAGE) == -1 && errno == EBADF);
+    close(fds[0]), close(fds[1]), close(epoll);
+}
+
+static int status_of(pid_t pid) {
+    int *status = (int *)place(sizeof *status);
+    push_out();
+    MUST(waitpid(pid, status, 0) == pid);
+    return WIFEXITED(*status) ? WEXITSTATUS(*status) : -1;
+}
+
+static void programs(void) {
+    char *script = place(200 << 10);
+    strcpy(script, "exit $((6 * 7)) #");
+    memset(script + strlen(script), 'x', 90000);
+    script[90000] = 0;
+    char **args = (char **)place(4 * sizeof *args), **variables = (char **)place(2 * sizeof *variables);
+    args[0] = text("/bin/sh"), args[1] = text("-c"), args[2] = script, args[3] = NULL;
+    variables[0] = text("HOME=/"), variables[1] = NULL;
+    pid_t pid;
+    push_out();
+    MUST(posix_spawn(&pid, args[0], NULL, NULL, args, variables) == 0 && status_of(pid) == 42);
+    push_out();
+    MUST(posix_spawnp(&pid, args[0] + 5, NULL, NULL, args, variables) == 0 && status_of(pid) == 42);
+    push_out();
+    pid = vfork();
+    if (pid == 0) {
+        execve(args[0], args, variables);
+        _exit(1);
+    }
+    MUST(pid > 0 && status_of(pid) == 42);
+    push_out();
+    pid = vfork();
+    if (pid == 0) {
+        // In its memory, which is its parent's.
+        args[3] = script[0] == 'e' ? NULL : args[0];
+        execvp(args[0] + 5, args);
+        _exit(1);
+    }
+    MUST(pid > 0 && status_of(pid) == 42);
+    push_out();
+    MUST(WEXITSTATUS(system(script)) == 42);
+    push_out();
+    FILE *stream = popen(script, "r");
+    MUST(stream && WEXITSTATUS(pclose(stream)) == 42);
+    push_out();
+    pid = fork();
+    if (pid == 0) {
+        // A child sees its parent's memory, and the kernel sees it, too.
+        char *path = text("/proc/self/exe");
+        struct stat status;
+        _exit(script[0] == 'e' && stat(path, &status) == 0 && write(-1, script, 90000) == -1 ? 9 : 1);
+    }
+    MUST(pid > 0 && status_of(pid) == 9);
+    push_out();
+    pid = fork();
+    if (pid == 0) {
+        execve(args[0], args, variables);
+        _exit(1);
+    }
+    MUST(pid > 0 && status_of(pid) == 42);
+}
+
+static pthread_mutex_t *mutex;
+static long *counter;
+
+static void *locks(void *none) {
+    for (int n = 0; n < 20000; n++) {
+        pthread_mutex_lock(mutex);
+        ++*counter;
+        pthread_mutex_unlock(mutex);
+    }
+    return none;
+}
+
+static void *ends(void *arg) {
+    return arg;
+}
+
+static void threads(void) {
+    mutex = (pthread_mutex_t *)(((uintptr_t)place(PAGE) + 63) & ~(uintptr_t)63);
+    pthread_mutex_init(mutex, NULL);
+    counter = (long *)(((uintptr_t)place(PAGE) + 63) & ~(uintptr_t)63);
+    *counter = 0;
+    for (int round = 0; round < 4; round++) {
+        pthread_t all[8];
+        for (int n = 0; n < 8; n++)
+            MUST(pthread_create(&all[n], NULL, locks, NULL) == 0);
+        push_out();
+        for (int n = 0; n < 8; n++)
+            MUST(pthread_join(all[n], NULL) == 0);
+    }
+    MUST(*counter == 4 * 8 * 20000);
+    // Many that come and go.
+    for (int n = 0; n < 500; n++) {
+        pthread_t one;
+        MUST(pthread_create(&one, NULL, ends, NULL) == 0 && pthread_join(one, NULL) == 0);
+    }
+    // With a stack that is served itself.
+    pthread_attr_t attributes;
+    pthread_attr_init(&attributes);
+    char *stack = malloc(MIB);
+    MUST(pthread_attr_setstack(&attributes, (void *)(((uintptr_t)stack + PAGE) & ~(uintptr_t)(PAGE - 1)), MIB / 2) == 0);
+    pthread_t one;
+    MUST(pthread_create(&one, &attributes, locks, NULL) == 0);
+    push_out();
+    MUST(pthread_join(one, NULL) == 0);
+}
+
+int main(void) {
+    setvbuf(stdout, NULL, _IOLBF, 0);
+    arena = malloc(40 * MIB), pushed = malloc(PUSH);
+    MUST(arena && pushed);
+    memset(arena, 1, 40 * MIB);
+    files();
+    masks();
+    own_handlers();
+    stacks();
+    coroutines();
+    threads();
+    messages();
+    jumped_out_of();
+    programs();
+    cancelled();
+    puts("OK");
+}
