@@ -6,7 +6,7 @@
 //! buffers and rings that io_uring would keep for good are refused with ENOMEM, as beyond the limit of locked memory, and a line says why. Never: sees
 //! what is handed in without the C library's or liburing's functions.
 
-use crate::{direct, next, raw, runtime, tls};
+use crate::{direct, dispatch, next, raw, runtime, tls};
 use libc::{c_int, c_long, c_uint, c_void, iovec, size_t};
 use std::sync::atomic::{AtomicBool, Ordering, fence};
 
@@ -201,6 +201,10 @@ static MADE: AtomicBool = AtomicBool::new(false);
 
 /// A ring is about to be made: from now on devices write to served memory.
 fn will_be_made() {
+    if dispatch::is_on() && !dispatch::give_up() {
+        // It will be refused.
+        return;
+    }
     if tls::is_inside() || MADE.swap(true, Ordering::SeqCst) {
         return;
     }

@@ -280,7 +280,7 @@ fn open() -> Result<Option<Runtime>, String> {
     }
     let bytes = heap_bytes(store.usable_bytes());
     let memory = Memory::new(Options {
-        way: match dispatch::is_on() {
+        way: match dispatch::is_for_memory() {
             true => Way::InThread,
             false => Way::Handlers(settings.threads),
         },

@@ -8,6 +8,14 @@ pub fn is_on() -> bool {
     false
 }
 
+pub fn is_for_memory() -> bool {
+    false
+}
+
+pub fn give_up() -> bool {
+    true
+}
+
 pub fn is_here() -> bool {
     false
 }

@@ -118,7 +118,8 @@ fn rings(what: &str) -> String {
 fn rings_with(what: &str, flags: &[&str]) -> String {
     let dir = tempfile::tempdir().expect("a directory");
     let program = compiled(dir.path(), "rings.c", flags);
-    let mut command = command(CAP_MIB, &["--ssd", "1G", "--report", "none"], None);
+    let more = ["--ssd", "1G", "--report", "none", "--faults", "thread"];
+    let mut command = command(CAP_MIB, &more, None);
     let (well, said) = output(command.arg(program).arg(what));
     assert!(well && said.contains("OK\n"), "{what}: {said}");
     said

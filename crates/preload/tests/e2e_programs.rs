@@ -218,10 +218,6 @@ fn e2e_what_cannot_be_served_is_refused_with_the_reason() {
         .expect("it starts");
     assert_eq!(misuse.status.code(), Some(2), "wrong usage");
     refused(
-        &["--dram", "32M", "--faults", "dispatch", "--", "true"],
-        "not built",
-    );
-    refused(
         &["--dram", "32M", "--pool", "/dev/shm/x", "--", "true"],
         "tmpfs",
     );

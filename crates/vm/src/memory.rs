@@ -218,7 +218,7 @@ impl Memory {
             ),
             grace: Grace::new(policy::tables_waiting_bytes(
                 options.pages_max,
-                options.way != Way::InThread,
+                options.way != Way::InThread || options.unmodified,
             ))?,
             workspaces: std::array::from_fn(|nth| Lock::new(Workspace::new(aside.stage(nth)))),
             aside,

@@ -50,13 +50,13 @@ pub(crate) fn pages_of_bytes(bytes: usize, table_bytes: usize) -> usize {
 /// DRAM kept beside a buffer that begins with `pages_max` for page tables that the kernel has not freed yet: what 60,000 faults a second leave
 /// behind in a grace period, less for small buffers. What is more than that is taken from the buffer, and in the end faults wait for the kernel: under a cap of
 /// 38 MiB twice the buffer let no more than 87,000 reads/s of objects through with a third of the processors idle; thrice 106,000 to 118,000; four times as many or a few more, and
-/// fewer writes (docs/adr/0041). Handler threads take a third as many faults a second at most, of programs most of whose pages lie close: a quarter is kept then
-/// (docs/adr/0046).
-pub(crate) fn tables_waiting_bytes(pages_max: usize, by_handlers: bool) -> usize {
+/// fewer writes (docs/adr/0041). Of `unmodified` programs most pages lie close, and handler threads take a third as many faults a second at most: a quarter is kept then
+/// (docs/adr/0046, 0048).
+pub(crate) fn tables_waiting_bytes(pages_max: usize, unmodified: bool) -> usize {
     let bytes = (3 * scattered_bytes(pages_max))
         .saturating_sub(1 << 20)
         .min(8 << 20);
-    if by_handlers { bytes / 4 } else { bytes }
+    if unmodified { bytes / 4 } else { bytes }
 }
 
 /// Whether so many bytes of tables wait that a buffer of `bytes` does not evict more.

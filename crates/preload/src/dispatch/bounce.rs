@@ -8,6 +8,7 @@ use super::{PAGE_BYTES, own, process, signals, vectors};
 use crate::{raw, runtime};
 use libc::c_long;
 use std::mem::MaybeUninit;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 type Args = [c_long; 6];
 
@@ -179,8 +180,7 @@ pub unsafe fn call(number: c_long, args: Args) -> c_long {
             libc::SYS_recvmmsg => vectors::receive_many(args),
             libc::SYS_process_vm_readv => vectors::of_process(number, args, true),
             libc::SYS_process_vm_writev => vectors::of_process(number, args, false),
-            // Devices and threads of the kernel would meet absent pages: --faults thread is for programs that need these.
-            libc::SYS_io_uring_setup | libc::SYS_io_setup => error(libc::ENOSYS),
+            libc::SYS_io_uring_setup | libc::SYS_io_setup => by_kernel(number, args),
             // It is ours.
             libc::SYS_prctl if args[0] == super::PR_SET_SYSCALL_USER_DISPATCH => error(libc::EINVAL),
             _ => match args.iter().any(|arg| is_served(*arg)) {
@@ -235,6 +235,21 @@ unsafe fn masked(number: c_long, mut args: Args, at: usize) -> c_long {
             false => raw::call(number, args),
         }
     }
+}
+
+/// Calls by which devices and threads of the kernel come to have memory, which would meet absent pages there: possible as long as faults can be left to threads.
+unsafe fn by_kernel(number: c_long, args: Args) -> c_long {
+    static SAID: AtomicBool = AtomicBool::new(false);
+    if !super::is_on() || super::give_up() {
+        // SAFETY: the program's promise.
+        return unsafe { raw::call(number, args) };
+    }
+    if !SAID.swap(true, Ordering::Relaxed) {
+        raw::say(format_args!(
+            "io_uring and io_setup are refused with ENOSYS while faults are taken in the program's threads; --faults thread has them"
+        ));
+    }
+    error(libc::ENOSYS)
 }
 
 /// pselect6, whose mask is behind a pointer more.

@@ -22,7 +22,7 @@ mod vectors;
 
 use crate::{raw, tls};
 use libc::{c_int, c_long, c_void};
-use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicPtr, AtomicU8, AtomicUsize, Ordering};
 
 pub use bounce::call;
 pub use front::is_here;
@@ -37,8 +37,14 @@ const STACK_BYTES: usize = 256 << 10;
 /// Stacks of ended threads that are looked at before a new one is made.
 const LOOKS_MAX: usize = 8;
 
-/// Whether calls of this process's threads are dispatched.
-static ON: AtomicBool = AtomicBool::new(false);
+/// Calls of this process's threads go to the kernel.
+const OFF: u8 = 0;
+/// They are dispatched, which may be given up.
+const ON: u8 = 1;
+/// They are, for good: memory is served so, or it was asked for.
+const FIXED: u8 = 2;
+
+static STATE: AtomicU8 = AtomicU8::new(OFF);
 /// Where this library's instructions lie: start and length.
 static OWN_START: AtomicUsize = AtomicUsize::new(0);
 static OWN_BYTES: AtomicUsize = AtomicUsize::new(0);
@@ -65,7 +71,7 @@ static THREADS: AtomicPtr<Thread> = AtomicPtr::new(std::ptr::null_mut());
 /// Whether calls of this process's threads are dispatched.
 #[inline]
 pub fn is_on() -> bool {
-    ON.load(Ordering::Relaxed)
+    STATE.load(Ordering::Relaxed) != OFF
 }
 
 /// Whether this system can: tried on the calling thread, and undone.
@@ -98,8 +104,19 @@ pub fn begin(must: bool) {
     }
     find_own();
     signals::install();
-    ON.store(true, Ordering::SeqCst);
+    STATE.store(if must { FIXED } else { ON }, Ordering::SeqCst);
     begin_thread();
+}
+
+/// Gives it up for this process, where the program is about to need what cannot be had so, and its memory is yet to come: threads will take its faults. Whether that was possible. Each
+/// thread of the program is told at its next call.
+pub fn give_up() -> bool {
+    STATE.compare_exchange(ON, OFF, Ordering::SeqCst, Ordering::SeqCst) != Err(FIXED)
+}
+
+/// Whether memory that is served from now on is served so.
+pub fn is_for_memory() -> bool {
+    STATE.compare_exchange(ON, FIXED, Ordering::SeqCst, Ordering::SeqCst) != Err(OFF)
 }
 
 /// In the child of a fork: its calls are not dispatched, as the kernel has it. They are again, if its memory is yet to come.
@@ -107,8 +124,9 @@ pub fn after_fork(again: bool) {
     if !is_on() {
         return;
     }
-    ON.store(again, Ordering::SeqCst);
-    if again {
+    if !again {
+        STATE.store(OFF, Ordering::SeqCst);
+    } else {
         begin_thread();
     }
 }

@@ -197,6 +197,10 @@ unsafe extern "C-unwind" fn on_sigsys(
         if (*info).si_code != SYS_USER_DISPATCH {
             return forward(1, signal, info, context);
         }
+        if !super::is_on() {
+            // Given up since: this is the last one.
+            tls::selector().write_volatile(tls::PASSES);
+        }
         let context = &mut *context.cast::<libc::ucontext_t>();
         let registers = &mut context.uc_mcontext.gregs;
         let at = |place: c_int| registers[place as usize] as c_long;

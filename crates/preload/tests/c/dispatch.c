@@ -453,11 +453,31 @@ static void threads(void) {
     MUST(pthread_join(one, NULL) == 0);
 }
 
-int main(void) {
+// Whether the kernel makes an io_uring: 1 it does, 0 the runtime does not let it, -1 nobody would.
+static int ring(void) {
+    struct {
+        unsigned words[30];
+    } settings = {0};
+    long made = syscall(425, 4, &settings);
+    if (made >= 0)
+        close((int)made);
+    return made >= 0 ? 1 : errno == ENOSYS ? 0 : -1;
+}
+
+int main(int count, char **args) {
     setvbuf(stdout, NULL, _IOLBF, 0);
+    int early = count > 1 ? ring() : 0;
     arena = malloc(40 * MIB), pushed = malloc(PUSH);
     MUST(arena && pushed);
     memset(arena, 1, 40 * MIB);
+    if (count > 1) {
+        printf("ring before memory %d, after it %d\n", early, ring());
+        push_out();
+        files();
+        push_out();
+        puts("OK");
+        return 0;
+    }
     files();
     masks();
     own_handlers();

@@ -1,0 +1,72 @@
+//! Both ways to take faults under `terrace run`: by threads of the runtime, and in the program's own, whose system calls are dispatched. What a program sees is the same.
+
+mod support;
+
+use support::{command, compiled, group, judge, output, reported};
+
+const CAP_MIB: u64 = 32;
+
+/// A program of `tests/c` says OK, with faults taken so.
+fn is_ok(faults: &str, source: &str, flags: &[&str], args: &[&str]) {
+    let dir = tempfile::tempdir().expect("a directory");
+    let program = compiled(dir.path(), source, flags);
+    let group = group(CAP_MIB);
+    let more = ["--ssd", "1G", "--faults", faults];
+    let mut command = command(CAP_MIB, &more, group.as_ref());
+    command.arg(program).args(args).current_dir(dir.path());
+    let (well, said) = output(&mut command);
+    assert!(well && said.contains("OK\n"), "{faults}: {said}");
+    assert!(reported(&said, "pages_evicted") > 10_000, "{said}");
+    judge(source, group.as_ref());
+}
+
+#[test]
+fn e2e_signals_stacks_and_processes_while_calls_are_dispatched() {
+    is_ok("dispatch", "dispatch.c", &[], &[]);
+}
+
+#[test]
+fn e2e_the_same_while_threads_take_faults() {
+    is_ok("thread", "dispatch.c", &[], &[]);
+}
+
+fn rings(faults: &str) -> String {
+    let dir = tempfile::tempdir().expect("a directory");
+    let program = compiled(dir.path(), "dispatch.c", &[]);
+    let mut command = command(CAP_MIB, &["--ssd", "1G", "--faults", faults], None);
+    let (well, said) = output(command.arg(program).arg("rings"));
+    assert!(well && said.contains("OK\n"), "{faults}: {said}");
+    said
+}
+
+/// A ring of the kernel's needs threads: they are taken while that can still be chosen, and else it is refused with the reason.
+#[test]
+fn e2e_a_ring_is_there_before_memory_or_not_at_all() {
+    let both = rings("thread");
+    if !both.contains("memory 1, after it 1") {
+        println!("not judged: this kernel makes no io_uring: {both}");
+        return;
+    }
+    assert!(rings("auto").contains("memory 1, after it 1"));
+    let said = rings("dispatch");
+    assert!(said.contains("memory 0, after it 0"), "{said}");
+    assert!(said.contains("--faults thread has them"), "{said}");
+}
+
+#[test]
+fn e2e_system_calls_meet_absent_pages_either_way() {
+    is_ok("thread", "calls.c", &[], &["."]);
+}
+
+#[test]
+fn e2e_signals_while_it_faults_either_way() {
+    let flags = ["-std=c++17", "-Wno-alloc-size-larger-than"];
+    is_ok("thread", "throws.cpp", &flags, &[]);
+    is_ok("dispatch", "throws.cpp", &flags, &[]);
+}
+
+#[test]
+fn e2e_forks_either_way() {
+    is_ok("thread", "fork.c", &[], &[]);
+    is_ok("dispatch", "fork.c", &[], &[]);
+}
