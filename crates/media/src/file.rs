@@ -5,6 +5,7 @@
 //! file that could not be made in full is removed again; data is readable by the owner only.
 //! Never: overwrites an existing file, or touches a block device that is mounted.
 
+use crate::look::Lookers;
 use crate::descriptors::keep_file;
 use crate::disk::{SharedCounters, check_place, resumable_bytes};
 use crate::sync::SyncDisk;
@@ -34,6 +35,7 @@ pub struct FileDevice {
     engine: Engine,
     options: QueueOptions,
     counters: Arc<SharedCounters>,
+    lookers: Lookers,
 }
 
 /// How operations reach the kernel.
@@ -179,6 +181,7 @@ impl FileDevice {
             engine,
             options,
             counters: Arc::default(),
+            lookers: Lookers::default(),
         }
     }
 
@@ -262,11 +265,16 @@ impl Device for FileDevice {
         }
         let mut moved_bytes = 0;
         while moved_bytes < len {
-            match rustix::io::pread(
-                &*self.file,
-                &mut into[moved_bytes..],
-                offset + moved_bytes as u64,
-            ) {
+            let (rest, from) = (&mut into[moved_bytes..], offset + moved_bytes as u64);
+            let looked = match self.engine {
+                Engine::Ring(_) => self.lookers.read(&self.file, rest, from),
+                _ => None,
+            };
+            let read = match looked {
+                Some(read) => read,
+                None => rustix::io::pread(&*self.file, rest, from),
+            };
+            match read {
                 Err(Errno::INTR) => {}
                 Err(errno) => {
                     let errno = errno.raw_os_error();

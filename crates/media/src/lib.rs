@@ -14,6 +14,7 @@ mod disk;
 mod error;
 mod file;
 mod huge;
+mod look;
 mod pages;
 mod prefetch;
 mod probe;

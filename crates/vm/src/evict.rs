@@ -267,8 +267,8 @@ impl Core {
                 Phase::Dirty if look.with_dirty => true,
                 _ => continue,
             };
-            // A dirty page that stayed would be protected with its neighbours, and pay more for that than a fault.
-            if !dirty && seen.heat() > 0 {
+            // A dirty page that stays is protected with its neighbours, and pays for that when it is written to: for a handler that is more than what a fault costs.
+            if seen.heat() > 0 && (!dirty || self.keeps_dirty()) {
                 if look.cools {
                     record.pages[at].cool(seen);
                 }

@@ -507,7 +507,15 @@ impl Core {
                 Counters::add(&self.counters.near_read, 1);
             }
         }
-        back.heat
+        match self.keeps_dirty() {
+            true => policy::heat_of_changed(back.heat, back.near),
+            false => back.heat,
+        }
+    }
+
+    /// Whether changed pages stay that come back again and again.
+    pub fn keeps_dirty(&self) -> bool {
+        self.unmodified && self.way == Way::InThread
     }
 
     /// Lets whoever shares a cap with the buffer look whether it is to grow or to shrink.

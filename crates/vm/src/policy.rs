@@ -235,6 +235,12 @@ pub(crate) fn walk_on(tables: u64) -> bool {
 /// Rounds of the hand after which clean pages cool by one: what is hot is touched every few rounds only.
 pub(crate) const ROUNDS_A_HEAT: u64 = 4;
 
+/// How hot a page is that came back so often before, where pages that are changed stay, too: each that stays costs a fault by writing and a flush of the processors' caches, 16 µs, so that only
+/// one which keeps coming back right after it left is worth it.
+pub(crate) fn heat_of_changed(heat: u8, near: bool) -> u8 {
+    if near && heat >= 2 { heat } else { 0 }
+}
+
 /// Whether pages with heat lose some in this round of the hand.
 pub(crate) fn cools(round: u64) -> bool {
     round.is_multiple_of(ROUNDS_A_HEAT)
