@@ -266,13 +266,9 @@ impl Device for FileDevice {
         let mut moved_bytes = 0;
         while moved_bytes < len {
             let (rest, from) = (&mut into[moved_bytes..], offset + moved_bytes as u64);
-            let looked = match self.engine {
+            let read = match self.engine {
                 Engine::Ring(_) => self.lookers.read(&self.file, rest, from),
-                _ => None,
-            };
-            let read = match looked {
-                Some(read) => read,
-                None => rustix::io::pread(&*self.file, rest, from),
+                _ => rustix::io::pread(&*self.file, rest, from),
             };
             match read {
                 Err(Errno::INTR) => {}

@@ -4,16 +4,25 @@
 //! is opened before it comes; one for all threads, or a limit below the pool's file, would cost the program its memory later, in the middle of
 //! anything. Promises: those are refused with EPERM and a line that says why. Never: changes what is asked.
 
-use crate::{arena, raw, report, runtime, settings, tls};
+use crate::{arena, dispatch, raw, report, runtime, settings, tls};
 use libc::{c_int, c_long, c_uint, c_ulong, rlimit};
 
 const SECCOMP_FILTER_FLAG_TSYNC: c_ulong = 1;
 
-/// Before a filter: what it may forbid is done now.
-fn before_a_filter() {
-    if !tls::is_inside() {
-        runtime::open_early();
+/// Before a filter: what it may forbid is done now. Whether it may come: not where faults are taken in the thread, which needs the calls that it would forbid.
+pub fn may_filter_this_thread() -> bool {
+    if tls::is_inside() {
+        return true;
     }
+    if dispatch::is_on() && !dispatch::give_up() {
+        raw::say(format_args!(
+            "a filter of system calls is refused with EPERM while faults are taken in the program's threads, which would lose their memory; --faults thread has it"
+        ));
+        raw::set_errno(libc::EPERM);
+        return false;
+    }
+    runtime::open_early();
+    true
 }
 
 /// Whether seccomp(2) may be called with these.
@@ -21,7 +30,9 @@ pub fn may_filter(operation: c_long, flags: c_long) -> bool {
     if operation != c_long::from(libc::SECCOMP_SET_MODE_FILTER) || tls::is_inside() {
         return true;
     }
-    before_a_filter();
+    if !may_filter_this_thread() {
+        return false;
+    }
     if flags as c_ulong & SECCOMP_FILTER_FLAG_TSYNC == 0 || !runtime::is_asked_for() {
         return true;
     }
@@ -45,8 +56,8 @@ pub unsafe extern "C" fn prctl(
     c: c_ulong,
     d: c_ulong,
 ) -> c_int {
-    if what == libc::PR_SET_SECCOMP {
-        before_a_filter();
+    if what == libc::PR_SET_SECCOMP && !may_filter_this_thread() {
+        return -1;
     }
     // SAFETY: the program's promise.
     unsafe {

@@ -26,7 +26,7 @@ fn e2e_mmap_and_malloc_keep_what_they_promise() {
 
 #[test]
 fn e2e_system_calls_meet_absent_pages() {
-    is_ok("calls.c", &[], &["."]);
+    is_ok("calls.c", &[], &[".", "in-thread"]);
 }
 
 #[test]

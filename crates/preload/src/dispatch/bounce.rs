@@ -5,7 +5,7 @@
 
 use super::memory::{self, Bytes, Piece, Way};
 use super::{PAGE_BYTES, own, process, signals, vectors};
-use crate::{raw, runtime};
+use crate::{raw, runtime, sandbox};
 use libc::c_long;
 use std::mem::MaybeUninit;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -20,6 +20,10 @@ pub const BUFFER_BYTES: usize = PIECE_BYTES + (32 << 10);
 pub const PIECE_BYTES: usize = 256 << 10;
 /// Buffers of a thread: calls that are under way in it at a time, each in a handler of a signal that came in the one before.
 pub const BUFFERS_MAX: usize = 4;
+/// What is taken begins at a multiple of this.
+const ALIGN_BYTES: usize = 16;
+/// What devices transfer directly.
+const SECTOR_BYTES: usize = 512;
 /// The longest text that the kernel takes, and its zero.
 const TEXT_BYTES_MAX: usize = 4096;
 /// How often a call that is not known is tried again.
@@ -65,6 +69,12 @@ pub struct Frame {
     place: usize,
 }
 
+/// How well what takes the place of so many bytes must be aligned.
+pub fn align_of(named: usize, bytes: usize) -> usize {
+    let both = named | bytes;
+    [PAGE_BYTES, SECTOR_BYTES].into_iter().find(|align| bytes > 0 && both % align == 0).unwrap_or(ALIGN_BYTES)
+}
+
 /// As direct reads and writes of sectors want it.
 #[repr(C, align(512))]
 struct Aligned(MaybeUninit<[u8; SMALL_BYTES]>);
@@ -83,8 +93,17 @@ impl Frame {
 
     /// Room for so many bytes; the frame must not move from then on.
     pub fn take(&mut self, bytes: usize) -> Option<*mut u8> {
-        let from = self.used.next_multiple_of(16);
-        if bytes <= SMALL_BYTES && from + bytes <= SMALL_BYTES {
+        self.take_aligned(bytes, ALIGN_BYTES)
+    }
+
+    /// The same for what takes the place of `named`: aligned as well as that, as far as direct transfers ask for it.
+    pub fn take_for(&mut self, named: usize, bytes: usize) -> Option<*mut u8> {
+        self.take_aligned(bytes, align_of(named, bytes))
+    }
+
+    fn take_aligned(&mut self, bytes: usize, align: usize) -> Option<*mut u8> {
+        let from = self.used.next_multiple_of(align);
+        if align <= SECTOR_BYTES && bytes <= SMALL_BYTES && from + bytes <= SMALL_BYTES {
             self.used = from + bytes;
             // SAFETY: within the array.
             return Some(unsafe { self.small.0.as_mut_ptr().cast::<u8>().add(from) });
@@ -92,7 +111,7 @@ impl Frame {
         if self.large.is_null() && !self.take_buffer() {
             return None;
         }
-        let from = self.large_used.next_multiple_of(16);
+        let from = self.large_used.next_multiple_of(align);
         if from + bytes > BUFFER_BYTES {
             return None;
         }
@@ -101,9 +120,9 @@ impl Frame {
         Some(unsafe { self.large.add(from) })
     }
 
-    /// Bytes that [`take`](Frame::take) still has in one.
+    /// Bytes that [`take`](Frame::take) still has in one, if they need no better alignment.
     pub fn left(&self) -> usize {
-        BUFFER_BYTES - self.large_used.next_multiple_of(16)
+        BUFFER_BYTES - self.large_used.next_multiple_of(ALIGN_BYTES)
     }
 
     #[cold]
@@ -181,6 +200,13 @@ pub unsafe fn call(number: c_long, args: Args) -> c_long {
             libc::SYS_process_vm_readv => vectors::of_process(number, args, true),
             libc::SYS_process_vm_writev => vectors::of_process(number, args, false),
             libc::SYS_io_uring_setup | libc::SYS_io_setup => by_kernel(number, args),
+            libc::SYS_seccomp if !sandbox::may_filter(args[0], args[1]) => error(libc::EPERM),
+            libc::SYS_prctl
+                if args[0] == c_long::from(libc::PR_SET_SECCOMP)
+                    && !sandbox::may_filter_this_thread() =>
+            {
+                error(libc::EPERM)
+            }
             // It is ours.
             libc::SYS_prctl if args[0] == super::PR_SET_SYSCALL_USER_DISPATCH => error(libc::EINVAL),
             _ => match args.iter().any(|arg| is_served(*arg)) {
@@ -387,7 +413,8 @@ fn goes_on_reading(args: &Args, _: usize) -> bool {
     is_file(args[0])
 }
 
-fn is_file(fd: c_long) -> bool {
+/// Whether reading does not wait for anybody.
+pub fn is_file(fd: c_long) -> bool {
     // SAFETY: room for the answer.
     unsafe {
         let mut status = std::mem::zeroed::<libc::stat>();
@@ -407,7 +434,7 @@ pub unsafe fn read(
     let (to, len) = (args[at] as *mut u8, args[at + 1] as usize);
     let mut frame = Frame::new();
     let piece = len.min(PIECE_BYTES);
-    let Some(from) = frame.take(piece) else {
+    let Some(from) = frame.take_for(to as usize, piece) else {
         // SAFETY: the program's promise.
         return unsafe { touched(number, args) };
     };
@@ -438,7 +465,7 @@ pub unsafe fn write(number: c_long, args: Args, at: usize, offset: Option<usize>
     let (from, len) = (args[at] as *const u8, args[at + 1] as usize);
     let mut frame = Frame::new();
     let piece = len.min(PIECE_BYTES);
-    let Some(to) = frame.take(piece) else {
+    let Some(to) = frame.take_for(from as usize, piece) else {
         // SAFETY: the program's promise.
         return unsafe { touched(number, args) };
     };

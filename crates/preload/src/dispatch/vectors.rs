@@ -3,7 +3,7 @@
 //! Promises: as `bounce`; a vector with more served bytes than a piece is cut there, and goes on where the kernel would not wait. Never: changes what the program handed in, but where
 //! the call answers in it.
 
-use super::bounce::{Frame, PIECE_BYTES, copy, is_served, touched};
+use super::bounce::{Frame, PIECE_BYTES, align_of, copy, is_file, is_served, touched};
 use crate::raw;
 use libc::{c_long, c_uint, iovec, mmsghdr, msghdr};
 
@@ -66,15 +66,16 @@ unsafe fn replaced(
         }
         let mut to = base;
         if is_served(base as c_long) {
-            // What is taken begins at a multiple of 16.
-            let room = left.saturating_sub(16);
+            let align = align_of(base as usize, len);
+            // Of a part that is cut whole pages are taken.
+            let room = left.saturating_sub(align) / align * align;
             now.whole = len <= room;
             len = len.min(room);
             if len == 0 {
                 break;
             }
-            left -= len + 16;
-            to = frame.take(len)?.cast();
+            left -= len + align;
+            to = frame.take_for(base as usize, len)?.cast();
             if filled {
                 // SAFETY: the program's promise, and the frame's room.
                 unsafe { copy(to.cast(), base.cast(), len) };
@@ -118,7 +119,7 @@ unsafe fn put_back(now: &Parts, parts: &[iovec], mut from: usize, mut came: usiz
     }
 }
 
-/// readv and its family.
+/// readv and its family; of a file, piece by piece.
 pub unsafe fn read(number: c_long, args: Args) -> c_long {
     // SAFETY: the program's promise, all along.
     unsafe {
@@ -126,15 +127,28 @@ pub unsafe fn read(number: c_long, args: Args) -> c_long {
         else {
             return raw::call(number, args);
         };
-        let mut frame = Frame::new();
-        let Some(now) = replaced(&mut frame, parts, 0, false) else {
-            return touched(number, args);
-        };
-        let said = raw::call(number, with(args, &now));
-        if said > 0 {
-            put_back(&now, parts, 0, said as usize);
+        let has_offset = number != libc::SYS_readv && args[3] != -1;
+        let mut done = 0;
+        loop {
+            let mut frame = Frame::new();
+            let Some(now) = replaced(&mut frame, parts, done, false) else {
+                return touched(number, args);
+            };
+            let mut these = with(args, &now);
+            if has_offset {
+                these[3] += done as c_long;
+            }
+            let said = raw::call(number, these);
+            if said > 0 {
+                put_back(&now, parts, done, said as usize);
+            }
+            match after(&mut done, said, &now) {
+                // Where there may be nothing more, the kernel would not wait for it either.
+                None if is_file(args[0]) => continue,
+                None => return done as c_long,
+                Some(said) => return said,
+            }
         }
-        said
     }
 }
 
