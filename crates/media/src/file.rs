@@ -5,9 +5,9 @@
 //! file that could not be made in full is removed again; data is readable by the owner only.
 //! Never: overwrites an existing file, or touches a block device that is mounted.
 
-use crate::look::Lookers;
 use crate::descriptors::keep_file;
 use crate::disk::{SharedCounters, check_place, resumable_bytes};
+use crate::look::Lookers;
 use crate::sync::SyncDisk;
 use crate::uring::{QueueOptions, UringDisk, build_ring};
 use crate::{

@@ -233,7 +233,10 @@ pub unsafe extern "C" fn readv(fd: c_int, parts: *const iovec, count: c_int) -> 
     // SAFETY: the program's promise.
     unsafe {
         if dispatch::is_here() {
-            return dispatched(libc::SYS_readv, [fd.into(), parts as _, count.into(), 0, 0, 0]);
+            return dispatched(
+                libc::SYS_readv,
+                [fd.into(), parts as _, count.into(), 0, 0, 0],
+            );
         }
         match direct_parts(fd, parts, count) {
             Some(parts) => detours(fd, parts, None),
@@ -257,14 +260,7 @@ pub unsafe extern "C" fn preadv2(
     // SAFETY: the program's promise.
     unsafe {
         if dispatch::is_here() {
-            let args = [
-                fd.into(),
-                parts as _,
-                count.into(),
-                offset,
-                0,
-                flags.into(),
-            ];
+            let args = [fd.into(), parts as _, count.into(), offset, 0, flags.into()];
             return dispatched(libc::SYS_preadv2, args);
         }
         match direct_parts(fd, parts, count) {

@@ -114,8 +114,35 @@ macro_rules! functions {
 pub fn prepare() {
     use places::*;
     for place in [
-        &read, &pread, &pread64, &readv, &write, &pwrite, &pwrite64, &writev, &recv, &recvfrom, &send, &sendto, &recvmsg, &sendmsg, &sendmmsg, &epoll_wait, &epoll_ctl, &poll,
-        &accept4, &sched_yield, &nanosleep, &lseek, &lseek64, &posix_spawn, &posix_spawnp, &system, &dup2, &dup3, &close,
+        &read,
+        &pread,
+        &pread64,
+        &readv,
+        &write,
+        &pwrite,
+        &pwrite64,
+        &writev,
+        &recv,
+        &recvfrom,
+        &send,
+        &sendto,
+        &recvmsg,
+        &sendmsg,
+        &sendmmsg,
+        &epoll_wait,
+        &epoll_ctl,
+        &poll,
+        &accept4,
+        &sched_yield,
+        &nanosleep,
+        &lseek,
+        &lseek64,
+        &posix_spawn,
+        &posix_spawnp,
+        &system,
+        &dup2,
+        &dup3,
+        &close,
     ] {
         place.get();
     }

@@ -87,7 +87,11 @@ fn e2e_a_sandbox_of_the_thread_holds_and_one_of_all_is_refused() {
     let (well, said) = run("thread", "sandbox");
     assert!(well && said.contains("OK\n"), "{said}");
     let refused = [
-        ("thread", "sandbox-of-all", "SECCOMP_FILTER_FLAG_TSYNC) is refused"),
+        (
+            "thread",
+            "sandbox-of-all",
+            "SECCOMP_FILTER_FLAG_TSYNC) is refused",
+        ),
         // A fault in the thread needs what a filter forbids.
         ("auto", "sandbox", "--faults thread has it"),
         ("auto", "sandbox-of-all", "--faults thread has it"),

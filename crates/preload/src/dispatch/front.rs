@@ -5,7 +5,10 @@
 
 use super::{call, is_on};
 use crate::{next, raw, tls};
-use libc::{c_int, c_long, c_void, epoll_event, iovec, mmsghdr, msghdr, nfds_t, off_t, pollfd, size_t, sockaddr, socklen_t, ssize_t, timespec};
+use libc::{
+    c_int, c_long, c_void, epoll_event, iovec, mmsghdr, msghdr, nfds_t, off_t, pollfd, size_t,
+    sockaddr, socklen_t, ssize_t, timespec,
+};
 use std::sync::atomic::{AtomicBool, Ordering};
 
 /// Whether the program cancels threads.

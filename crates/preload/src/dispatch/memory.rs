@@ -220,9 +220,15 @@ mod tests {
     #[test]
     fn what_calls_take() {
         let poll = of_call(libc::SYS_poll).unwrap();
-        assert_eq!((poll[0].way, poll[0].bytes), (Way::Both, Bytes::Times(1, 8)));
+        assert_eq!(
+            (poll[0].way, poll[0].bytes),
+            (Way::Both, Bytes::Times(1, 8))
+        );
         assert!(of_call(libc::SYS_getpid).is_none());
-        assert_eq!((of_set(1), of_set(64), of_set(65), of_set(-1)), (8, 8, 16, 0));
+        assert_eq!(
+            (of_set(1), of_set(64), of_set(65), of_set(-1)),
+            (8, 8, 16, 0)
+        );
         // TIOCGWINSZ is of the old kind, SIOCGIFNAME too; BLKGETSIZE64 says its length.
         assert_eq!(of_ioctl(0x5413), 64);
         assert_eq!(of_ioctl(0x8008_1272), 8);

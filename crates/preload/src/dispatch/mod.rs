@@ -1,7 +1,7 @@
 //! Faults taken in the thread that has them, for a program that does not know it: its system calls come here first (Syscall User Dispatch), so that the
 //! kernel never meets a page that is not in DRAM.
 //!
-//! A call's memory is copied, to or from memory that is always there (`bounce`); the copying faults as the program's own accesses do, in the thread. Calls that the
+//! A call's memory is copied, to or from memory that is always there (`route`, `bounce`); the copying faults as the program's own accesses do, in the thread. Calls that the
 //! program makes by the usual functions of the C library are met by functions of ours in front of them (`front`), which costs nothing; all others come as SIGSYS, which costs a signal.
 //! Instructions of this library itself are never dispatched. Promises: a call that names served memory answers as it would without Terrace, as far as
 //! `memory` knows what it takes; what it does not know is tried with pages brought in before. Never: waits, or keeps anything of a call beyond it.
@@ -16,6 +16,7 @@ mod bounce;
 mod front;
 mod memory;
 mod process;
+mod route;
 mod signals;
 mod spawn;
 mod vectors;
@@ -24,9 +25,9 @@ use crate::{raw, tls};
 use libc::{c_int, c_long, c_void};
 use std::sync::atomic::{AtomicPtr, AtomicU8, AtomicUsize, Ordering};
 
-pub use bounce::call;
 pub use front::is_here;
 pub use process::Copied;
+pub use route::call;
 pub use signals::take_sigbus;
 
 const PR_SET_SYSCALL_USER_DISPATCH: c_long = 59;

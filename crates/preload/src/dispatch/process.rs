@@ -262,7 +262,8 @@ impl Copied {
             if !any {
                 return Some(list);
             }
-            let to: *mut *const c_char = self.take((count + 1) * size_of::<*const c_char>())?.cast();
+            let to: *mut *const c_char =
+                self.take((count + 1) * size_of::<*const c_char>())?.cast();
             for nth in 0..count {
                 to.add(nth).write(self.text(*list.add(nth))?);
             }

@@ -301,9 +301,9 @@ pub unsafe fn action([signal, new, old, bytes, ..]: [c_long; 6]) -> c_long {
     if bytes != MASK_BYTES {
         return -c_long::from(libc::EINVAL);
     }
-    // SAFETY: the program's promise.
     let new = match new {
         0 => None,
+        // SAFETY: the program's promise.
         at => Some(unsafe { (at as *const Action).read_unaligned() }),
     };
     let (said, was) = match OURS.iter().position(|ours| c_long::from(*ours) == signal) {

@@ -27,7 +27,9 @@ struct Parts {
 
 /// The program's vector.
 unsafe fn vector<'a>(at: c_long, count: c_long) -> Option<&'a [iovec]> {
-    let count = usize::try_from(count).ok().filter(|count| *count <= PARTS_MAX)?;
+    let count = usize::try_from(count)
+        .ok()
+        .filter(|count| *count <= PARTS_MAX)?;
     match (at, count) {
         (0, _) | (_, 0) => None,
         // SAFETY: the program's promise.
@@ -216,8 +218,13 @@ unsafe fn message(at: c_long) -> Option<Message> {
 impl Message {
     unsafe fn parts<'a>(&self) -> &'a [iovec] {
         // SAFETY: the program's promise.
-        unsafe { vector(self.header.msg_iov as c_long, self.header.msg_iovlen as c_long) }
-            .unwrap_or(&[])
+        unsafe {
+            vector(
+                self.header.msg_iov as c_long,
+                self.header.msg_iovlen as c_long,
+            )
+        }
+        .unwrap_or(&[])
     }
 
     fn names_served(&self, parts: &[iovec]) -> bool {
@@ -246,10 +253,7 @@ impl Message {
     /// Its header for the kernel, without vector.
     unsafe fn for_kernel(&self, frame: &mut Frame) -> Option<msghdr> {
         let mut header = self.header;
-        let (name, control) = (
-            header.msg_namelen as usize,
-            header.msg_controllen as usize,
-        );
+        let (name, control) = (header.msg_namelen as usize, header.msg_controllen);
         if name > NAME_BYTES_MAX || control > CONTROL_BYTES_MAX {
             return None;
         }
@@ -332,7 +336,7 @@ pub unsafe fn receive(args: Args) -> c_long {
         };
         let name = (header.msg_namelen).min(given.msg_namelen) as usize;
         back(theirs.msg_name, given.msg_name, name);
-        let control = (header.msg_controllen as usize).min(given.msg_controllen as usize);
+        let control = header.msg_controllen.min(given.msg_controllen);
         back(theirs.msg_control, given.msg_control, control);
         let mut answered = *theirs;
         answered.msg_namelen = header.msg_namelen;
@@ -362,7 +366,11 @@ unsafe fn any_served(at: c_long, count: c_long) -> bool {
 /// sendmmsg, one after the other.
 pub unsafe fn send_many(args: Args) -> c_long {
     // SAFETY: the program's promise, all along.
-    unsafe { many(libc::SYS_sendmmsg, args, |at, _| send([args[0], at, args[3], 0, 0, 0])) }
+    unsafe {
+        many(libc::SYS_sendmmsg, args, |at, _| {
+            send([args[0], at, args[3], 0, 0, 0])
+        })
+    }
 }
 
 /// recvmmsg, likewise; its time is looked at by the kernel only between messages, and is not here.

@@ -1,0 +1,318 @@
+//! Which way a dispatched call goes: most are copied by what the table says of their memory (`bounce`), some need more than that.
+//!
+//! Promises: the answer is the kernel's, or a refusal with a line that says why. Never: lets a call through that would take faults' signals or system calls from the program's threads.
+
+use super::bounce::{
+    Frame, SMALL_BYTES, TRIES_MAX, copy, error, flat, is_file, is_served, read, touch, touched,
+    write,
+};
+use super::memory::{Bytes, Piece, Way};
+use super::{memory, process, signals, vectors};
+use crate::{raw, sandbox};
+use libc::c_long;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+type Args = [c_long; 6];
+
+/// Any call of the program, as the kernel would answer it.
+///
+/// # Safety
+/// The program's own promises for it.
+#[inline]
+pub unsafe fn call(number: c_long, args: Args) -> c_long {
+    // SAFETY: the caller's promise, all along.
+    unsafe {
+        match number {
+            libc::SYS_rt_sigaction => signals::action(args),
+            libc::SYS_rt_sigprocmask => signals::procmask(args),
+            libc::SYS_sigaltstack => signals::altstack(args),
+            libc::SYS_rt_sigsuspend => masked(number, args, 0),
+            libc::SYS_ppoll => masked(number, args, 3),
+            libc::SYS_epoll_pwait | libc::SYS_epoll_pwait2 => masked(number, args, 4),
+            libc::SYS_pselect6 => masked_set(args),
+            libc::SYS_execve | libc::SYS_execveat => process::exec(number, args),
+            libc::SYS_readv | libc::SYS_preadv | libc::SYS_preadv2 => vectors::read(number, args),
+            libc::SYS_writev | libc::SYS_pwritev | libc::SYS_pwritev2 => {
+                vectors::write(number, args)
+            }
+            libc::SYS_sendmsg => vectors::send(args),
+            libc::SYS_recvmsg => vectors::receive(args),
+            libc::SYS_sendmmsg => vectors::send_many(args),
+            libc::SYS_recvmmsg => vectors::receive_many(args),
+            libc::SYS_process_vm_readv => vectors::of_process(number, args, true),
+            libc::SYS_process_vm_writev => vectors::of_process(number, args, false),
+            libc::SYS_io_uring_setup | libc::SYS_io_setup => by_kernel(number, args),
+            libc::SYS_seccomp if !sandbox::may_filter(args[0], args[1]) => error(libc::EPERM),
+            libc::SYS_prctl
+                if args[0] == c_long::from(libc::PR_SET_SECCOMP)
+                    && !sandbox::may_filter_this_thread() =>
+            {
+                error(libc::EPERM)
+            }
+            // It is ours.
+            libc::SYS_prctl if args[0] == super::PR_SET_SYSCALL_USER_DISPATCH => {
+                error(libc::EINVAL)
+            }
+            _ => match args.iter().any(|arg| is_served(*arg)) {
+                true => served(number, args),
+                false => raw::call(number, args),
+            },
+        }
+    }
+}
+
+/// A call of which an argument may be served memory.
+unsafe fn served(number: c_long, args: Args) -> c_long {
+    // SAFETY: the caller's promise.
+    unsafe {
+        match number {
+            libc::SYS_read => read(number, args, 1, None, goes_on_reading),
+            libc::SYS_pread64 => read(number, args, 1, Some(3), goes_on_reading),
+            libc::SYS_getrandom => read(number, args, 0, None, |_, _| true),
+            libc::SYS_recvfrom => receive_from(args),
+            libc::SYS_write => write(number, args, 1, None),
+            libc::SYS_pwrite64 => write(number, args, 1, Some(3)),
+            libc::SYS_sendto => send_to(args),
+            libc::SYS_futex => futex(args),
+            libc::SYS_fcntl => fcntl(args),
+            libc::SYS_prctl => prctl(args),
+            // What the kernel keeps of these is an address, or only names a range of addresses.
+            libc::SYS_munmap
+            | libc::SYS_mprotect
+            | libc::SYS_madvise
+            | libc::SYS_mmap
+            | libc::SYS_set_robust_list
+            | libc::SYS_set_tid_address
+            | libc::SYS_brk => raw::call(number, args),
+            _ => match memory::of_call(number) {
+                Some(pieces) => flat(number, args, pieces),
+                None => touched(number, args),
+            },
+        }
+    }
+}
+
+/// A call with a mask of signals at one of its arguments.
+unsafe fn masked(number: c_long, mut args: Args, at: usize) -> c_long {
+    // SAFETY: the program's promise.
+    unsafe {
+        let mask = signals::mask(args[at]);
+        if args[at] != 0 {
+            args[at] = (&raw const mask) as c_long;
+        }
+        match args.iter().any(|arg| is_served(*arg)) {
+            true => served(number, args),
+            false => raw::call(number, args),
+        }
+    }
+}
+
+/// Calls by which devices and threads of the kernel come to have memory, which would meet absent pages there: possible as long as faults can be left to threads.
+unsafe fn by_kernel(number: c_long, args: Args) -> c_long {
+    static SAID: AtomicBool = AtomicBool::new(false);
+    if !super::is_on() || super::give_up() {
+        // SAFETY: the program's promise.
+        return unsafe { raw::call(number, args) };
+    }
+    if !SAID.swap(true, Ordering::Relaxed) {
+        raw::say(format_args!(
+            "io_uring and io_setup are refused with ENOSYS while faults are taken in the program's threads; --faults thread has them"
+        ));
+    }
+    error(libc::ENOSYS)
+}
+
+/// pselect6, whose mask is behind a pointer more.
+unsafe fn masked_set(mut args: Args) -> c_long {
+    // SAFETY: the program's promise.
+    unsafe {
+        let mut set = [0; 2];
+        let mut mask = 0;
+        if args[5] != 0 {
+            set = (args[5] as *const [c_long; 2]).read_unaligned();
+            mask = signals::mask(set[0]);
+            if set[0] != 0 {
+                set[0] = (&raw const mask) as c_long;
+            }
+            args[5] = (&raw const set) as c_long;
+        }
+        let said = match args.iter().any(|arg| is_served(*arg)) {
+            true => served(libc::SYS_pselect6, args),
+            false => raw::call(libc::SYS_pselect6, args),
+        };
+        // Used until here.
+        std::hint::black_box((&set, &mask));
+        said
+    }
+}
+
+/// recvfrom: its bytes, and whose they are.
+unsafe fn receive_from(args: Args) -> c_long {
+    let mut frame = Frame::new();
+    let mut now = args;
+    // SAFETY: the program's promise.
+    unsafe {
+        let Some(sender) = Sender::new(&mut frame, &mut now, 4, 5) else {
+            return touched(libc::SYS_recvfrom, args);
+        };
+        let waits_for_all = |args: &Args, _| args[3] & c_long::from(libc::MSG_WAITALL) != 0;
+        let said = match is_served(args[1]) {
+            true => read(libc::SYS_recvfrom, now, 1, None, waits_for_all),
+            false => raw::call(libc::SYS_recvfrom, now),
+        };
+        sender.put_back(said);
+        said
+    }
+}
+
+/// An address that a call answers, with its length.
+pub struct Sender {
+    address: *mut u8,
+    address_at: *mut u8,
+    len: *mut u32,
+    len_at: *mut u32,
+    room: usize,
+}
+
+impl Sender {
+    /// Takes its place in a call's arguments; none if there is no room for it.
+    pub unsafe fn new(
+        frame: &mut Frame,
+        args: &mut Args,
+        at: usize,
+        len_at: usize,
+    ) -> Option<Sender> {
+        let mut sender = Sender {
+            address: std::ptr::null_mut(),
+            address_at: args[at] as *mut u8,
+            len: std::ptr::null_mut(),
+            len_at: args[len_at] as *mut u32,
+            room: 0,
+        };
+        if !(is_served(args[at]) || is_served(args[len_at])) || args[len_at] == 0 {
+            return Some(sender);
+        }
+        // SAFETY: the program's promise.
+        unsafe {
+            let room = (sender.len_at.read_unaligned() as usize).min(SMALL_BYTES / 4);
+            sender.len = frame.take(4)?.cast();
+            sender.len.write(room as u32);
+            sender.room = room;
+            sender.address = frame.take(room)?;
+        }
+        if args[at] != 0 {
+            args[at] = sender.address as c_long;
+        }
+        args[len_at] = sender.len as c_long;
+        Some(sender)
+    }
+
+    pub unsafe fn put_back(&self, said: c_long) {
+        if said < 0 || self.len.is_null() {
+            return;
+        }
+        // SAFETY: the frame's own, and the program's promise.
+        unsafe {
+            let len = self.len.read();
+            if !self.address_at.is_null() {
+                copy(self.address_at, self.address, (len as usize).min(self.room));
+            }
+            self.len_at.write_unaligned(len);
+        }
+    }
+}
+
+/// sendto: its bytes, and whom they are for.
+unsafe fn send_to(args: Args) -> c_long {
+    let mut frame = Frame::new();
+    let mut now = args;
+    // SAFETY: the program's promise.
+    unsafe {
+        if is_served(args[4]) {
+            let bytes = (args[5].max(0) as usize).min(SMALL_BYTES / 4);
+            let Some(to) = frame.take(bytes) else {
+                return touched(libc::SYS_sendto, args);
+            };
+            copy(to, args[4] as *const u8, bytes);
+            now[4] = to as c_long;
+        }
+        match is_served(args[1]) {
+            true => write(libc::SYS_sendto, now, 1, None),
+            false => raw::call(libc::SYS_sendto, now),
+        }
+    }
+}
+
+/// futex: the kernel looks at the word at the call's beginning only, where it is; times are copied.
+unsafe fn futex(mut args: Args) -> c_long {
+    const WAITS: [c_long; 5] = [0, 6, 9, 11, 13];
+    let mut time = [0 as c_long; 2];
+    // SAFETY: the program's promise.
+    unsafe {
+        if WAITS.contains(&(args[1] & 0x7f)) && is_served(args[3]) {
+            time = (args[3] as *const [c_long; 2]).read_unaligned();
+            args[3] = (&raw const time) as c_long;
+        }
+        let mut said = error(libc::EFAULT);
+        for _ in 0..TRIES_MAX {
+            for word in [args[0], args[4]]
+                .into_iter()
+                .filter(|word| is_served(*word))
+            {
+                touch(word as usize);
+            }
+            said = raw::call(libc::SYS_futex, args);
+            if said != error(libc::EFAULT) {
+                break;
+            }
+        }
+        std::hint::black_box(&time);
+        said
+    }
+}
+
+/// fcntl, as far as its argument is memory.
+unsafe fn fcntl(args: Args) -> c_long {
+    const STRUCTURES: [i32; 10] = [
+        libc::F_GETLK,
+        libc::F_SETLK,
+        libc::F_SETLKW,
+        libc::F_OFD_GETLK,
+        libc::F_OFD_SETLK,
+        libc::F_OFD_SETLKW,
+        15,
+        16,
+        1035,
+        1036,
+    ];
+    let pieces = [Piece {
+        arg: 2,
+        way: Way::Both,
+        bytes: Bytes::Fixed(32),
+    }];
+    // SAFETY: the program's promise.
+    unsafe {
+        match STRUCTURES.contains(&(args[1] as i32)) {
+            true => flat(libc::SYS_fcntl, args, &pieces),
+            false => raw::call(libc::SYS_fcntl, args),
+        }
+    }
+}
+
+/// prctl: names of threads; what else it takes is tried.
+unsafe fn prctl(args: Args) -> c_long {
+    let piece = |way, bytes| Piece { arg: 1, way, bytes };
+    // SAFETY: the program's promise.
+    unsafe {
+        match args[0] as i32 {
+            libc::PR_SET_NAME => flat(libc::SYS_prctl, args, &[piece(Way::In, Bytes::Text)]),
+            libc::PR_GET_NAME => flat(libc::SYS_prctl, args, &[piece(Way::Out, Bytes::Fixed(16))]),
+            _ => touched(libc::SYS_prctl, args),
+        }
+    }
+}
+
+/// Whether a read that got a whole piece goes on with the next: where the kernel would not wait for it.
+fn goes_on_reading(args: &Args, _: usize) -> bool {
+    is_file(args[0])
+}
