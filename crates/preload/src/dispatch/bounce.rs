@@ -207,7 +207,7 @@ pub unsafe fn flat(number: c_long, args: Args, pieces: &[Piece]) -> c_long {
                     0 => 0,
                     at => (at as *const u32).read_unaligned() as usize,
                 },
-                Bytes::Ioctl => memory::of_ioctl(args[1]),
+                Bytes::Ioctl => memory::of_ioctl(args[1]).unwrap_or(0),
                 Bytes::Text => text_bytes(from),
             }
         };
@@ -371,13 +371,24 @@ pub unsafe fn touch(at: usize) {
     unsafe { std::arch::asm!("lock or byte ptr [{0}], 0", in(reg) at, options(nostack)) };
 }
 
-/// A call that is not known, or whose memory is more than can be copied: its pages are brought in, and again if one has left meanwhile.
+/// A call that is not known, or whose memory is more than can be copied: where it answers that memory is not there, its pages are brought in and it is made again; and again if one has left
+/// meanwhile. Not before it was tried: what it does not take may be any number that was left over, and an address that is nobody's.
 pub unsafe fn touched(number: c_long, args: Args) -> c_long {
-    let mut said = error(libc::EFAULT);
+    // SAFETY: the program's promise.
+    let mut said = unsafe { raw::call(number, args) };
     for _ in 0..TRIES_MAX {
+        if said != error(libc::EFAULT) {
+            break;
+        }
         for (n, arg) in args.iter().enumerate().filter(|(_, arg)| is_served(**arg)) {
+            // If a length is behind it; mostly it is.
             let len = args.get(n + 1).map_or(0, |len| *len as usize);
-            let end = *arg as usize + len.clamp(1, TOUCHED_BYTES_MAX);
+            let len = if len > TOUCHED_BYTES_MAX {
+                1
+            } else {
+                len.max(1)
+            };
+            let end = *arg as usize + len;
             let mut at = *arg as usize;
             while at < end && is_served(at as c_long) {
                 // SAFETY: the program's promise.
@@ -387,9 +398,6 @@ pub unsafe fn touched(number: c_long, args: Args) -> c_long {
         }
         // SAFETY: the program's promise.
         said = unsafe { raw::call(number, args) };
-        if said != error(libc::EFAULT) {
-            return said;
-        }
     }
     said
 }

@@ -29,7 +29,7 @@ pub enum Bytes {
     Text,
     /// What lies at an argument: a length of 32 bits.
     At(u8),
-    /// An ioctl's argument: what its number says, or a little.
+    /// An ioctl's argument: what its number says.
     Ioctl,
 }
 
@@ -195,16 +195,13 @@ table! {
     SYS_mq_open => [text(0), reads(3, 64)];
     SYS_mq_timedsend => [reads_len(1, 2), reads(4, 16)];
     SYS_mq_timedreceive => [answers(1, 2), both(3, 4), reads(4, 16)];
-    SYS_msgsnd => [of(1, Way::In, Bytes::Times(2, 1))];
-    SYS_prctl => [];
 }
 
-/// Bytes of a piece that an ioctl of this number names: the number says, mostly.
-pub fn of_ioctl(number: c_long) -> usize {
-    const LITTLE: usize = 64;
+/// Bytes of the piece that an ioctl of this number names, if it says so: those of the old kind do not, and some of them take none.
+pub fn of_ioctl(number: c_long) -> Option<usize> {
     match (number as usize >> 16) & 0x3fff {
-        0 => LITTLE,
-        bytes => bytes,
+        0 => None,
+        bytes => Some(bytes),
     }
 }
 
@@ -230,7 +227,7 @@ mod tests {
             (8, 8, 16, 0)
         );
         // TIOCGWINSZ is of the old kind, SIOCGIFNAME too; BLKGETSIZE64 says its length.
-        assert_eq!(of_ioctl(0x5413), 64);
-        assert_eq!(of_ioctl(0x8008_1272), 8);
+        assert_eq!(of_ioctl(0x5413), None);
+        assert_eq!(of_ioctl(0x8008_1272), Some(8));
     }
 }

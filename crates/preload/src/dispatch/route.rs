@@ -76,6 +76,10 @@ unsafe fn served(number: c_long, args: Args) -> c_long {
             libc::SYS_futex => futex(args),
             libc::SYS_fcntl => fcntl(args),
             libc::SYS_prctl => prctl(args),
+            // Its number does not say that it takes memory.
+            libc::SYS_ioctl if memory::of_ioctl(args[1]).is_none() => {
+                touched(libc::SYS_ioctl, args)
+            }
             // What the kernel keeps of these is an address, or only names a range of addresses.
             libc::SYS_munmap
             | libc::SYS_mprotect
@@ -246,6 +250,7 @@ unsafe fn send_to(args: Args) -> c_long {
 /// futex: the kernel looks at the word at the call's beginning only, where it is; times are copied.
 unsafe fn futex(mut args: Args) -> c_long {
     const WAITS: [c_long; 5] = [0, 6, 9, 11, 13];
+    const HAVE_TWO: [c_long; 5] = [3, 4, 5, 11, 12];
     let mut time = [0 as c_long; 2];
     // SAFETY: the program's promise.
     unsafe {
@@ -253,18 +258,20 @@ unsafe fn futex(mut args: Args) -> c_long {
             time = (args[3] as *const [c_long; 2]).read_unaligned();
             args[3] = (&raw const time) as c_long;
         }
-        let mut said = error(libc::EFAULT);
+        // What is in a register that a call does not take is anything.
+        let second = match HAVE_TWO.contains(&(args[1] & 0x7f)) {
+            true => args[4],
+            false => 0,
+        };
+        let mut said = raw::call(libc::SYS_futex, args);
         for _ in 0..TRIES_MAX {
-            for word in [args[0], args[4]]
-                .into_iter()
-                .filter(|word| is_served(*word))
-            {
-                touch(word as usize);
-            }
-            said = raw::call(libc::SYS_futex, args);
             if said != error(libc::EFAULT) {
                 break;
             }
+            for word in [args[0], second].into_iter().filter(|at| is_served(*at)) {
+                touch(word as usize);
+            }
+            said = raw::call(libc::SYS_futex, args);
         }
         std::hint::black_box(&time);
         said
@@ -273,28 +280,24 @@ unsafe fn futex(mut args: Args) -> c_long {
 
 /// fcntl, as far as its argument is memory.
 unsafe fn fcntl(args: Args) -> c_long {
-    const STRUCTURES: [i32; 10] = [
+    const LOCKS: [i32; 6] = [
         libc::F_GETLK,
         libc::F_SETLK,
         libc::F_SETLKW,
         libc::F_OFD_GETLK,
         libc::F_OFD_SETLK,
         libc::F_OFD_SETLKW,
-        15,
-        16,
-        1035,
-        1036,
     ];
     let pieces = [Piece {
         arg: 2,
         way: Way::Both,
-        bytes: Bytes::Fixed(32),
+        bytes: Bytes::Fixed(size_of::<libc::flock>() as u32),
     }];
     // SAFETY: the program's promise.
     unsafe {
-        match STRUCTURES.contains(&(args[1] as i32)) {
+        match LOCKS.contains(&(args[1] as i32)) {
             true => flat(libc::SYS_fcntl, args, &pieces),
-            false => raw::call(libc::SYS_fcntl, args),
+            false => touched(libc::SYS_fcntl, args),
         }
     }
 }

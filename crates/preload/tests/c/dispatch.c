@@ -340,6 +340,18 @@ static void files(void) {
     number = SYS_openat;
     __asm__ volatile("syscall" : "=a"(said) : "a"(number), "D"((long)AT_FDCWD), "S"(path), "d"((long)O_RDONLY) : "rcx", "r11", "memory");
     MUST(said > 2 && close((int)said) == 0);
+    // What a call does not take may be anything: here an address that is nobody's any more.
+    char *gone = mmap(NULL, 8 * MIB, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    MUST(gone != MAP_FAILED && munmap(gone, 8 * MIB) == 0);
+    long none[] = {SYS_close, SYS_sched_yield, SYS_fcntl, SYS_ioctl, SYS_futex};
+    for (int n = 0; n < 5; n++) {
+        register long fourth __asm__("r10") = (long)gone;
+        register long fifth __asm__("r8") = (long)gone;
+        long second = n == 2 ? F_GETFD : n == 3 ? 0x5451 : n == 4 ? 1 : (long)gone;
+        char *first = n == 4 ? into : (char *)-1, *third = n == 4 ? NULL : gone;
+        __asm__ volatile("syscall" : "=a"(said) : "a"(none[n]), "D"(first), "S"(second), "d"(third), "r"(fourth), "r"(fifth) : "rcx", "r11", "memory");
+        MUST(said == (n == 1 || n == 4 ? 0 : -EBADF));
+    }
     // What is wrong is still wrong.
     void *volatile nowhere = (void *)8;
     MUST(read(fds[0], nowhere, 1) == -1 && errno == EFAULT);
@@ -466,6 +478,7 @@ static int ring(void) {
 
 int main(int count, char **args) {
     setvbuf(stdout, NULL, _IOLBF, 0);
+    (void)args;
     int early = count > 1 ? ring() : 0;
     arena = malloc(40 * MIB), pushed = malloc(PUSH);
     MUST(arena && pushed);
