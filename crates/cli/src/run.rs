@@ -33,11 +33,11 @@ const DRAM_MIN_BYTES: u64 = terrace_pool::DRAM_PER_LANE_MIN_BYTES;
 /// How faults are taken.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum Faults {
-    /// What is best for the program: threads
+    /// Dispatch where the system can; threads where it cannot, or where the program makes an io_uring or enters a filter of system calls first
     Auto,
     /// By threads of the runtime, which covers the kernel's own accesses
     Thread,
-    /// In the faulting thread, with system calls looked at before they run
+    /// In the faulting thread, with system calls dispatched and copied: quicker; no io_uring, libaio or filter of system calls
     Dispatch,
 }
 
