@@ -59,12 +59,13 @@ pub unsafe extern "C" fn prctl(
     if what == libc::PR_SET_SECCOMP && !may_filter_this_thread() {
         return -1;
     }
+    let args = [what.into(), a as _, b as _, c as _, d as _, 0];
     // SAFETY: the program's promise.
     unsafe {
-        raw::system(
-            libc::SYS_prctl,
-            [what.into(), a as _, b as _, c as _, d as _, 0],
-        ) as c_int
+        match dispatch::is_here() {
+            true => raw::answered(dispatch::call(libc::SYS_prctl, args)) as c_int,
+            false => raw::system(libc::SYS_prctl, args) as c_int,
+        }
     }
 }
 

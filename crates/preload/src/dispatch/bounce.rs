@@ -23,6 +23,8 @@ pub const BUFFERS_MAX: usize = 4;
 const ALIGN_BYTES: usize = 16;
 /// What devices transfer directly.
 const SECTOR_BYTES: usize = 512;
+/// Of names of sockets and their options, so much is copied.
+const AT_BYTES_MAX: usize = 256;
 /// The longest text that the kernel takes, and its zero.
 const TEXT_BYTES_MAX: usize = 4096;
 /// How often a call that is not known is tried again.
@@ -44,6 +46,13 @@ pub fn is_served(address: c_long) -> bool {
 /// A thread's buffers.
 #[derive(Default)]
 pub struct Buffers([Buffer; BUFFERS_MAX]);
+
+impl Buffers {
+    /// Its thread has ended.
+    pub fn free(&mut self) {
+        self.0.iter_mut().for_each(|buffer| buffer.stack = 0);
+    }
+}
 
 struct Buffer {
     at: *mut u8,
@@ -205,7 +214,7 @@ pub unsafe fn flat(number: c_long, args: Args, pieces: &[Piece]) -> c_long {
                 }
                 Bytes::At(arg) => match args[usize::from(arg)] {
                     0 => 0,
-                    at => (at as *const u32).read_unaligned() as usize,
+                    at => (at as *const i32).read_unaligned().max(0) as usize,
                 },
                 Bytes::Ioctl => memory::of_ioctl(args[1]).unwrap_or(0),
                 Bytes::Text => text_bytes(from),
@@ -213,7 +222,9 @@ pub unsafe fn flat(number: c_long, args: Args, pieces: &[Piece]) -> c_long {
         };
         // More than any of these calls takes; an answer may be cut.
         let bytes = match piece.bytes {
-            Bytes::Answered(..) | Bytes::At(_) => bytes.min(PIECE_BYTES),
+            Bytes::Answered(..) => bytes.min(PIECE_BYTES),
+            // A length that nobody set may be anything.
+            Bytes::At(_) => bytes.min(AT_BYTES_MAX),
             _ => bytes,
         };
         let Some(to) = frame.take(bytes) else {
@@ -326,7 +337,7 @@ pub unsafe fn read(
         // SAFETY: the program's promise: `len` bytes are there.
         unsafe { copy(to.add(done), from, (got as usize).min(step)) };
         done += got as usize;
-        if (got as usize) < step || done == len || !goes_on(&args, done) {
+        if (got as usize) < step || done >= len || !goes_on(&args, done) {
             return done as c_long;
         }
     }

@@ -199,7 +199,10 @@ table! {
 
 /// Bytes of the piece that an ioctl of this number names, if it says so: those of the old kind do not, and some of them take none.
 pub fn of_ioctl(number: c_long) -> Option<usize> {
+    // Of these, what the number says is only the head.
+    const LONGER: [c_long; 4] = [0xc020_660b, 0xc018_9436, 0xc0c0_583b, 0xc070_9411];
     match (number as usize >> 16) & 0x3fff {
+        _ if LONGER.contains(&(number & 0xffff_ffff)) => None,
         0 => None,
         bytes => Some(bytes),
     }
@@ -229,5 +232,6 @@ mod tests {
         // TIOCGWINSZ is of the old kind, SIOCGIFNAME too; BLKGETSIZE64 says its length.
         assert_eq!(of_ioctl(0x5413), None);
         assert_eq!(of_ioctl(0x8008_1272), Some(8));
+        assert_eq!(of_ioctl(0xc020_660b), None);
     }
 }

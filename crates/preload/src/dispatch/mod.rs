@@ -66,6 +66,13 @@ pub struct Thread {
     next: *mut Thread,
 }
 
+/// What a thread has that asked for none.
+const NO_STACK: libc::stack_t = libc::stack_t {
+    ss_sp: std::ptr::null_mut(),
+    ss_flags: libc::SS_DISABLE,
+    ss_size: 0,
+};
+
 /// All that were ever made: each is a thread's, or free for the next.
 static THREADS: AtomicPtr<Thread> = AtomicPtr::new(std::ptr::null_mut());
 
@@ -195,6 +202,12 @@ fn taken() -> Option<*mut Thread> {
                 .compare_exchange(before, own, Ordering::AcqRel, Ordering::Relaxed)
                 .is_ok()
         {
+            // SAFETY: nobody else's, from the exchange on.
+            unsafe {
+                (*at).asked = NO_STACK;
+                (*at).buffers.free();
+                (*at).texts_taken = false;
+            }
             return Some(at);
         }
         at = thread.next;
@@ -215,11 +228,7 @@ fn made() -> Option<*mut Thread> {
         thread.write(Thread {
             tid: number().into(),
             stack: stack.add(PAGE_BYTES),
-            asked: libc::stack_t {
-                ss_sp: std::ptr::null_mut(),
-                ss_flags: libc::SS_DISABLE,
-                ss_size: 0,
-            },
+            asked: NO_STACK,
             buffers: bounce::Buffers::default(),
             texts: std::ptr::null_mut(),
             texts_taken: false,

@@ -53,6 +53,12 @@ std::arch::global_asm!(
     "jz 2f",
     "ret",
     "2:",
+    // The stack for signals is its parent's, who may be on it.
+    "lea rdi, [rip + 3f]",
+    "xor esi, esi",
+    "mov eax, 131",
+    "syscall",
+    "xor eax, eax",
     "pop r15",
     "pop r14",
     "pop r13",
@@ -66,6 +72,10 @@ std::arch::global_asm!(
     "pop rsi",
     "pop rdx",
     "ret",
+    // A stack_t with SS_DISABLE.
+    ".p2align 3",
+    "3:",
+    ".quad 0, 2, 0",
     ".size terrace_preload_clone,.-terrace_preload_clone",
 );
 
@@ -299,6 +309,8 @@ impl Drop for Copied {
 pub unsafe fn exec(number: c_long, args: Args) -> c_long {
     let first = usize::from(number == libc::SYS_execveat);
     let mut copied = Copied::for_exec();
+    // The first half may have what a function in front has copied, and calls this with.
+    copied.used = TEXTS_BYTES_MAX / 2;
     let mut now = args;
     // SAFETY: the program's promise, all along.
     unsafe {

@@ -14,6 +14,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 type Args = [c_long; 6];
 
+/// See sendmsg(2): where it cannot be had, that is told by ENOBUFS.
+const ZEROCOPY: c_long = libc::MSG_ZEROCOPY as c_long;
+
 /// Any call of the program, as the kernel would answer it.
 ///
 /// # Safety
@@ -72,6 +75,8 @@ unsafe fn served(number: c_long, args: Args) -> c_long {
             libc::SYS_recvfrom => receive_from(args),
             libc::SYS_write => write(number, args, 1, None),
             libc::SYS_pwrite64 => write(number, args, 1, Some(3)),
+            // The kernel would go on with what is used again.
+            libc::SYS_sendto if args[3] & ZEROCOPY != 0 => error(libc::ENOBUFS),
             libc::SYS_sendto => send_to(args),
             libc::SYS_futex => futex(args),
             libc::SYS_fcntl => fcntl(args),
@@ -159,7 +164,8 @@ unsafe fn receive_from(args: Args) -> c_long {
         let Some(sender) = Sender::new(&mut frame, &mut now, 4, 5) else {
             return touched(libc::SYS_recvfrom, args);
         };
-        let waits_for_all = |args: &Args, _| args[3] & c_long::from(libc::MSG_WAITALL) != 0;
+        let (all, peek) = (libc::MSG_WAITALL, libc::MSG_PEEK);
+        let waits_for_all = |args: &Args, _| args[3] as i32 & (all | peek) == all;
         let said = match is_served(args[1]) {
             true => read(libc::SYS_recvfrom, now, 1, None, waits_for_all),
             false => raw::call(libc::SYS_recvfrom, now),

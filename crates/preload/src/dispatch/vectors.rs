@@ -277,6 +277,10 @@ pub unsafe fn send(args: Args) -> c_long {
         if !message.names_served(parts) {
             return raw::call(libc::SYS_sendmsg, args);
         }
+        if args[2] & c_long::from(libc::MSG_ZEROCOPY) != 0 {
+            // The kernel would go on with what is used again.
+            return -c_long::from(libc::ENOBUFS);
+        }
         let mut done = 0;
         loop {
             let mut frame = Frame::new();
