@@ -27,6 +27,13 @@ pub enum Op {
         /// What to write; its length is a multiple of [`BLOCK_BYTES`].
         data: Frozen,
     },
+    /// Write a frozen range of a segment; it is durable when this has ended. Says nothing of other writes.
+    WriteThrough {
+        /// First byte, a multiple of [`BLOCK_BYTES`].
+        offset: u64,
+        /// What to write; its length is a multiple of [`BLOCK_BYTES`].
+        data: Frozen,
+    },
     /// Write an owned buffer.
     WriteBuf {
         /// First byte, a multiple of [`BLOCK_BYTES`].
@@ -42,16 +49,17 @@ impl Op {
     pub(crate) fn name(&self) -> &'static str {
         match self {
             Op::Read { .. } => "read",
-            Op::Write { .. } | Op::WriteBuf { .. } => "write",
+            Op::Write { .. } | Op::WriteThrough { .. } | Op::WriteBuf { .. } => "write",
             Op::Flush => "flush",
         }
     }
 
     pub(crate) fn offset(&self) -> u64 {
         match self {
-            Op::Read { offset, .. } | Op::Write { offset, .. } | Op::WriteBuf { offset, .. } => {
-                *offset
-            }
+            Op::Read { offset, .. }
+            | Op::Write { offset, .. }
+            | Op::WriteThrough { offset, .. }
+            | Op::WriteBuf { offset, .. } => *offset,
             Op::Flush => 0,
         }
     }
@@ -59,7 +67,7 @@ impl Op {
     pub(crate) fn len(&self) -> usize {
         match self {
             Op::Read { buf, .. } | Op::WriteBuf { buf, .. } => buf.len(),
-            Op::Write { data, .. } => data.len(),
+            Op::Write { data, .. } | Op::WriteThrough { data, .. } => data.len(),
             Op::Flush => 0,
         }
     }
@@ -68,7 +76,7 @@ impl Op {
     pub(crate) fn into_buf(self) -> Option<Buf> {
         match self {
             Op::Read { buf, .. } | Op::WriteBuf { buf, .. } => Some(buf),
-            Op::Write { .. } | Op::Flush => None,
+            Op::Write { .. } | Op::WriteThrough { .. } | Op::Flush => None,
         }
     }
 
@@ -253,7 +261,7 @@ pub struct Counters {
     pub writes: u64,
     /// Bytes written.
     pub write_bytes: u64,
-    /// Flushes.
+    /// Flushes, and writes that were durable by themselves.
     pub flushes: u64,
 }
 
@@ -279,6 +287,11 @@ impl SharedCounters {
             Op::Write { .. } | Op::WriteBuf { .. } => {
                 self.writes.fetch_add(1, Relaxed);
                 self.write_bytes.fetch_add(op.len() as u64, Relaxed);
+            }
+            Op::WriteThrough { .. } => {
+                self.writes.fetch_add(1, Relaxed);
+                self.write_bytes.fetch_add(op.len() as u64, Relaxed);
+                self.flushes.fetch_add(1, Relaxed);
             }
             Op::Flush => {
                 self.flushes.fetch_add(1, Relaxed);

@@ -6,9 +6,10 @@
 
 use crate::disk::SharedCounters;
 use crate::{Disk, Done, MediaError, Op, Wait};
-use rustix::io::Errno;
+use rustix::io::{Errno, ReadWriteFlags};
 use std::collections::VecDeque;
 use std::fs::File;
+use std::io::IoSlice;
 use std::os::fd::RawFd;
 use std::sync::Arc;
 
@@ -61,6 +62,10 @@ impl SyncDisk {
         match op {
             Op::Read { buf, .. } => rustix::io::pread(&self.file, &mut buf[moved_bytes..], offset),
             Op::Write { data, .. } => rustix::io::pwrite(&self.file, &data[moved_bytes..], offset),
+            Op::WriteThrough { data, .. } => {
+                let rest = [IoSlice::new(&data[moved_bytes..])];
+                rustix::io::pwritev2(&self.file, &rest, offset, ReadWriteFlags::DSYNC)
+            }
             Op::WriteBuf { buf, .. } => rustix::io::pwrite(&self.file, &buf[moved_bytes..], offset),
             Op::Flush => Ok(0),
         }

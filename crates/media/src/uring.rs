@@ -156,6 +156,10 @@ macro_rules! entry_of {
             Op::Write { data, .. } => opcode::Write::new($fd, data[moved..].as_ptr(), len)
                 .offset(offset)
                 .build(),
+            Op::WriteThrough { data, .. } => opcode::Write::new($fd, data[moved..].as_ptr(), len)
+                .offset(offset)
+                .rw_flags(libc::RWF_DSYNC)
+                .build(),
             Op::WriteBuf { buf, .. } => opcode::Write::new($fd, buf[moved..].as_ptr(), len)
                 .offset(offset)
                 .build(),

@@ -127,9 +127,26 @@ fn what_is_written_is_read_again_by_every_engine() {
                 buf: filled(4096, 99),
             },
         );
-        let mut tokens: Vec<u64> = reap_all(&mut *disk).iter().map(|d| d.token).collect();
+        let mut through = SegBuf::zeroed(4096);
+        through.open_mut().fill(round as u8 + 9);
+        disk.submit(
+            9,
+            Op::WriteThrough {
+                offset: 8192,
+                data: through.freeze(4096),
+            },
+        );
+        let ended = reap_all(&mut *disk);
+        assert!(ended.iter().all(|d| d.result.is_ok()), "{ended:?}");
+        let mut tokens: Vec<u64> = ended.iter().map(|d| d.token).collect();
         tokens.sort_unstable();
-        assert_eq!(tokens, [7, 8]);
+        assert_eq!(tokens, [7, 8, 9]);
+        assert!(
+            read_blocking(&mut *disk, 8192, 4096)
+                .unwrap()
+                .iter()
+                .all(|&b| b == round as u8 + 9)
+        );
         assert!(seg.recycle().is_ok(), "a finished write lets its buffer go");
         let other = FileDevice::open(&path).unwrap();
         let mut other_disk = other.queue(1).unwrap();
@@ -146,7 +163,7 @@ fn what_is_written_is_read_again_by_every_engine() {
         let counters = device.counters();
         assert_eq!(
             (counters.writes, counters.write_bytes, counters.flushes),
-            (3, 73_728, 1)
+            (4, 77_824, 2)
         );
         assert_eq!(
             (other.counters().reads, other.counters().read_bytes),

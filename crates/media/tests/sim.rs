@@ -19,6 +19,19 @@ fn write(disk: &mut dyn Disk, index: u64, byte: u8) -> Result<(), MediaError> {
     write_blocking(disk, index * BLOCK as u64, block(byte)).map(|_| ())
 }
 
+fn write_through(
+    disk: &mut dyn Disk,
+    index: u64,
+    blocks: usize,
+    byte: u8,
+) -> Result<(), MediaError> {
+    let mut segment = SegBuf::zeroed(blocks * BLOCK);
+    segment.open_mut().fill(byte);
+    let (offset, data) = (index * BLOCK as u64, segment.freeze(blocks * BLOCK));
+    let op = Op::WriteThrough { offset, data };
+    run_among(disk, op, &mut Vec::new()).result
+}
+
 fn first_bytes(image: &[u8]) -> Vec<u8> {
     image.chunks(BLOCK).map(|b| b[0]).collect()
 }
@@ -59,6 +72,34 @@ fn reads_see_writes_and_a_crash_loses_only_what_no_flush_covers() {
         (device.counters().reads, device.counters().read_bytes),
         (1, BLOCK as u64)
     );
+}
+
+#[test]
+fn a_write_through_is_durable_when_it_ends_and_nothing_else_is() {
+    let device = SimDevice::new(4 * BLOCK as u64, 1);
+    let mut disk = device.queue(8).unwrap();
+    write(&mut *disk, 0, 1).unwrap();
+    write(&mut *disk, 1, 2).unwrap();
+    write_through(&mut *disk, 1, 2, 3).unwrap();
+    assert_eq!(first_bytes(&device.durable_image()), [0, 3, 3, 0]);
+    let seen: HashSet<Vec<u8>> = (0..200)
+        .map(|seed| first_bytes(&device.crash_image(seed)))
+        .collect();
+    assert_eq!(
+        seen,
+        HashSet::from([vec![0, 3, 3, 0], vec![1, 3, 3, 0]]),
+        "what it overwrote never comes back"
+    );
+    let counters = device.counters();
+    assert_eq!((counters.writes, counters.flushes), (3, 1));
+    for fails in [Faults::fail_write, Faults::fail_flush] {
+        fails(&device.faults(), Fault::eio());
+        let failed = write_through(&mut *disk, 3, 1, 4);
+        assert_eq!(failed.unwrap_err().errno(), Some(5));
+        assert_eq!(device.durable_image()[3 * BLOCK], 0);
+    }
+    write_through(&mut *disk, 3, 1, 4).unwrap();
+    assert_eq!(device.durable_image()[3 * BLOCK], 4);
 }
 
 #[test]
@@ -355,6 +396,7 @@ fn a_dropped_queue_settles_its_writes() {
 #[derive(Debug, Clone)]
 enum Step {
     Write { index: u64, blocks: usize },
+    Through { index: u64, blocks: usize },
     Flush { fails: bool },
     Reap,
 }
@@ -362,6 +404,7 @@ enum Step {
 fn step() -> impl Strategy<Value = Step> {
     prop_oneof![
         6 => (0..8u64, 1..3usize).prop_map(|(index, blocks)| Step::Write { index, blocks }),
+        2 => (0..8u64, 1..3usize).prop_map(|(index, blocks)| Step::Through { index, blocks }),
         2 => prop::bool::weighted(0.2).prop_map(|fails| Step::Flush { fails }),
         3 => Just(Step::Reap),
     ]
@@ -403,6 +446,23 @@ proptest! {
                     range.clone().for_each(|s| { model.possible[s].insert(value); });
                     open.insert(token as u64, (range, value));
                     disk.submit(token as u64, Op::WriteBuf { offset: index * BLOCK as u64, buf });
+                }
+                Step::Through { index, blocks } => {
+                    // Alone in flight, as a flush below: its sectors are certain, and no others.
+                    let mut done = Vec::new();
+                    while disk.in_flight() > 0 {
+                        disk.reap(Wait::No, &mut done);
+                    }
+                    for d in done {
+                        model.completed.push(open.remove(&d.token).unwrap());
+                    }
+                    let blocks = blocks.min(9 - index as usize);
+                    value += 1;
+                    prop_assert!(write_through(&mut *disk, index, blocks, value).is_ok());
+                    let first = index as usize * BLOCK / SECTOR_BYTES;
+                    let range = first..first + blocks * BLOCK / SECTOR_BYTES;
+                    range.clone().for_each(|s| model.possible[s] = HashSet::from([value]));
+                    model.completed.push((range, value));
                 }
                 Step::Flush { fails } => {
                     // Alone in flight, so that the model stays simple: all completed is covered.

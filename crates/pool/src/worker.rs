@@ -63,6 +63,10 @@ pub struct Worker<D = KeyMap> {
     turn_ms: u64,
     /// What `prefetch` asked for last.
     near: Near,
+    /// Somebody is answered when the epoch under way is durable.
+    replies_wait: bool,
+    /// It became durable in this turn.
+    durable_now: bool,
 }
 
 impl<D: Snapshot + Send> Worker<D> {
@@ -80,6 +84,8 @@ impl<D: Snapshot + Send> Worker<D> {
             turns: 0,
             turn_ms: pool.clock.now_ms(),
             near: Near::default(),
+            replies_wait: false,
+            durable_now: false,
             pool,
         };
         worker.keep_cap();
@@ -273,10 +279,17 @@ impl<D: Snapshot + Send> Worker<D> {
         self.pool.commit.ask();
     }
 
+    /// Tells whether replies wait for the epoch under way. The turn that finds it durable then closes no other: what clients
+    /// send upon the replies that go out first is in it, too (docs/adr/0049).
+    pub fn set_replies_wait(&mut self, replies_wait: bool) {
+        self.replies_wait = replies_wait;
+    }
+
     /// A bounded slice of everything this worker looks after. Never blocks.
     pub fn turn(&mut self) -> Turn {
         self.turn_ms = self.pool.clock.now_ms();
         self.turns += 1;
+        self.durable_now = false;
         self.reap(Wait::No);
         let mut slices = Slices::default();
         for _ in 0..SLICES_PER_TURN_MAX {
@@ -293,10 +306,14 @@ impl<D: Snapshot + Send> Worker<D> {
             self.keep_cap();
         }
         Turn {
-            busy: busy || self.disk_spins(),
+            busy: busy || self.disk_spins() || self.replies_go_first(),
             sleep_at_most: self.sleep_at_most(),
             room: std::mem::take(&mut self.room),
         }
+    }
+
+    fn replies_go_first(&self) -> bool {
+        self.durable_now && self.replies_wait
     }
 
     /// Without a descriptor to wait on, in-flight operations are looked for again at once.
@@ -340,6 +357,7 @@ impl<D: Snapshot + Send> Worker<D> {
             let io = lane.take_io();
             let phase = lane.phase();
             let arrived = lane.tell_arrival();
+            let written_through = lane.is_written_through();
             let failed = lane.failure().map(str::to_string);
             drop(lane);
             self.room |= before != phase || busy;
@@ -351,7 +369,8 @@ impl<D: Snapshot + Send> Worker<D> {
                 pool.fail(&why);
             }
             if arrived && pool.commit.arrive() {
-                let unflushed = pool.options.contents == Contents::Scratch
+                let unflushed = written_through
+                    || pool.options.contents == Contents::Scratch
                     || pool.options.without_rule == Some(Rule::FlushBeforeAcknowledge);
                 match unflushed {
                     true => self.durable(),
@@ -364,7 +383,7 @@ impl<D: Snapshot + Send> Worker<D> {
 
     fn close_if_due(&mut self) -> bool {
         // The last checkpoint is the end: nothing comes behind it.
-        if self.closing || self.pool.commit.under_way() {
+        if self.closing || self.pool.commit.under_way() || self.replies_go_first() {
             return false;
         }
         let now = self.turn_ms;
@@ -393,6 +412,7 @@ impl<D: Snapshot + Send> Worker<D> {
     }
 
     fn durable(&mut self) {
+        self.durable_now = true;
         self.pool.commit.done();
         self.room = true;
         if self.pool.lanes.len() > self.home.len() {

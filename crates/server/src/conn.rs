@@ -150,6 +150,13 @@ impl Output {
         !self.marks.is_empty()
     }
 
+    /// Whether nothing waits for an epoch above `durable`, or what does is not first in line.
+    pub fn is_due(&self, durable: u64) -> bool {
+        self.marks
+            .front()
+            .is_none_or(|&(_, epoch)| epoch <= durable)
+    }
+
     /// Drops what waits for an epoch that will never be durable.
     pub fn drop_held(&mut self) {
         if let Some(&(position, _)) = self.marks.front() {

@@ -117,6 +117,11 @@ impl Store for KvStore {
     }
 
     #[inline]
+    fn set_replies_wait(&mut self, replies_wait: bool) {
+        self.worker.set_replies_wait(replies_wait);
+    }
+
+    #[inline]
     fn turn(&mut self) -> Turn {
         let more = self
             .maintainer

@@ -10,6 +10,7 @@ mod conn;
 mod delayed;
 mod door;
 mod glob;
+mod held;
 mod info;
 mod intake;
 mod kv_store;

@@ -116,6 +116,8 @@ pub trait Store: Sized {
     /// A value above `INLINE_MAX_BYTES` that is being brought in.
     type Upload;
 
+    /// Tells whether replies wait for an epoch: those of the one that becomes durable in a turn go out before another is closed.
+    fn set_replies_wait(&mut self, _replies_wait: bool) {}
     /// Reaps completions and does a bounded slice of background work; never blocks.
     fn turn(&mut self) -> Turn;
     /// Asks for the memory that commands on these keys will want, so that it comes for all of them at once.

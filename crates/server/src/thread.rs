@@ -13,12 +13,12 @@ use slab::Slab;
 use crate::budget::Budget;
 use crate::conn::{Block, Conn};
 use crate::door::Listener;
+use crate::held::Held;
 use crate::limits::{
     AT_ONCE_WHILE_READING, EVENTS_MAX, LINGERING_MAX, MANY_READS, OUTPUT_LIMIT_BYTES,
     ROOM_RETRY_MS, SCRATCH_BYTES, SLEEP_MAX_MS, STANDING_BYTES, START_GRANT_MS, STOP_DRAIN_MS,
 };
 use crate::lookout::Lookout;
-use crate::resp::encode;
 use crate::service::{Status, service};
 use crate::shared::{Counters, Message, Shared, lock};
 use crate::sight::rate::SAMPLE_MS;
@@ -119,8 +119,7 @@ pub struct Thread<S: Store> {
     again: Vec<usize>,
     /// Keys of connections that wait for room.
     waiters: Vec<u64>,
-    /// Keys of connections with held output.
-    held: Vec<u64>,
+    pub(crate) held: Held,
     /// Keys of connections that only have to read why they end.
     pub(crate) lingering: Vec<u64>,
     /// Connections that agree on keys, and since when (ms).
@@ -132,7 +131,6 @@ pub struct Thread<S: Store> {
     sampled_ms: u64,
     /// A flush that was delayed and is under way.
     pub(crate) flush_task: Option<S::Task>,
-    durable_seen: u64,
     ready: Vec<u64>,
     /// Slots that moved; empty in between.
     moved: Vec<usize>,
@@ -186,7 +184,7 @@ impl<S: Store> Thread<S> {
             next_thread: 0,
             again: Vec::new(),
             waiters: Vec::new(),
-            held: Vec::new(),
+            held: Held::default(),
             lingering: Vec::new(),
             handshaking: Vec::new(),
             handshakes_checked_ms: 0,
@@ -195,7 +193,6 @@ impl<S: Store> Thread<S> {
             idle_checked_ms: 0,
             sampled_ms: 0,
             flush_task: None,
-            durable_seen: 0,
             ready: Vec::new(),
             moved: Vec::new(),
             together: Together::default(),
@@ -219,7 +216,7 @@ impl<S: Store> Thread<S> {
             self.poll_once(events, timeout)?;
             let came = !events.is_empty();
             timeout = self.turn();
-            let awaits_device = !self.held.is_empty();
+            let awaits_device = self.held.awaits_device();
             if timeout > Duration::ZERO && self.lookout.looks_again(awaits_device, came) {
                 // Where the kernel's own threads, which flush the device, have only this processor.
                 std::thread::yield_now();
@@ -291,6 +288,7 @@ impl<S: Store> Thread<S> {
 
     /// Lets the store work and serves what that made possible; answers how long to sleep.
     fn turn(&mut self) -> Duration {
+        self.env.store.set_replies_wait(self.held.awaits_device());
         let turn = self.env.store.turn();
         let mut ready = std::mem::take(&mut self.ready);
         self.env.store.take_ready(&mut ready);
@@ -334,7 +332,7 @@ impl<S: Store> Thread<S> {
             .waiting
             .store(self.waiters.len() as u64, Ordering::Relaxed);
         self.env.store.kick();
-        if turn.busy || served || !self.again.is_empty() {
+        if turn.busy || served || !self.again.is_empty() || self.held.has_due() {
             Duration::ZERO
         } else if !self.waiters.is_empty() || flushing {
             turn.sleep_at_most.min(Duration::from_millis(ROOM_RETRY_MS))
@@ -378,54 +376,7 @@ impl<S: Store> Thread<S> {
         }
     }
 
-    /// Sends what has become durable; and when nothing ever will, says so to those who wait for it.
-    fn release_held(&mut self) {
-        if self.held.is_empty() {
-            return;
-        }
-        if let Some(reason) = self.env.store.failed() {
-            for key in std::mem::take(&mut self.held) {
-                if let Some(slot) = self.slot_of(key) {
-                    self.fail_held(slot, &reason);
-                }
-            }
-            return;
-        }
-        let durable = self.env.store.durable_epoch();
-        if durable == self.durable_seen {
-            return;
-        }
-        self.durable_seen = durable;
-        for key in std::mem::take(&mut self.held) {
-            if let Some(slot) = self.slot_of(key) {
-                self.conns[slot].listed = false;
-                self.serve(slot);
-            }
-        }
-    }
-
-    /// The replies cannot be told apart any more, so one error takes the place of all, and the connection ends.
-    fn fail_held(&mut self, slot: usize, reason: &str) {
-        let conn = &mut self.conns[slot];
-        conn.listed = false;
-        if conn.output.is_held() {
-            conn.output.drop_held();
-            conn.closing = true;
-            let text = format!("the write was not made durable: {reason}");
-            let kind = match conn.session.memcached {
-                true => "SERVER_ERROR",
-                false => "ERR",
-            };
-            match conn.session.memcached {
-                true => crate::memcached::say(&mut self.env.out, &format!("{kind} {text}")),
-                false => encode::error(&mut self.env.out, kind, &text),
-            }
-            self.env.shared.count_error(self.env.counters(), kind);
-        }
-        self.serve(slot);
-    }
-
-    fn serve(&mut self, slot: usize) {
+    pub(crate) fn serve(&mut self, slot: usize) {
         let Some(conn) = self.conns.get_mut(slot) else {
             return;
         };
@@ -453,7 +404,7 @@ impl<S: Store> Thread<S> {
         }
         if conn.output.is_held() && !conn.listed {
             conn.listed = true;
-            self.held.push(conn.key);
+            self.held.add(conn.key);
         }
     }
 

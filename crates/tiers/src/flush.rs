@@ -290,9 +290,11 @@ impl<D: Snapshot> Lane<D> {
             at
         };
         self.stats.written_log_bytes += data.len() as u64;
-        let op = Op::Write {
-            offset: self.ssd.device_offset(segment) + at as u64,
-            data,
+        self.written_through = first && flags & BATCH_END != 0 && self.may_write_through();
+        let offset = self.ssd.device_offset(segment) + at as u64;
+        let op = match self.written_through {
+            true => Op::WriteThrough { offset, data },
+            false => Op::Write { offset, data },
         };
         let purpose = Purpose::Batch {
             segment,
@@ -300,6 +302,16 @@ impl<D: Snapshot> Lane<D> {
             start,
         };
         self.io.send(purpose, op);
+    }
+
+    /// Whether an epoch that is one write may do without the flush: no other lane's writes wait for that one.
+    fn may_write_through(&self) -> bool {
+        self.cfg.lanes == 1 && !self.cfg.scratch && self.rule(Rule::FlushBeforeAcknowledge)
+    }
+
+    /// Whether the epoch that arrived is durable as it was written, without a flush.
+    pub fn is_written_through(&self) -> bool {
+        self.written_through
     }
 
     /// Ends the epoch's last batch with `END`.

@@ -72,6 +72,8 @@ pub struct Lane<D> {
     pub(crate) arrival_told: u64,
     /// The epoch under way has no batch yet.
     pub(crate) first_batch: bool,
+    /// The last batch was all of its epoch, and was handed out to be durable by itself.
+    pub(crate) written_through: bool,
     /// Live bytes on the SSD when the last epoch became durable.
     pub(crate) live_estimate: u64,
     pub(crate) full: Full,
@@ -164,6 +166,7 @@ impl<D: Snapshot> Lane<D> {
             flushing_all: None,
             moved_in_epoch: 0,
             first_batch: false,
+            written_through: false,
             arrival_told: 0,
             live_estimate: 0,
             full: Full::default(),

@@ -81,7 +81,7 @@ impl Memory {
                 self.counters.read_bytes += len as u64;
                 Some(buf)
             }
-            Op::Write { offset, data } => {
+            Op::Write { offset, data } | Op::WriteThrough { offset, data } => {
                 self.write(offset, &data);
                 None
             }

@@ -74,29 +74,36 @@ pub(super) struct Rules {
 impl State {
     /// The errno with which this operation, submitted now, will end.
     pub(super) fn draw_fault(&mut self, op: &Op) -> Option<i32> {
-        let rules = match op {
-            Op::Read { .. } => &mut self.rules.read,
-            Op::Write { .. } | Op::WriteBuf { .. } => &mut self.rules.write,
-            Op::Flush => &mut self.rules.flush,
-        };
-        let mut hit = None;
-        for (index, rule) in rules
-            .iter_mut()
-            .enumerate()
-            .filter(|(_, rule)| rule.matches(op))
-        {
-            if rule.skip > 0 {
-                rule.skip -= 1;
-            } else if hit.is_none() {
-                hit = Some((index, rule.errno, rule.always));
-            }
+        let Rules { read, write, flush } = &mut self.rules;
+        match op {
+            Op::Read { .. } => hit(read, op),
+            Op::Write { .. } | Op::WriteBuf { .. } => hit(write, op),
+            // It is a write and a flush in one.
+            Op::WriteThrough { .. } => hit(write, op).or_else(|| hit(flush, op)),
+            Op::Flush => hit(flush, op),
         }
-        let (index, errno, always) = hit?;
-        if !always {
-            rules.remove(index);
-        }
-        Some(errno)
     }
+}
+
+/// The errno that one of `rules` has for `op`, if any.
+fn hit(rules: &mut Vec<Fault>, op: &Op) -> Option<i32> {
+    let mut hit = None;
+    for (index, rule) in rules
+        .iter_mut()
+        .enumerate()
+        .filter(|(_, rule)| rule.matches(op))
+    {
+        if rule.skip > 0 {
+            rule.skip -= 1;
+        } else if hit.is_none() {
+            hit = Some((index, rule.errno, rule.always));
+        }
+    }
+    let (index, errno, always) = hit?;
+    if !always {
+        rules.remove(index);
+    }
+    Some(errno)
 }
 
 /// Sets faults on a device; each takes effect at once.

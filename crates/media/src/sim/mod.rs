@@ -241,7 +241,7 @@ impl Disk for SimDisk {
             flight.errno = state.draw_fault(&flight.op);
             let offset = flight.op.offset();
             let data: Option<&[u8]> = match &flight.op {
-                Op::Write { data, .. } => Some(data),
+                Op::Write { data, .. } | Op::WriteThrough { data, .. } => Some(data),
                 Op::WriteBuf { buf, .. } => Some(buf),
                 Op::Read { .. } | Op::Flush => None,
             };
@@ -344,11 +344,14 @@ impl State {
                 }
                 None
             }
-            Op::Write { .. } | Op::WriteBuf { .. } => {
+            Op::Write { .. } | Op::WriteThrough { .. } | Op::WriteBuf { .. } => {
                 let write = flight
                     .write
                     .expect("a write in flight is known to the state");
                 match failed {
+                    None if matches!(flight.op, Op::WriteThrough { .. }) => {
+                        self.complete_through(write);
+                    }
                     None => self.complete_write(write),
                     Some(errno) => self.fail_write(write, errno),
                 }

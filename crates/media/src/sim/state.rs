@@ -1,6 +1,6 @@
 //! The state of a simulated device: what is durable, what reads see, and the writes between.
 //!
-//! Invariants: `durable` holds every write that a completed flush covered; `volatile` is `durable`
+//! Invariants: `durable` holds every write that a completed flush covered, or that was durable by itself; `volatile` is `durable`
 //! plus the completed writes, in the order of their completion; `writes` lists, in the order of
 //! submission, every write that `durable` does not hold yet in full.
 //! Checked by the property test at the end of tests/sim.rs.
@@ -163,6 +163,17 @@ impl State {
         let write = &mut self.writes[position];
         write.completed = Some(self.completed);
         write.apply_all(&mut self.volatile);
+    }
+
+    /// A write that is durable by itself: no other becomes so with it, and those that ended before are below it for good.
+    pub(super) fn complete_through(&mut self, id: WriteId) {
+        self.complete_write(id);
+        let through = self.writes.remove(self.position(id));
+        through.apply_all(&mut self.durable);
+        for older in self.writes.iter_mut().filter(|w| w.completed.is_some()) {
+            older.yield_to(&through);
+        }
+        self.writes.retain(|w| !w.is_void());
     }
 
     pub(super) fn forget_write(&mut self, id: WriteId) {
