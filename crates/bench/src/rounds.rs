@@ -362,7 +362,7 @@ impl Lineup {
         Ok(())
     }
 
-    /// Starts a server in a cgroup with a swap file for what does not fit, or remembers why that cannot be had.
+    /// Starts a server in a cgroup with a swap file for what does not fit (the first one's, where there is one), or remembers why that cannot be had.
     pub fn add_swapping(
         &mut self,
         setting: &Setting,
@@ -377,15 +377,17 @@ impl Lineup {
             }
             // Without a group it would not swap, and without swap it would be killed: each is useless alone.
             let group = Cgroup::new("swapping", limit_bytes, true)?;
-            let swap = SwapFile::new(&setting.work_dir.join("swapfile"), swap_bytes)
-                .context("a swap file")?;
-            Ok((Server::start_ready(spec, Some(group))?, swap))
+            let swap = match self.swap.take() {
+                Some(swap) => swap,
+                None => SwapFile::new(&setting.work_dir.join("swapfile"), swap_bytes)
+                    .context("a swap file")?,
+            };
+            // Before the server: it outlives that.
+            self.swap = Some(swap);
+            Server::start_ready(spec, Some(group))
         })();
         match started {
-            Ok((server, swap)) => {
-                self.note_and_push(part, server);
-                self.swap = Some(swap);
-            }
+            Ok(server) => self.note_and_push(part, server),
             Err(e) => self.missing.push((spec.peer, format!("not run: {e:#}"))),
         }
     }

@@ -62,6 +62,8 @@ pub enum Memory {
     Run,
     /// The kernel's, with swap.
     Swap,
+    /// The same with twice as much DRAM: what packing could come to at most, if it cost nothing.
+    LargeSwap,
     /// The kernel's, as much as it wants.
     Plain,
 }
@@ -72,6 +74,7 @@ impl Memory {
         match self {
             Memory::Run => "terrace run",
             Memory::Swap => "swap",
+            Memory::LargeSwap => "swap, twice the memory",
             Memory::Plain => "without Terrace",
         }
     }
@@ -190,7 +193,7 @@ impl Spec {
                 // As many buckets from the start as it would grow to: growing looks at all items again.
                 let buckets = (self.ssd_bytes / (2 << 10)).max(1 << HASHPOWER_MIN);
                 let hashpower = buckets.next_power_of_two().ilog2();
-                argv.extend(words(&["-o", &format!("hashpower={hashpower}")]));
+                argv.extend(words(&["-o", &format!("hashpower={hashpower},no_lru_crawler")]));
                 self.on(memory, argv)
             }
             Peer::RedisOn(memory) => self.on(memory, self.redis_argv(port)),
@@ -208,7 +211,7 @@ impl Spec {
                 self.ssd_bytes,
                 argv,
             ),
-            Memory::Swap | Memory::Plain => argv,
+            Memory::Swap | Memory::LargeSwap | Memory::Plain => argv,
         }
     }
 
@@ -588,7 +591,7 @@ mod tests {
         .join(" ");
         assert_eq!(
             memcached,
-            "env TMPDIR=/p t run --dram 256M --ssd 4096M --report /l.report -- memcached -u root -l 127.0.0.1 -p 7000 -U 0 -t 1 -m 4096 -o hashpower=21"
+            "env TMPDIR=/p t run --dram 256M --ssd 4096M --report /l.report -- memcached -u root -l 127.0.0.1 -p 7000 -U 0 -t 1 -m 4096 -o hashpower=21,no_lru_crawler"
         );
         assert_eq!(size_text(1 << 10), "1K");
     }

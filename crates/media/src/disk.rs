@@ -207,6 +207,17 @@ pub trait Disk: Send {
     fn poll_fd(&self) -> Option<RawFd>;
 }
 
+/// One of several reads: as [`Device::read_into`] takes it.
+#[derive(Debug)]
+pub struct ReadInto<'a> {
+    /// First byte.
+    pub offset: u64,
+    /// Where to.
+    pub into: &'a mut [u8],
+    /// What came of it.
+    pub result: Result<(), MediaError>,
+}
+
 /// A block medium.
 pub trait Device: Send + Sync {
     /// Its length in bytes, a multiple of [`BLOCK_BYTES`]; never changes.
@@ -228,6 +239,13 @@ pub trait Device: Send + Sync {
         let buf = read_blocking(&mut *self.queue(1)?, offset, into.len())?;
         into.copy_from_slice(&buf[..into.len()]);
         Ok(())
+    }
+
+    /// The same for several places, which the device has at the same time where that can be; each says what came of it.
+    fn read_several(&self, reads: &mut [ReadInto<'_>]) {
+        for read in reads {
+            read.result = self.read_into(read.offset, read.into);
+        }
     }
 
     /// What it is and how it is reached, for people.

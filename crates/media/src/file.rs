@@ -8,10 +8,12 @@
 use crate::descriptors::keep_file;
 use crate::disk::{SharedCounters, check_place, resumable_bytes};
 use crate::look::Lookers;
+use crate::several::{SEVERAL_MAX, Together};
 use crate::sync::SyncDisk;
 use crate::uring::{QueueOptions, UringDisk, build_ring};
 use crate::{
-    BLOCK_BYTES, Buf, Counters, Device, Disk, MediaError, QUEUE_DEPTH_MAX, SECTOR_BYTES, TaskRun,
+    BLOCK_BYTES, Buf, Counters, Device, Disk, MediaError, QUEUE_DEPTH_MAX, ReadInto, SECTOR_BYTES,
+    TaskRun,
 };
 use rustix::fs::{AtFlags, FallocateFlags, OFlags, StatxFlags, fallocate, fstatvfs, statx};
 use rustix::io::Errno;
@@ -36,6 +38,7 @@ pub struct FileDevice {
     options: QueueOptions,
     counters: Arc<SharedCounters>,
     lookers: Lookers,
+    together: Together,
 }
 
 /// How operations reach the kernel.
@@ -182,6 +185,7 @@ impl FileDevice {
             options,
             counters: Arc::default(),
             lookers: Lookers::default(),
+            together: Together::default(),
         }
     }
 
@@ -217,6 +221,27 @@ impl FileDevice {
     pub fn without_ring(mut self) -> Self {
         self.engine = Engine::Sync(0);
         self
+    }
+}
+
+impl FileDevice {
+    /// Which of up to [`SEVERAL_MAX`] reads came whole: a bit for each, the first the lowest.
+    fn read_together(&self, reads: &mut [ReadInto<'_>]) -> u32 {
+        for read in &mut *reads {
+            check_place(self.read_unit_bytes, read.offset, read.into);
+            let end = read.offset.checked_add(read.into.len() as u64);
+            if end.is_none_or(|end| end > self.len_bytes) {
+                return 0;
+            }
+        }
+        let came = self.together.read(&self.file, reads);
+        for (at, read) in reads.iter_mut().enumerate() {
+            if came >> at & 1 == 1 {
+                read.result = Ok(());
+                self.counters.count_read(read.into.len());
+            }
+        }
+        came
     }
 }
 
@@ -298,6 +323,19 @@ impl Device for FileDevice {
         }
         self.counters.count_read(len);
         Ok(())
+    }
+
+    fn read_several(&self, reads: &mut [ReadInto<'_>]) {
+        for some in reads.chunks_mut(SEVERAL_MAX) {
+            let came = match (self.engine, some.len()) {
+                (Engine::Ring(_), 2..) => self.read_together(some),
+                _ => 0,
+            };
+            // Alone: what was short, refused, or is beyond the end.
+            for (_, read) in (0..).zip(some).filter(|(at, _)| came >> at & 1 == 0) {
+                read.result = self.read_into(read.offset, read.into);
+            }
+        }
     }
 
     fn describe(&self) -> String {

@@ -18,6 +18,7 @@ mod look;
 mod pages;
 mod prefetch;
 mod probe;
+mod several;
 pub mod sim;
 mod stock;
 mod sync;
@@ -26,7 +27,7 @@ mod uring;
 pub use arena::{Arena, Piece};
 pub use buf::{Buf, Frozen, SegBuf};
 pub use disk::{
-    BLOCKING_TOKEN, Counters, Device, Disk, Done, Op, Wait, flush_blocking, read_blocking,
+    BLOCKING_TOKEN, Counters, Device, Disk, Done, Op, ReadInto, Wait, flush_blocking, read_blocking,
     run_among, write_blocking,
 };
 pub use error::MediaError;

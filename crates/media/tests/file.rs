@@ -475,3 +475,55 @@ fn reads_may_be_as_fine_as_the_device_says() {
         assert_eq!(device.counters().reads, 400);
     }
 }
+
+#[test]
+fn several_reads_say_what_came_of_each() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("several");
+    const LEN_BYTES: usize = 1 << 20;
+    for with_ring in [true, false] {
+        let path = path.with_extension(with_ring.to_string());
+        let device = FileDevice::create(&path, LEN_BYTES as u64, &mut |_| {}).unwrap();
+        let device = match with_ring {
+            true => device,
+            false => device.without_ring(),
+        };
+        let mut block = Buf::zeroed(LEN_BYTES);
+        for (at, byte) in block.iter_mut().enumerate() {
+            *byte = (at / 512 % 253) as u8;
+        }
+        let plain = block[..].to_vec();
+        write_blocking(&mut *device.queue(1).unwrap(), 0, block).unwrap();
+        for count in [1, 2, 33, 70] {
+            let mut memory = Buf::zeroed(count * BLOCK_BYTES);
+            let place = |nth: usize| match nth {
+                // Beyond the end.
+                5 => LEN_BYTES as u64,
+                _ => (nth * 37 % 256 * BLOCK_BYTES) as u64,
+            };
+            let mut reads: Vec<ReadInto<'_>> = memory
+                .chunks_mut(BLOCK_BYTES)
+                .enumerate()
+                .map(|(nth, into)| ReadInto {
+                    offset: place(nth),
+                    into,
+                    result: Ok(()),
+                })
+                .collect();
+            let before = device.counters().reads;
+            device.read_several(&mut reads);
+            let mut whole = 0;
+            for read in &reads {
+                match read.offset as usize {
+                    LEN_BYTES => assert!(read.result.is_err()),
+                    at => {
+                        assert!(read.result.is_ok());
+                        assert!(*read.into == plain[at..at + BLOCK_BYTES]);
+                        whole += 1;
+                    }
+                }
+            }
+            assert_eq!(device.counters().reads - before, whole);
+        }
+    }
+}

@@ -136,10 +136,10 @@ impl Ahead {
 }
 
 impl Core {
-    /// Brings in what follows a page that faults, if faults come in sequence.
-    pub fn bring_ahead(&self, address: usize, touch: Touch) {
+    /// Brings in what follows a page that faults, if faults come in sequence. Whether the page itself was filled with them.
+    pub fn bring_ahead(&self, address: usize, touch: Touch) -> bool {
         let Some(page) = self.space.page_at(address) else {
-            return;
+            return false;
         };
         let pages_max = self.pages_now();
         let most = policy::ahead_pages(pages_max);
@@ -153,20 +153,21 @@ impl Core {
         // Who is not alone here leaves it: it is a hint.
         let window = match self.ahead.streams.try_lock() {
             Some(mut streams) => streams.beside(page, may),
-            None => return,
+            None => return false,
         };
         if window.pages == 0 || self.ahead.has_ended() {
-            return;
+            return false;
         }
         let (mut pages, mut left) = (window.of(page), window.pages);
         while left > most {
-            if !self.bring_together(pages.by_ref().take(most as usize), None, touch) {
-                return;
+            let some = pages.by_ref().take(most as usize);
+            if !self.bring_together(some, None, touch).whole {
+                return false;
             }
             left -= most;
         }
         // The one that faulted last, since the thread goes on as soon as it is there.
-        self.bring_together(pages, Some(page), touch);
+        self.bring_together(pages, Some(page), touch).asked
     }
 
     /// How many of a window's first pages the backing does not have.

@@ -141,22 +141,32 @@ impl Core {
         Some(evicted)
     }
 
-    /// Evicts some pages if little room is left, unless another thread does: for handler threads, when the thread that faulted goes on already.
-    /// Who waits for its page should not wait for others to leave as well.
-    pub fn evict_ahead(&self) {
+    /// Whether there is room for fewer pages than `some`.
+    fn has_little_room(&self, some: usize) -> bool {
         let max = self.pages_now();
-        let some = policy::ahead_of_faults(max);
         let is_near = |pages: &AtomicUsize, max| pages.load(Ordering::Relaxed) + some > max;
-        let needed =
-            is_near(&self.resident, max) || is_near(&self.dirty, policy::dirty_pages_max(max));
-        if !needed || self.tables_wait() || !self.takes_dirty() {
-            return;
+        is_near(&self.resident, max) || is_near(&self.dirty, policy::dirty_pages_max(max))
+    }
+
+    /// Wakes who evicts before anybody needs room, if little is left.
+    pub fn call_evictor(&self) {
+        if self.has_little_room(policy::ahead_of_faults(self.pages_now())) {
+            self.little_room.ring();
+        }
+    }
+
+    /// Evicts up to `want` pages if little room is left, unless another thread does: for handler threads, when the thread that faulted goes on already, and for the one that does nothing else.
+    /// Who waits for its page should not wait for others to leave as well. Whether pages left.
+    pub fn evict_ahead(&self, want: usize) -> bool {
+        let some = policy::ahead_of_faults(self.pages_now());
+        if !self.has_little_room(some) || self.tables_wait() || !self.takes_dirty() {
+            return false;
         }
         let Some(_only) = self.making_room.try_lock() else {
-            return;
+            return false;
         };
         self.balance();
-        self.evict(some);
+        self.evict(want).is_some_and(|evicted| evicted.pages > 0)
     }
 
     fn evict_batch(&self, work: &mut Workspace, want: usize) -> Evicted {

@@ -6,16 +6,14 @@
 //!
 //! Promises: a table counts until it is freed, or a little longer. Never: wakes while no table is given back.
 
+use crate::bell::Bell;
 use crate::memory::Core;
 use crate::signal;
 use crate::sys::{SystemError, await_grace};
-use rustix::event::{EventfdFlags, eventfd};
-use rustix::fd::OwnedFd;
 use rustix::io::Errno;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread::JoinHandle;
-use terrace_media::descriptors::keep;
 
 /// The stack of the thread: it calls the kernel and nothing else.
 const STACK_BYTES: usize = 64 << 10;
@@ -24,22 +22,17 @@ const STACK_BYTES: usize = 64 << 10;
 pub(crate) struct Grace {
     given_back: AtomicU64,
     freed: AtomicU64,
-    asleep: AtomicBool,
-    bell: OwnedFd,
+    bell: Bell,
     /// DRAM that is kept for them beside the page buffer.
     pub kept_bytes: usize,
 }
 
 impl Grace {
     pub fn new(kept_bytes: usize) -> Result<Grace, SystemError> {
-        let bell = eventfd(0, EventfdFlags::CLOEXEC)
-            .map(keep)
-            .map_err(SystemError::call("making an eventfd"))?;
         Ok(Grace {
             given_back: AtomicU64::new(0),
             freed: AtomicU64::new(0),
-            asleep: AtomicBool::new(false),
-            bell,
+            bell: Bell::new()?,
             kept_bytes,
         })
     }
@@ -57,30 +50,10 @@ impl Grace {
 
     /// So many were given back.
     pub fn give_back(&self, tables: usize) {
-        // In this order, and looked at in the other: either the thread sees them or it is seen asleep.
         self.given_back.fetch_add(tables as u64, Ordering::SeqCst);
-        if tables > 0
-            && self.asleep.load(Ordering::SeqCst)
-            && self.asleep.swap(false, Ordering::SeqCst)
-        {
-            self.ring();
+        if tables > 0 {
+            self.bell.ring();
         }
-    }
-
-    fn ring(&self) {
-        // A counter that is full is one that rings already.
-        let _ = rustix::io::write(&self.bell, &1u64.to_ne_bytes());
-    }
-
-    /// Sleeps until there is something to wait for.
-    fn sleep(&self) {
-        self.asleep.store(true, Ordering::SeqCst);
-        let mut count = [0; 8];
-        if self.tables() == 0 && rustix::io::read(&self.bell, &mut count).is_err() {
-            // Interrupted; or the program closed what is not its own, and this may be all that is left of the bell.
-            await_grace();
-        }
-        self.asleep.store(false, Ordering::SeqCst);
     }
 }
 
@@ -114,7 +87,7 @@ impl Watch {
 impl Drop for Watch {
     fn drop(&mut self) {
         self.stop.store(true, Ordering::SeqCst);
-        self.core.grace.ring();
+        self.core.grace.bell.ring_anyway();
         if let Some(thread) = self.thread.take() {
             // It does nothing that panics.
             let _ = thread.join();
@@ -128,7 +101,7 @@ fn watch(core: &Core, stop: &AtomicBool) {
     let grace = &core.grace;
     while !stop.load(Ordering::SeqCst) {
         if grace.tables() == 0 {
-            grace.sleep();
+            grace.bell.sleep(|| grace.tables() > 0 || stop.load(Ordering::SeqCst));
             continue;
         }
         let given_back = grace.given_back.load(Ordering::SeqCst);

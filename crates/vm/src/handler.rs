@@ -5,6 +5,7 @@
 use crate::backing::PAGE_BYTES;
 use crate::fault::{Outcome, Touch};
 use crate::memory::{Core, VmError};
+use crate::policy;
 use crate::stats::Counters;
 use crate::sys::{Event, SystemError};
 use crate::{inside, signal};
@@ -105,7 +106,7 @@ fn serve_ready(core: &Core) {
             Ok(None) => return,
             Err(errno) => signal::die(format_args!("reading a fault failed: {errno}")),
         }
-        core.evict_ahead();
+        core.evict_ahead(policy::ahead_of_faults(core.pages_now()));
     }
 }
 
@@ -116,8 +117,10 @@ fn serve_one(core: &Core, event: Event) {
     };
     let began = Instant::now();
     // Before the thread goes on, or it would meet the next page while that is filling, and wake another handler.
-    core.bring_ahead(event.address, touch);
-    let resolved = core.resolve(event.address, touch);
+    let resolved = match core.bring_ahead(event.address, touch) {
+        true => Outcome::Ready { woken: true },
+        false => core.resolve(event.address, touch),
+    };
     let ns = began.elapsed().as_nanos() as u64;
     Counters::add(&core.counters.fault_ns, ns);
     match resolved {

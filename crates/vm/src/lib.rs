@@ -8,8 +8,11 @@ mod ahead;
 mod aside;
 mod backing;
 mod balance;
+mod bell;
+mod beside;
 mod block;
 mod evict;
+mod evictor;
 #[cfg(test)]
 mod failing;
 mod fault;

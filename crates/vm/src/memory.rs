@@ -6,7 +6,10 @@
 use crate::ahead::Ahead;
 use crate::aside::Aside;
 use crate::backing::{Backing, StoreError};
+use crate::beside::Beside;
+use crate::bell::Bell;
 use crate::evict::{Hand, Workspace};
+use crate::evictor::Evictor;
 use crate::ghost::Ghost;
 use crate::grace::{Grace, Watch};
 use crate::handler::Handlers;
@@ -145,6 +148,7 @@ pub(crate) struct Core {
     pub scratch: Scratch,
     pub ghost: Ghost,
     pub ahead: Ahead,
+    pub beside: Beside,
     pub grace: Grace,
     pub aside: Aside,
     pub late: Late,
@@ -153,6 +157,8 @@ pub(crate) struct Core {
     pub hand: Lock<Hand>,
     /// Held by who evicts before anybody needs room.
     pub making_room: Lock<()>,
+    /// Rung where little room is left.
+    pub little_room: Bell,
     /// Where threads wait for pages to be evicted.
     pub freed: Rooms,
     pub waiting: AtomicUsize,
@@ -181,6 +187,7 @@ struct Life {
     core: Arc<Core>,
     handlers: Option<Handlers>,
     watch: Option<Watch>,
+    evictor: Option<Evictor>,
 }
 
 impl Memory {
@@ -211,6 +218,7 @@ impl Memory {
             dirty: AtomicUsize::new(0),
             scratch: Scratch::new(),
             ahead: Ahead::default(),
+            beside: Beside::new(),
             ghost: Ghost::new(
                 options
                     .remembered
@@ -225,6 +233,7 @@ impl Memory {
             late: Late::new(),
             hand: Lock::default(),
             making_room: Lock::new(()),
+            little_room: Bell::new()?,
             freed: Rooms::new(),
             waiting: AtomicUsize::new(0),
             failed: Lock::new(None),
@@ -242,10 +251,13 @@ impl Memory {
             core: core.clone(),
             handlers: None,
             watch: None,
+            evictor: None,
         };
         life.watch = Some(Watch::start(&core)?);
-        if let Way::Handlers(threads) = options.way {
-            life.handlers = Some(Handlers::start(&core, threads)?);
+        match options.way {
+            Way::Handlers(threads) => life.handlers = Some(Handlers::start(&core, threads)?),
+            Way::InThread if options.unmodified => life.evictor = Some(Evictor::start(&core)?),
+            Way::InThread => {}
         }
         Ok(Memory {
             core,
@@ -382,11 +394,12 @@ impl Drop for Life {
     fn drop(&mut self) {
         if signal::check_not_forked(&self.core).is_err() {
             // Threads and addresses stayed with the parent: nothing of it is given back here.
-            std::mem::forget((self.handlers.take(), self.watch.take()));
+            let threads = (self.handlers.take(), self.watch.take(), self.evictor.take());
+            std::mem::forget(threads);
             std::mem::forget(self.core.clone());
             return;
         }
-        drop((self.handlers.take(), self.watch.take()));
+        drop((self.handlers.take(), self.watch.take(), self.evictor.take()));
         registry::remove(&self.core);
     }
 }

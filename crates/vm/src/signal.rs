@@ -8,6 +8,7 @@
 //! The handler runs on the stack of the faulting thread, not on an alternate one: those are as small as 8 KiB, and reading a page
 //! back needs more. So a stack must not lie in a region.
 
+use crate::beside::{REGISTERS, Registers};
 use crate::fault::{Failure, Outcome, Touch};
 use crate::inside;
 use crate::memory::{Core, VmError, Way};
@@ -141,7 +142,7 @@ pub unsafe fn take_sigbus(
     // SAFETY: as above. Codes above zero come from the kernel: then the address is one.
     let from_kernel = unsafe { (*info).si_code } > 0;
     let mine = from_kernel
-        .then(|| registry::find(address, |core| take(core, address, touch(context), ends)))
+        .then(|| registry::find(address, |core| take(core, address, context, ends)))
         .flatten();
     // SAFETY: as above.
     unsafe { *libc::__errno_location() = errno };
@@ -213,7 +214,7 @@ fn wait_for_mapping(core: &Core, address: usize) -> bool {
 }
 
 /// Takes a fault in a memory's addresses. True: the access is to be tried again. If the process `ends` where it is not, nothing is made ready for that.
-fn take(core: &Core, address: usize, touch: Touch, ends: bool) -> bool {
+fn take(core: &Core, address: usize, context: *mut libc::c_void, ends: bool) -> bool {
     if inside::depth() > 0 {
         die(format_args!(
             "the runtime itself touched an absent page of a region at {address:#x}: a buffer given to it must not lie in a region"
@@ -228,15 +229,21 @@ fn take(core: &Core, address: usize, touch: Touch, ends: bool) -> bool {
         });
         return false;
     }
+    let touch = touch(context);
     let resolved = inside::run(|| {
         if !core.unmodified {
             return core.resolve(address, touch);
         }
         let began = Instant::now();
-        core.bring_ahead(address, touch);
-        let resolved = core.resolve(address, touch);
+        let is_there = core.bring_ahead(address, touch)
+            || core.bring_beside(address, touch, &registers(context));
+        let resolved = match is_there {
+            true => Outcome::Ready { woken: true },
+            false => core.resolve(address, touch),
+        };
         let ns = began.elapsed().as_nanos() as u64;
         Counters::add(&core.counters.fault_ns, ns);
+        core.call_evictor();
         resolved
     });
     match resolved {
@@ -277,6 +284,23 @@ fn touch(context: *mut libc::c_void) -> Touch {
         0 => Touch::Read,
         _ => Touch::Write,
     }
+}
+
+#[cfg(target_arch = "x86_64")]
+fn registers(context: *mut libc::c_void) -> Registers {
+    // R8 to R15, RDI, RSI, RBP, RBX, RDX, RAX and RCX lie before the stack's.
+    const { assert!(libc::REG_R8 == 0 && libc::REG_RSP as usize == REGISTERS) };
+    // SAFETY: the kernel gives a valid ucontext for SA_SIGINFO.
+    let held = unsafe { &(*context.cast::<libc::ucontext_t>()).uc_mcontext.gregs };
+    Registers {
+        instruction: held[libc::REG_RIP as usize] as usize,
+        values: std::array::from_fn(|nth| held[nth] as usize),
+    }
+}
+
+#[cfg(not(target_arch = "x86_64"))]
+fn registers(_: *mut libc::c_void) -> Registers {
+    Registers::default()
 }
 
 #[cfg(not(target_arch = "x86_64"))]

@@ -36,21 +36,30 @@ enum Look<'a> {
     Left,
 }
 
+/// What became of pages that were to be brought in.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Brought {
+    /// None had to be left.
+    pub whole: bool,
+    /// The one that was asked for was filled.
+    pub asked: bool,
+}
+
 /// Hears what came of a page.
 type End<'a> = dyn FnMut(&Filling<'_>, Result<Fetched, Cause>) + 'a;
 
 impl Core {
     /// Makes pages of one region accessible, as far as they can be had at once, and after them the one that was `asked` for, if any. The others that were not there count as
-    /// brought ahead. Whether none had to be left.
+    /// brought ahead.
     pub fn bring_together(
         &self,
         ahead: impl Iterator<Item = u64>,
         asked: Option<u64>,
         touch: Touch,
-    ) -> bool {
+    ) -> Brought {
         let mut filling: [Option<Filling<'_>>; TOGETHER_MAX] = [const { None }; TOGETHER_MAX];
         let (mut region, mut count) = (None, 0);
-        let (mut came, mut whole) = (0, true);
+        let (mut came, mut brought) = (0, Brought { whole: true, asked: false });
         for page in ahead.take(TOGETHER_MAX - 1).chain(asked) {
             match self.begin_together(page, &mut region, touch) {
                 Look::Filling(begun) => {
@@ -59,16 +68,18 @@ impl Core {
                 }
                 Look::There { opened } => came += u64::from(opened && Some(page) != asked),
                 Look::Left => {
-                    whole = false;
+                    brought.whole = false;
                     break;
                 }
             }
         }
         if let Some(region) = region.filter(|_| count > 0) {
-            came += self.fill_together(region, &filling[..count], asked);
+            let (others, is_there) = self.fill_together(region, &filling[..count], asked);
+            came += others;
+            brought.asked = is_there;
         }
         Counters::add(&self.counters.ahead, came);
-        whole
+        brought
     }
 
     /// Looks at one page; the region is that of the first.
@@ -125,14 +136,14 @@ impl Core {
         Look::Left
     }
 
-    /// Fills pages that are this thread's. How many came beside the one that was asked for.
+    /// Fills pages that are this thread's. How many came beside the one that was asked for, and whether that did.
     fn fill_together(
         &self,
         region: &RegionCore,
         filling: &[Option<Filling<'_>>],
         asked: Option<u64>,
-    ) -> u64 {
-        let mut came = 0;
+    ) -> (u64, bool) {
+        let (mut came, mut is_there) = (0, false);
         let mut end = |filling: &Filling<'_>, put: Result<Fetched, Cause>| {
             let Filling {
                 fault,
@@ -140,7 +151,8 @@ impl Core {
                 writable,
             } = filling;
             match fault.end_fill(*pinned, region, *writable, put) {
-                Step::Done { .. } => came += u64::from(Some(fault.page) != asked),
+                Step::Done { .. } if Some(fault.page) == asked => is_there = true,
+                Step::Done { .. } => came += 1,
                 Step::Again | Step::Failed(_) => self.unpin(*pinned, 1),
             }
         };
@@ -149,7 +161,7 @@ impl Core {
             for filling in filling.iter().flatten() {
                 end(filling, Err(filling.fault.no_room()));
             }
-            return 0;
+            return (0, false);
         }
         let mut numbers = [0; TOGETHER_MAX];
         for (number, filling) in numbers.iter_mut().zip(filling.iter().flatten()) {
@@ -164,7 +176,7 @@ impl Core {
             self.clear_together(filling, absent, &mut end);
             self.fetch_together(region, &numbers, filling, absent, &mut end);
         }
-        came
+        (came, is_there)
     }
 
     /// Those that are absent: zeros, in one call for all that lie side by side.

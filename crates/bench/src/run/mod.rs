@@ -1,7 +1,7 @@
 //! `bench run`: unmodified programs under `terrace run`, and the same programs on swap in a cgroup of the same limit.
 //!
 //! Parts have the letters of the table they were asked for with: `a`, memcached with values that pack by half; `b`, with values that do not; `c`, Redis,
-//! and a snapshot of it while it serves; `d`, sqlite3, numpy and sort; `e`, what fits the cap beside running without Terrace. That the cgroup of cap + 32 MiB
+//! and a snapshot of it while it serves; `d`, sqlite3, numpy and sort; `e`, what fits the cap beside running without Terrace; `floor`, what swap does with twice the memory. That the cgroup of cap + 32 MiB
 //! is never outgrown (row `f`) is judged in each part. Promises: both sides run in turns in one run. Never: changes a program.
 
 mod programs;
@@ -24,7 +24,7 @@ const SLACK_BYTES: u64 = 32 << 20;
 const ANSWER_MAX: Duration = Duration::from_secs(10);
 
 /// What may be asked for with `--only`.
-pub const PARTS: &[&str] = &["a", "b", "c", "d", "e"];
+pub const PARTS: &[&str] = &["a", "b", "c", "d", "e", "floor"];
 
 /// Runs the parts that are wanted.
 pub fn run(setting: &Setting, report: &mut Report) -> Result<()> {
@@ -32,6 +32,9 @@ pub fn run(setting: &Setting, report: &mut Report) -> Result<()> {
         if setting.wants(row.name) {
             servers::run(setting, report, row)?;
         }
+    }
+    if setting.wants("floor") {
+        servers::floor(setting, report)?;
     }
     for row in programs::ROWS {
         if setting.wants(row.name) {

@@ -315,7 +315,7 @@ impl Stage<'_> {
                 (self.data_bytes * DISK_OVER_DATA).max(self.cap_bytes * 2),
                 argv.to_vec(),
             ),
-            Memory::Swap | Memory::Plain => argv.to_vec(),
+            Memory::Swap | Memory::LargeSwap | Memory::Plain => argv.to_vec(),
         };
         let group = match memory {
             Memory::Plain => None,

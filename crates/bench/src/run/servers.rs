@@ -57,6 +57,7 @@ pub struct Case {
 }
 
 /// A server and what is done to it.
+#[derive(Clone, Copy)]
 pub struct ServerRow {
     /// Its letter.
     pub name: &'static str,
@@ -205,6 +206,46 @@ pub fn run(setting: &Setting, report: &mut Report, row: &ServerRow) -> Result<()
     }
     draw(setting, report, &part, &title, "ops_per_s");
     draw(setting, report, &part, &title, "latency_p99_us");
+    report.parts.push(part);
+    drop(progress);
+    lineup.stop()
+}
+
+/// What more DRAM gives where faults cost what the kernel's do: memcached on swap in a group as large as the others', and in one with twice the cap, which is what a cap would hold of pages that
+/// pack by half if packing cost nothing. Nothing is judged: it is what the bars of `a` are to be seen beside.
+pub fn floor(setting: &Setting, report: &mut Report) -> Result<()> {
+    let row = &ServerRow {
+        name: "floor",
+        packs: false,
+        ..ROWS[0]
+    };
+    let sizes = Sizes::of(setting, row);
+    let large_bytes = sizes.limit_bytes + sizes.cap_bytes;
+    let title = format!(
+        "memcached on swap: {} keys of {VALUE_BYTES} B in cgroups of {} and {} MiB, Zipf 0.99",
+        sizes.keys,
+        sizes.limit_bytes >> 20,
+        large_bytes >> 20
+    );
+    let mut part = Part::new(row.name, &title, COLUMNS);
+    let mut lineup = Lineup::one_at_a_time();
+    let groups = [
+        (Memory::Swap, sizes.limit_bytes),
+        (Memory::LargeSwap, large_bytes),
+    ];
+    for (memory, limit_bytes) in groups {
+        let spec = server_spec(setting, row, sizes, memory);
+        let swap_bytes = sizes.swap_bytes * 2;
+        lineup.add_swapping(setting, &mut part, &spec, limit_bytes, swap_bytes);
+    }
+    let progress = Progress::new(lineup.steps(setting, row.cases.len()));
+    fill(&mut lineup, &mut part, &progress, row, sizes)?;
+    for (at, case) in row.cases.iter().enumerate() {
+        let load = load(setting, row, sizes, case.get_percent);
+        let part_of = if at == 0 { 1.0 } else { 3.0 };
+        warm(setting, &mut lineup, &load, WARM_ROUNDS / part_of)?;
+        lineup.case(setting, &mut part, &progress, case.name, &load)?;
+    }
     report.parts.push(part);
     drop(progress);
     lineup.stop()

@@ -212,6 +212,10 @@ pub unsafe fn flat(number: c_long, args: Args, pieces: &[Piece]) -> c_long {
                 Bytes::Times(arg, by) | Bytes::Answered(arg, by) => {
                     (number_of(arg) & 0x7fff_ffff).saturating_mul(by as usize)
                 }
+                Bytes::Message(arg) => (number_of(arg) & 0x7fff_ffff) + size_of::<c_long>(),
+                Bytes::Polled(arg) => {
+                    (number_of(arg) & 0x7fff_ffff) * size_of::<libc::pollfd>()
+                }
                 Bytes::At(arg) => match args[usize::from(arg)] {
                     0 => 0,
                     at => (at as *const i32).read_unaligned().max(0) as usize,
@@ -260,10 +264,16 @@ pub unsafe fn flat(number: c_long, args: Args, pieces: &[Piece]) -> c_long {
             (Way::In, _) => 0,
             (_, Bytes::Answered(_, by)) => (said.max(0) as usize * by as usize).min(bytes),
             (Way::Out, _) if said < 0 => 0,
+            (Way::Out, Bytes::Message(_)) => (said as usize + size_of::<c_long>()).min(bytes),
             _ => bytes,
         };
         // SAFETY: as above.
-        unsafe { put_back(from, to, back, piece.bytes == Bytes::Ioctl) };
+        unsafe {
+            match piece.bytes {
+                Bytes::Polled(_) => put_back_seen(from.cast(), to.cast(), back),
+                _ => put_back(from, to, back, piece.bytes == Bytes::Ioctl),
+            }
+        }
     }
     said
 }
@@ -280,6 +290,17 @@ unsafe fn put_back(to: *mut u8, from: *const u8, bytes: usize, differs: bool) {
             if old != new {
                 to.add(at).write(new);
             }
+        }
+    }
+}
+
+/// Copies what poll saw: what it was asked for may have been changed by another thread since.
+unsafe fn put_back_seen(to: *mut libc::pollfd, from: *const libc::pollfd, bytes: usize) {
+    for nth in 0..bytes / size_of::<libc::pollfd>() {
+        // SAFETY: the caller's promise: both have so many bytes, wherever they lie.
+        unsafe {
+            let seen = (&raw const (*from.add(nth)).revents).read_unaligned();
+            (&raw mut (*to.add(nth)).revents).write_unaligned(seen);
         }
     }
 }

@@ -27,6 +27,10 @@ pub enum Bytes {
     Answered(u8, u32),
     /// Up to a zero.
     Text,
+    /// A type, and behind it as many as an argument says; what was written is as many as the answer says.
+    Message(u8),
+    /// So many pollfds as an argument says, of which the kernel writes what was seen only.
+    Polled(u8),
     /// What lies at an argument: a length of 32 bits.
     At(u8),
     /// An ioctl's argument: what its number says.
@@ -102,8 +106,8 @@ table! {
         | SYS_chroot | SYS_acct | SYS_swapon | SYS_swapoff | SYS_umount2 | SYS_uselib | SYS_memfd_create | SYS_mq_unlink => [text(0)];
     SYS_stat | SYS_lstat => [text(0), writes(1, STAT)];
     SYS_fstat => [writes(1, STAT)];
-    SYS_poll => [of(0, Way::Both, Bytes::Times(1, 8))];
-    SYS_ppoll => [of(0, Way::Both, Bytes::Times(1, 8)), both(2, 16)];
+    SYS_poll => [of(0, Way::Both, Bytes::Polled(1))];
+    SYS_ppoll => [of(0, Way::Both, Bytes::Polled(1)), both(2, 16)];
     SYS_ioctl => [of(2, Way::Both, Bytes::Ioctl)];
     SYS_pipe | SYS_pipe2 => [writes(0, 8)];
     SYS_select => [of(1, Way::Both, Bytes::Times(0, 0)), of(2, Way::Both, Bytes::Times(0, 0)), of(3, Way::Both, Bytes::Times(0, 0)), both(4, 16)];
@@ -125,6 +129,8 @@ table! {
     SYS_semop => [of(1, Way::In, Bytes::Times(2, 6))];
     SYS_semtimedop => [of(1, Way::In, Bytes::Times(2, 6)), reads(3, 16)];
     SYS_shmctl | SYS_msgctl => [both(2, 120)];
+    SYS_msgsnd => [of(1, Way::In, Bytes::Message(2))];
+    SYS_msgrcv => [of(1, Way::Out, Bytes::Message(2))];
     SYS_getdents | SYS_getdents64 => [answers(1, 2)];
     SYS_getcwd => [answers(0, 1)];
     SYS_rename | SYS_link | SYS_symlink | SYS_pivot_root => [text(0), text(1)];
@@ -222,7 +228,7 @@ mod tests {
         let poll = of_call(libc::SYS_poll).unwrap();
         assert_eq!(
             (poll[0].way, poll[0].bytes),
-            (Way::Both, Bytes::Times(1, 8))
+            (Way::Both, Bytes::Polled(1))
         );
         assert!(of_call(libc::SYS_getpid).is_none());
         assert_eq!(

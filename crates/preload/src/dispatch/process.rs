@@ -1,11 +1,12 @@
 //! Dispatched calls that make processes and threads, or turn this process into another program.
 //!
 //! Promises: a thread or child that is made with a stack of its own begins where the call was made, with the registers of the call; what a program is
-//! started with is copied, since nobody brings pages in once it is. Never: dispatches a child's calls, which the kernel does not either.
+//! started with is copied, since nobody brings pages in once it is. The calls of a thread are dispatched from its first on, whoever made it. Never: dispatches a child's calls, which the
+//! kernel does not either.
 
 use super::bounce::{is_served, text_bytes, touched};
 use super::own;
-use crate::raw;
+use crate::{raw, tls};
 use libc::{c_char, c_int, c_long, c_void};
 
 type Args = [c_long; 6];
@@ -26,7 +27,8 @@ const SAVED: [c_int; 13] = [
     libc::REG_RDX,
     libc::REG_RIP,
 ];
-const SAVED_BYTES: usize = SAVED.len() * 8;
+/// And before them, what it calls first, if anything.
+const SAVED_BYTES: usize = (SAVED.len() + 1) * 8;
 /// The kernel's structure of clone3, as long as it is known.
 const CLONE_ARGS_BYTES: usize = 128;
 const CLONE_ARGS_STACK: usize = 5;
@@ -58,6 +60,14 @@ std::arch::global_asm!(
     "xor esi, esi",
     "mov eax, 131",
     "syscall",
+    "pop rax",
+    "test rax, rax",
+    "jz 4f",
+    "mov rbx, rsp",
+    "and rsp, -16",
+    "call rax",
+    "mov rsp, rbx",
+    "4:",
     "xor eax, eax",
     "pop r15",
     "pop r14",
@@ -109,12 +119,34 @@ extern "C" fn refused(said: c_int) -> c_int {
     -1
 }
 
+/// What a thread begins with that has thread-local storage of its own, where `tls` has its words: the C library's own threads (thrd_create, timers, aio) come here, `pthread_create` is met
+/// before (`threads`).
+extern "C" fn begin_made() {
+    let inside = tls::enter();
+    super::begin_thread();
+    drop(inside);
+    tls::dispatch_now();
+}
+
+/// What the new one calls first.
+fn first_call(flags: c_long) -> i64 {
+    let whole = c_long::from(libc::CLONE_VM | libc::CLONE_THREAD | libc::CLONE_SETTLS);
+    match flags & whole == whole && super::is_on() {
+        true => begin_made as extern "C" fn() as usize as i64,
+        false => 0,
+    }
+}
+
 /// Puts what the new one needs below the top of its stack: where its stack then is.
-unsafe fn saved(top: c_long, registers: &[i64]) -> c_long {
+unsafe fn saved(top: c_long, flags: c_long, registers: &[i64]) -> c_long {
     let at = (top as usize - SAVED_BYTES) as *mut i64;
-    for (nth, register) in SAVED.iter().enumerate() {
-        // SAFETY: the program's promise: a stack, of which nothing is used yet.
-        unsafe { at.add(nth).write_unaligned(registers[*register as usize]) };
+    // SAFETY: the program's promise: a stack, of which nothing is used yet.
+    unsafe {
+        at.write_unaligned(first_call(flags));
+        for (nth, register) in SAVED.iter().enumerate() {
+            at.add(nth + 1)
+                .write_unaligned(registers[*register as usize]);
+        }
     }
     at as c_long
 }
@@ -130,7 +162,7 @@ pub unsafe fn clone(mut args: Args, registers: &[i64]) -> c_long {
             // The child has a copy of this stack.
             0 => raw::call(libc::SYS_clone, args),
             top => {
-                args[1] = saved(top, registers);
+                args[1] = saved(top, args[0], registers);
                 terrace_preload_clone(libc::SYS_clone, args.as_ptr())
             }
         }
@@ -157,6 +189,7 @@ pub unsafe fn clone3(mut args: Args, registers: &[i64]) -> c_long {
         }
         saved(
             wanted[CLONE_ARGS_STACK] + wanted[CLONE_ARGS_STACK_BYTES],
+            wanted[0],
             registers,
         );
         wanted[CLONE_ARGS_STACK_BYTES] -= SAVED_BYTES as c_long;

@@ -1,5 +1,6 @@
 // What a program may do to its signals, stacks and processes while its system calls are dispatched. Prints OK, or the line that failed.
 #define _GNU_SOURCE
+#include <aio.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <poll.h>
@@ -13,6 +14,7 @@
 #include <string.h>
 #include <sys/epoll.h>
 #include <sys/mman.h>
+#include <sys/msg.h>
 #include <sys/select.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
@@ -21,6 +23,7 @@
 #include <sys/uio.h>
 #include <sys/un.h>
 #include <sys/wait.h>
+#include <threads.h>
 #include <time.h>
 #include <ucontext.h>
 #include <unistd.h>
@@ -466,6 +469,104 @@ static void threads(void) {
 }
 
 // Whether the kernel makes an io_uring: 1 it does, 0 the runtime does not let it, -1 nobody would.
+static char *cold_file;
+
+static int reads_file(void *fd) {
+    char *cold = place(3 * PAGE);
+    push_out();
+    MUST(pread(*(int *)fd, cold, 2 * PAGE, 0) == 2 * PAGE && cold[0] == 'f' && cold[2 * PAGE - 1] == 'f');
+    // Instructions of the C library's own: not a function that is in front.
+    FILE *file = fdopen(dup(*(int *)fd), "r");
+    MUST(file && setvbuf(file, cold, _IOFBF, 2 * PAGE) == 0);
+    push_out();
+    MUST(fseek(file, 0, SEEK_SET) == 0 && fgetc(file) == 'f' && fclose(file) == 0);
+    return 5;
+}
+
+static void on_timer(union sigval given) {
+    push_out();
+    char *cold = given.sival_ptr;
+    struct stat *status = (struct stat *)(cold + PAGE);
+    // The name is not there, nor where the answer goes.
+    if (stat(cold, status) == 0 && S_ISDIR(status->st_mode))
+        __atomic_store_n((int *)(cold + 2 * PAGE), 1, __ATOMIC_SEQ_CST);
+}
+
+// Threads that are not made by pthread_create, but by the C library itself.
+static void threads_of_others(void) {
+    int fd = fileno(tmpfile());
+    cold_file = place(2 * PAGE);
+    memset(cold_file, 'f', 2 * PAGE);
+    push_out();
+    MUST(write(fd, cold_file, 2 * PAGE) == 2 * PAGE);
+    thrd_t thread;
+    int said = 0;
+    MUST(thrd_create(&thread, reads_file, &fd) == thrd_success);
+    MUST(thrd_join(thread, &said) == thrd_success && said == 5);
+    struct aiocb *work = (struct aiocb *)place(sizeof *work);
+    memset(work, 0, sizeof *work);
+    work->aio_fildes = fd;
+    work->aio_buf = place(2 * PAGE);
+    work->aio_nbytes = 2 * PAGE;
+    memset((void *)work->aio_buf, 0, 2 * PAGE);
+    push_out();
+    MUST(aio_read(work) == 0);
+    const struct aiocb *list[1] = {work};
+    while (aio_error(work) == EINPROGRESS)
+        aio_suspend(list, 1, NULL);
+    MUST(aio_error(work) == 0 && aio_return(work) == 2 * PAGE && ((volatile char *)work->aio_buf)[PAGE] == 'f');
+    char *cold = place(4 * PAGE);
+    cold += PAGE - (uintptr_t)cold % PAGE;
+    strcpy(cold, "/");
+    memset(cold + PAGE, 0, PAGE + 4);
+    struct sigevent event = {.sigev_notify = SIGEV_THREAD, .sigev_notify_function = on_timer, .sigev_value.sival_ptr = cold};
+    timer_t timer;
+    MUST(timer_create(CLOCK_MONOTONIC, &event, &timer) == 0);
+    struct itimerspec soon = {.it_value.tv_nsec = 1000000};
+    MUST(timer_settime(timer, 0, &soon, NULL) == 0);
+    for (int n = 0; n < 2000 && !__atomic_load_n((int *)(cold + 2 * PAGE), __ATOMIC_SEQ_CST); n++)
+        usleep(5000);
+    MUST(__atomic_load_n((int *)(cold + 2 * PAGE), __ATOMIC_SEQ_CST) == 1);
+    MUST(timer_delete(timer) == 0);
+}
+
+static struct pollfd *polled;
+
+static void *changes_polled(void *fd) {
+    usleep(50000);
+    polled[0].events = POLLIN | POLLPRI;
+    usleep(50000);
+    MUST(write(*(int *)fd, "x", 1) == 1);
+    return NULL;
+}
+
+// Messages of System V, and what poll was asked for while it waits.
+static void waits(void) {
+    int queue = msgget(IPC_PRIVATE, 0600);
+    if (queue >= 0) {
+        struct { long kind; char text[2 * PAGE]; } *message = (void *)place(sizeof *message);
+        message->kind = 3;
+        memset(message->text, 'm', sizeof message->text);
+        push_out();
+        MUST(msgsnd(queue, message, 5000, 0) == 0);
+        memset(message, 0, sizeof *message);
+        push_out();
+        MUST(msgrcv(queue, message, sizeof message->text, 0, 0) == 5000);
+        MUST(message->kind == 3 && message->text[4999] == 'm' && message->text[5000] == 0);
+        MUST(msgctl(queue, IPC_RMID, NULL) == 0);
+    }
+    int ends[2];
+    MUST(pipe(ends) == 0);
+    polled = (struct pollfd *)place(sizeof *polled);
+    *polled = (struct pollfd){.fd = ends[0], .events = POLLIN};
+    push_out();
+    pthread_t thread;
+    MUST(pthread_create(&thread, NULL, changes_polled, &ends[1]) == 0);
+    MUST(poll(polled, 1, 10000) == 1 && polled->revents == POLLIN && polled->events == (POLLIN | POLLPRI));
+    MUST(pthread_join(thread, NULL) == 0);
+    close(ends[0]), close(ends[1]);
+}
+
 static int ring(void) {
     struct {
         unsigned words[30];
@@ -497,6 +598,8 @@ int main(int count, char **args) {
     stacks();
     coroutines();
     threads();
+    threads_of_others();
+    waits();
     messages();
     jumped_out_of();
     programs();

@@ -1,7 +1,7 @@
 //! Reading objects together that lie together on the SSD: those that left DRAM one after the other mostly do.
 //!
-//! What must be read is planned under the lanes' locks, what lies side by side becomes one read, and the reads are done one after the other in the calling thread. Promises:
-//! at most [`GATHERINGS_MAX`] calls have a buffer at a time, others find nothing gathered; a segment is held until what was read in it was taken or dropped; what could
+//! What must be read is planned under the lanes' locks, what lies side by side becomes one read, and the device has all reads at the same time. Promises:
+//! at most [`GATHERINGS_MAX`] calls have a long buffer at a time, others find nothing gathered (up to [`FEW`] objects need none); a segment is held until what was read in it was taken or dropped; what could
 //! not be read is not there, and says why when it is read by itself. Never: reads what is in DRAM, or shows what is not the newest.
 
 use super::open::Store;
@@ -11,7 +11,7 @@ use parking_lot::Mutex;
 use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use terrace_log::ObjectId;
-use terrace_media::Buf;
+use terrace_media::{Buf, ReadInto};
 use terrace_pool::Part;
 use terrace_tiers::ReadPlan;
 
@@ -22,6 +22,9 @@ const BUF_BYTES: usize = 192 << 10;
 const GAP_BYTES_MAX: u64 = 16 << 10;
 /// Objects of one call.
 pub(crate) const GATHER_MAX: usize = 33;
+/// Objects for which a buffer of the store's is long enough, if they are pages.
+const FEW: usize = 2;
+const FEW_BYTES: usize = super::open::SPARE_BUF_BYTES;
 
 /// Buffers that are kept.
 #[derive(Default)]
@@ -53,7 +56,10 @@ impl Store {
     pub(crate) fn gather(&self, table: u16, ids: &[u64]) -> Gathered<'_> {
         let mut gathered = Gathered {
             store: self,
-            buf: self.take_gathering(),
+            buf: match ids.len() {
+                ..=FEW => Some(self.take_buf(FEW_BYTES)),
+                _ => self.take_gathering(),
+            },
             planned: Vec::new(),
         };
         if gathered.buf.is_some() {
@@ -106,33 +112,43 @@ impl Gathered<'_> {
     /// Reads what was planned, as far as the buffer goes.
     fn read(&mut self) {
         let Some(buf) = &mut self.buf else { return };
-        let mut used = 0;
-        let mut from = 0;
+        // Of each run how many entries it has, and its read.
+        let (mut counts, mut reads) = (Vec::new(), Vec::new());
+        counts.reserve_exact(self.planned.len());
+        reads.reserve_exact(self.planned.len());
+        let (mut rest, mut used, mut from) = (&mut buf[..], 0, 0);
         while from < self.planned.len() {
-            let run = run(&self.planned[from..], buf.len() - used);
+            let run = run(&self.planned[from..], rest.len());
             let Some((count, place)) = run else { break };
-            let len = (place.end - place.start) as usize;
-            let entries = &mut self.planned[from..from + count];
-            let device = self.store.pool.device();
-            if device
-                .read_into(place.start, &mut buf[used..used + len])
-                .is_ok()
-            {
-                for entry in &mut *entries {
-                    entry.at = Some(used + (entry.plan.offset - place.start) as usize);
-                }
+            for entry in &mut self.planned[from..from + count] {
+                entry.at = Some(used + (entry.plan.offset - place.start) as usize);
             }
-            let mut lane = self.store.pool.lane(entries[0].lane);
+            let (into, behind) = rest.split_at_mut((place.end - place.start) as usize);
+            (rest, used, from) = (behind, used + into.len(), from + count);
+            counts.push(count);
+            reads.push(ReadInto {
+                offset: place.start,
+                into,
+                result: Ok(()),
+            });
+        }
+        self.store.pool.device().read_several(&mut reads);
+        let mut entries = &mut self.planned[..];
+        for (count, read) in counts.iter().zip(&reads) {
+            let (run, behind) = entries.split_at_mut(*count);
+            let mut lane = self.store.pool.lane(run[0].lane);
             lane.count(|s| {
                 // Each was planned as a read of its own.
-                s.device_reads -= count as u64 - 1;
-                s.device_read_bytes += len as u64;
+                s.device_reads -= *count as u64 - 1;
+                s.device_read_bytes += read.into.len() as u64;
             });
             drop(lane);
-            used += len;
-            from += count;
+            if read.result.is_err() {
+                run.iter_mut().for_each(|entry| entry.at = None);
+            }
+            entries = behind;
         }
-        for left in &self.planned[from..] {
+        for left in entries {
             let mut lane = self.store.pool.lane(left.lane);
             lane.count(|s| s.device_reads -= 1);
         }
@@ -168,8 +184,10 @@ impl Drop for Gathered<'_> {
             let mut lane = self.store.pool.lane(planned.lane);
             lane.unpin(planned.plan.segment);
         }
-        if let Some(buf) = self.buf.take() {
-            self.store.gathering.bufs.lock().push(buf);
+        match self.buf.take() {
+            Some(buf) if buf.len() == BUF_BYTES => self.store.gathering.bufs.lock().push(buf),
+            Some(buf) => self.store.keep_buf(buf),
+            None => {}
         }
     }
 }

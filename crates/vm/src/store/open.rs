@@ -26,7 +26,7 @@ const LANES_MAX: u64 = 4;
 pub(crate) const OBJECT_MAX_BYTES: usize = INLINE_MAX_BYTES;
 /// Buffers for reads that are kept for reuse, and the length of each: what an entry of one page spans.
 const SPARE_BUFS_MAX: usize = 64;
-const SPARE_BUF_BYTES: usize = 16 << 10;
+pub(super) const SPARE_BUF_BYTES: usize = 16 << 10;
 
 /// How a store is opened.
 #[derive(Debug, Clone)]

@@ -1,0 +1,208 @@
+//! Pages that a thread is about to touch, as its registers tell: code that has loaded two pointers and faults on what the first one points to mostly goes on to the second (an element that
+//! leaves a list: its neighbours). Both are read at the same time then, where one would be waited for after the other.
+//!
+//! Which registers of which instruction are worth it is learnt: what a register pointed to is remembered until the thread's next fault, and that tells. Once it is brought in, one of
+//! [`SAMPLE_EVERY`] faults is left to tell again.
+//!
+//! Promises: a page that cannot be had at once is left to the fault that will ask for it. Never: reads what a register points to, takes a lock, or waits for room.
+
+use crate::fault::Touch;
+use crate::memory::Core;
+use crate::page::Phase;
+use crate::policy::SAMPLE_EVERY;
+use crate::space::place;
+use std::cell::Cell;
+use std::sync::atomic::{AtomicU8, Ordering};
+
+/// Registers looked at: all but the stack's.
+pub(crate) const REGISTERS: usize = 15;
+/// Instructions told apart; others share.
+const SITES: usize = 512;
+/// Pages of one fault.
+const BESIDE_MAX: usize = 2;
+/// How sure it is that what a register points to is touched next: one more each time that it was, one less each time that it was not.
+const SURE_MAX: u8 = 15;
+/// From here on it is brought in.
+const SURE: u8 = 6;
+
+/// What the processor had when a thread faulted.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Registers {
+    /// The instruction.
+    pub instruction: usize,
+    /// What the others hold.
+    pub values: [usize; REGISTERS],
+}
+
+/// A page that a register pointed to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+struct Pointed {
+    page: u64,
+    register: u8,
+}
+
+/// What the last fault of a thread left open.
+#[derive(Debug, Clone, Copy, Default)]
+struct Open {
+    site: u16,
+    count: u8,
+    faults: u32,
+    pages: [Pointed; BESIDE_MAX],
+}
+
+thread_local! {
+    static OPEN: Cell<Open> = const { Cell::new(Open { site: 0, count: 0, faults: 0, pages: [Pointed { page: 0, register: 0 }; BESIDE_MAX] }) };
+}
+
+/// See the head of the file.
+pub(crate) struct Beside {
+    sure: [[AtomicU8; REGISTERS]; SITES],
+}
+
+impl Beside {
+    pub const fn new() -> Beside {
+        Beside {
+            sure: [const { [const { AtomicU8::new(0) }; REGISTERS] }; SITES],
+        }
+    }
+
+    fn site(instruction: usize) -> u16 {
+        let hash = (instruction as u64).wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 32;
+        (hash as usize % SITES) as u16
+    }
+
+    fn told(&self, site: u16, register: u8, touched: bool) {
+        let sure = &self.sure[usize::from(site)][usize::from(register)];
+        let now = sure.load(Ordering::Relaxed);
+        // Threads that are told at the same time may lose one: it is a tendency.
+        let now = match touched {
+            true => (now + 1).min(SURE_MAX),
+            false => now.saturating_sub(1),
+        };
+        sure.store(now, Ordering::Relaxed);
+    }
+
+    fn is_sure(&self, site: u16, register: u8) -> bool {
+        self.sure[usize::from(site)][usize::from(register)].load(Ordering::Relaxed) >= SURE
+    }
+
+    /// A thread faults on `page`, and its registers point to pages that are not there. Which are to come with it; `open` is what it left open before, and leaves now.
+    fn beside(
+        &self,
+        open: &mut Open,
+        page: u64,
+        instruction: usize,
+        pointed: impl Iterator<Item = Pointed>,
+    ) -> [Option<u64>; BESIDE_MAX] {
+        for before in &open.pages[..usize::from(open.count)] {
+            self.told(open.site, before.register, before.page == page);
+        }
+        let (site, mut brought, mut come) = (Beside::site(instruction), 0, [None; BESIDE_MAX]);
+        let faults = open.faults.wrapping_add(1);
+        *open = Open {
+            site,
+            faults,
+            ..Open::default()
+        };
+        for pointed in pointed {
+            if pointed.page == page || come.contains(&Some(pointed.page)) {
+                continue;
+            }
+            if self.is_sure(site, pointed.register) && !faults.is_multiple_of(SAMPLE_EVERY) {
+                if brought < BESIDE_MAX {
+                    come[brought] = Some(pointed.page);
+                    brought += 1;
+                }
+            } else if usize::from(open.count) < BESIDE_MAX {
+                open.pages[usize::from(open.count)] = pointed;
+                open.count += 1;
+            }
+        }
+        come
+    }
+}
+
+impl Core {
+    /// Brings a page that faults in together with those that the thread will touch next, if its registers tell. Whether it is there.
+    pub fn bring_beside(&self, address: usize, touch: Touch, registers: &Registers) -> bool {
+        let Some(page) = self.space.page_at(address) else {
+            return false;
+        };
+        let values = (0..).zip(registers.values);
+        let pointed = values.filter_map(|(register, value)| {
+            let page = self.space.page_at(value)?;
+            self.is_away(page).then_some(Pointed { page, register })
+        });
+        let mut open = OPEN.get();
+        let come = self
+            .beside
+            .beside(&mut open, page, registers.instruction, pointed);
+        OPEN.set(open);
+        if come[0].is_none() || self.ahead.has_ended() {
+            return false;
+        }
+        let come = come.into_iter().flatten();
+        self.bring_together(come, Some(page), touch).asked
+    }
+
+    /// Whether a page of a region seems to be absent.
+    fn is_away(&self, page: u64) -> bool {
+        let (block, at) = place(page);
+        let Some(pinned) = self.space.pin_live(block) else {
+            return false;
+        };
+        let phase = self.space.record(pinned).pages[at].look().phase();
+        self.unpin(pinned, 1);
+        phase == Phase::Absent
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A thread that takes elements out of lists: it faults on one neighbour, and a register holds the other.
+    fn runs(beside: &Beside, goes_on: impl Fn(u64) -> bool) -> usize {
+        let (mut open, mut brought) = (Open::default(), 0);
+        for n in 0..1000 {
+            let (next, previous) = (1_000_000 + n * 7, 5_000_000 + n * 3);
+            let pointed = [(3, previous), (4, 77)].map(|(register, page)| Pointed { page, register });
+            let come = beside.beside(&mut open, next, 0x4042, pointed.into_iter());
+            brought += come.iter().flatten().filter(|page| **page == previous).count();
+            assert!(!come.contains(&Some(77)), "nobody ever touches it");
+            if !come.contains(&Some(previous)) && goes_on(n) {
+                let none = beside.beside(&mut open, previous, 0x404f, std::iter::empty());
+                assert_eq!(none, [None; BESIDE_MAX]);
+            }
+        }
+        brought
+    }
+
+    #[test]
+    fn what_is_touched_next_comes_along_and_what_is_not_does_not() {
+        let beside = Beside::new();
+        let brought = runs(&beside, |_| true);
+        assert!((900..960).contains(&brought), "{brought}");
+        // The program does something else now.
+        let brought = runs(&beside, |_| false);
+        assert!((50..300).contains(&brought), "{brought}");
+        assert_eq!(runs(&beside, |n| n % 3 == 0), 0);
+    }
+
+    #[test]
+    fn no_more_come_than_are_bounded_and_none_twice() {
+        let beside = Beside::new();
+        for register in 0..REGISTERS as u8 {
+            (0..SURE).for_each(|_| beside.told(Beside::site(9), register, true));
+        }
+        let pointed = |pages: [u64; 4]| {
+            let pointed = (0..).zip(pages);
+            pointed.map(|(register, page)| Pointed { page, register })
+        };
+        let mut open = Open::default();
+        let come = beside.beside(&mut open, 5, 9, pointed([5, 6, 6, 7]));
+        assert_eq!(come, [Some(6), Some(7)]);
+        let come = beside.beside(&mut open, 5, 9, pointed([1, 2, 3, 4]));
+        assert_eq!(come, [Some(1), Some(2)]);
+    }
+}
