@@ -193,7 +193,10 @@ impl Spec {
                 // As many buckets from the start as it would grow to: growing looks at all items again.
                 let buckets = (self.ssd_bytes / (2 << 10)).max(1 << HASHPOWER_MIN);
                 let hashpower = buckets.next_power_of_two().ilog2();
-                argv.extend(words(&["-o", &format!("hashpower={hashpower},no_lru_crawler")]));
+                argv.extend(words(&[
+                    "-o",
+                    &format!("hashpower={hashpower},no_lru_crawler"),
+                ]));
                 self.on(memory, argv)
             }
             Peer::RedisOn(memory) => self.on(memory, self.redis_argv(port)),

@@ -5,10 +5,13 @@
 
 mod common;
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
 use common::{Model, Rig, SEGMENT, Shape, clock, filled, value};
 use terrace_kv::Expiry;
 use terrace_media::Device;
-use terrace_media::sim::{Fault, Rng, SimDevice};
+use terrace_media::sim::{EventKind, Fault, Rng, SimDevice};
 use terrace_pool::{Durability, ManualClock, Rule, check_on_device};
 
 #[test]
@@ -518,4 +521,36 @@ fn a_checkpoint_that_was_unreadable_for_a_moment_is_outranked() {
         assert_eq!(rig.get(k).unwrap().as_ref(), Some(v));
     }
     assert!(number(&rig) > before, "{} after {before}", number(&rig));
+}
+
+/// What a start takes for durable because an epoch that was acknowledged came after it: parts of an image, whose flush is the checkpoint's own.
+#[test]
+fn an_epoch_is_flushed_while_a_checkpoint_is_made_and_written_through_else() {
+    let (device, mut rig, _) = filled(Shape::default(), 10, 60);
+    rig.settle();
+    let flushes = Arc::new(AtomicU64::new(0));
+    let seen = flushes.clone();
+    device.set_hook(Some(Box::new(move |_, event| {
+        let is_flush = matches!(event.kind, EventKind::FlushCompleted);
+        seen.fetch_add(u64::from(is_flush), Ordering::Relaxed);
+    })));
+    // Flushes, and writes that were durable by themselves.
+    let mut one_more = |rig: &mut Rig| {
+        let before = (flushes.load(Ordering::Relaxed), device.counters().flushes);
+        rig.run_durable(|w, t| terrace_kv::incr_by(w, t, b"n", 1))
+            .unwrap();
+        let flushes = flushes.load(Ordering::Relaxed) - before.0;
+        (flushes, device.counters().flushes - before.1 - flushes)
+    };
+    assert_eq!(one_more(&mut rig), (0, 1));
+    rig.pool.with_lane(0, |lane| lane.ask_checkpoint());
+    let mut epochs = 0;
+    while rig.pool.with_lane(0, |lane| lane.checkpointing()) {
+        let (flushes, through) = one_more(&mut rig);
+        assert!(flushes > 0 && through == 0, "{flushes} flushes, {through}");
+        epochs += 1;
+    }
+    assert!(epochs > 0);
+    assert_eq!(one_more(&mut rig), (0, 1));
+    device.set_hook(None);
 }

@@ -27,7 +27,7 @@ pub enum Op {
         /// What to write; its length is a multiple of [`BLOCK_BYTES`].
         data: Frozen,
     },
-    /// Write a frozen range of a segment; it is durable when this has ended. Says nothing of other writes.
+    /// Write a frozen range of a segment; it is durable when this has ended, if the device can that ([`Device::writes_through`]). Says nothing of other writes.
     WriteThrough {
         /// First byte, a multiple of [`BLOCK_BYTES`].
         offset: u64,
@@ -226,6 +226,11 @@ pub trait Device: Send + Sync {
     /// What offsets, lengths and addresses of reads are multiples of: a power of two from [`crate::SECTOR_BYTES`] to [`BLOCK_BYTES`].
     fn read_unit_bytes(&self) -> usize {
         BLOCK_BYTES
+    }
+
+    /// Whether [`Op::WriteThrough`] is durable when it has ended. Where this says no, it may be an ordinary write.
+    fn writes_through(&self) -> bool {
+        false
     }
 
     /// A new queue that keeps up to `depth` operations in the kernel's hands (1 to

@@ -15,7 +15,9 @@ use crate::{
     BLOCK_BYTES, Buf, Counters, Device, Disk, MediaError, QUEUE_DEPTH_MAX, ReadInto, SECTOR_BYTES,
     TaskRun,
 };
-use rustix::fs::{AtFlags, FallocateFlags, OFlags, StatxFlags, fallocate, fstatvfs, statx};
+use rustix::fs::{
+    AtFlags, FallocateFlags, OFlags, StatxFlags, fallocate, fstatfs, fstatvfs, statx,
+};
 use rustix::io::Errno;
 use std::fs::{File, OpenOptions};
 use std::io::{Seek, SeekFrom};
@@ -34,6 +36,7 @@ pub struct FileDevice {
     is_direct: bool,
     read_unit_bytes: usize,
     is_block_device: bool,
+    writes_through: bool,
     engine: Engine,
     options: QueueOptions,
     counters: Arc<SharedCounters>,
@@ -174,6 +177,7 @@ impl FileDevice {
             Ok((_ring, task_run)) => Engine::Ring(task_run),
             Err(e) => Engine::Sync(e.raw_os_error().unwrap_or(Errno::NOSYS.raw_os_error())),
         };
+        let writes_through = matches!(engine, Engine::Ring(_)) && writes_through(&file, is_block);
         FileDevice {
             path: path.to_owned(),
             len_bytes,
@@ -181,6 +185,7 @@ impl FileDevice {
             read_unit_bytes: read_unit_bytes(&file, is_direct),
             file: Arc::new(file),
             is_block_device: is_block,
+            writes_through,
             engine,
             options,
             counters: Arc::default(),
@@ -219,6 +224,7 @@ impl FileDevice {
 
     /// Uses the synchronous fallback although the kernel has io_uring, to test and compare.
     pub fn without_ring(mut self) -> Self {
+        self.writes_through = false;
         self.engine = Engine::Sync(0);
         self
     }
@@ -252,6 +258,10 @@ impl Device for FileDevice {
 
     fn read_unit_bytes(&self) -> usize {
         self.read_unit_bytes
+    }
+
+    fn writes_through(&self) -> bool {
+        self.writes_through
     }
 
     fn queue(&self, depth: u32) -> Result<Box<dyn Disk>, MediaError> {
@@ -476,6 +486,16 @@ fn space_error(
         asked_bytes,
         available_bytes,
     }
+}
+
+/// Whether a write that asks for it is durable when it has ended: on a block device, and where the file system is known to do it. Others take the flag and leave it at that (FUSE with direct I/O
+/// hands it to a server that need not look).
+fn writes_through(file: &File, is_block_device: bool) -> bool {
+    const EXT4: u64 = 0xef53;
+    const XFS: u64 = 0x5846_5342;
+    const BTRFS: u64 = 0x9123_683e;
+    let kind = || fstatfs(file).map_or(0, |fs| fs.f_type as u64 & 0xffff_ffff);
+    is_block_device || [EXT4, XFS, BTRFS].contains(&kind())
 }
 
 fn prewrite(

@@ -27,8 +27,8 @@ mod uring;
 pub use arena::{Arena, Piece};
 pub use buf::{Buf, Frozen, SegBuf};
 pub use disk::{
-    BLOCKING_TOKEN, Counters, Device, Disk, Done, Op, ReadInto, Wait, flush_blocking, read_blocking,
-    run_among, write_blocking,
+    BLOCKING_TOKEN, Counters, Device, Disk, Done, Op, ReadInto, Wait, flush_blocking,
+    read_blocking, run_among, write_blocking,
 };
 pub use error::MediaError;
 pub use file::FileDevice;

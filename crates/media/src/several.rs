@@ -34,14 +34,15 @@ impl Together {
     pub fn read(&self, file: &File, reads: &mut [ReadInto<'_>]) -> u32 {
         let most = reads.len().min(SEVERAL_MAX);
         for ring in &self.0 {
-            if ring.is_broken.load(Ordering::Relaxed) {
-                continue;
-            }
             let made = ring.ring.get_or_init(|| {
                 let (ring, _) = build_ring(SEVERAL_MAX as u32, TaskRun::Coop).ok()?;
                 Some(Mutex::new(ring))
             });
             if let Some(Ok(mut free)) = made.as_ref().map(Mutex::try_lock) {
+                // Asked by who has it: what another left in it is not to be handed in.
+                if ring.is_broken.load(Ordering::Relaxed) {
+                    continue;
+                }
                 let (came, all) = read_all(&mut free, file, &mut reads[..most]);
                 ring.is_broken.fetch_or(!all, Ordering::Relaxed);
                 return came;

@@ -205,7 +205,7 @@ impl<D: Snapshot + Send> Pool<D> {
         let mut lanes: Vec<Lane<D>> = (0..superblock.lanes)
             .map(|lane| {
                 let mut lane = new_lane(lane, &superblock, &options, hasher, quota, &arena, make);
-                lane.set_read_unit(device.read_unit_bytes());
+                lane.set_device(device.read_unit_bytes(), device.writes_through());
                 lane
             })
             .collect();

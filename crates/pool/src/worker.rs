@@ -405,19 +405,24 @@ impl<D: Snapshot + Send> Worker<D> {
             lane.wants_epoch(&p)
         });
         let closed = due && self.pool.commit.try_close(now);
-        if closed && self.pool.lanes.len() > self.home.len() {
-            self.pool.wake_all();
+        if closed {
+            self.wake_others();
         }
         closed
+    }
+
+    /// Wakes the other threads of the pool, if there are any: those without a lane of their own have replies that wait, too.
+    fn wake_others(&self) {
+        if self.pool.options.threads > 1 || self.pool.lanes.len() > self.home.len() {
+            self.pool.wake_all();
+        }
     }
 
     fn durable(&mut self) {
         self.durable_now = true;
         self.pool.commit.done();
         self.room = true;
-        if self.pool.lanes.len() > self.home.len() {
-            self.pool.wake_all();
-        }
+        self.wake_others();
     }
 
     fn reap(&mut self, wait: Wait) {

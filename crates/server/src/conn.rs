@@ -295,6 +295,10 @@ impl<S: Store> Conn<S> {
         }
         if self.output.buf.is_empty() {
             if env.out.is_empty() {
+                if self.output.is_held() {
+                    // A command that says nothing left its mark all the same.
+                    self.output.sendable(env.store.durable_epoch());
+                }
                 return Ok(());
             }
             let sendable = self

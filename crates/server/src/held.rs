@@ -47,6 +47,8 @@ impl Held {
             return self.due.len();
         }
         self.seen = durable;
+        // Those have waited a turn already.
+        let carried = self.due.len();
         let due = &mut self.due;
         self.waiting.retain(|&key| match is_due(key) {
             Some(true) => {
@@ -56,7 +58,7 @@ impl Held {
             Some(false) => true,
             None => false,
         });
-        self.due.len().div_ceil(2)
+        carried + (self.due.len() - carried).div_ceil(2)
     }
 }
 
@@ -134,5 +136,11 @@ mod tests {
         assert_eq!(held.release(8, |key| Some(key == 3)), 1);
         held.due.clear();
         assert!(held.is_empty());
+        // What was left for the next turn goes whole, also when more has become due.
+        (0..4).for_each(|key| held.add(key));
+        assert_eq!(held.release(9, |_| Some(true)), 2);
+        held.due.drain(..2);
+        (4..8).for_each(|key| held.add(key));
+        assert_eq!(held.release(10, |_| Some(true)), 2 + 2);
     }
 }

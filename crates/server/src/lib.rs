@@ -3,6 +3,7 @@
 //! connections come out of one budget, and what finds no room there waits, or is cut off with an error. Without a password it
 //! listens on loopback only, and it keeps no data itself: everything goes to a [`store::Store`].
 
+mod at_once;
 pub mod auth;
 mod budget;
 mod commands;

@@ -101,6 +101,10 @@ pub const MANY_READS: usize = 6;
 /// (docs/adr/0016). Given all reads at once, the device answers all at once, and it, this thread and the clients take
 /// turns instead of working at the same time.
 pub const AT_ONCE_WHILE_READING: usize = 8;
+/// The same where a read takes less than `QUICK_READ_US`, with what passes until the thread looks again.
+pub const AT_ONCE_QUICK: usize = 6;
+/// Thrice what a turn takes that serves `AT_ONCE_WHILE_READING`: then what was handed over together is back before as many more are.
+pub const QUICK_READ_US: u64 = 280;
 /// Sockets accepted in a row before other work gets its turn.
 pub const ACCEPT_MAX: usize = 256;
 /// The longest a thread sleeps.

@@ -10,13 +10,15 @@ use mio::unix::SourceFd;
 use mio::{Events, Interest, Poll, Token};
 use slab::Slab;
 
+use crate::at_once::AtOnce;
 use crate::budget::Budget;
 use crate::conn::{Block, Conn};
 use crate::door::Listener;
 use crate::held::Held;
 use crate::limits::{
-    AT_ONCE_WHILE_READING, EVENTS_MAX, LINGERING_MAX, MANY_READS, OUTPUT_LIMIT_BYTES,
-    ROOM_RETRY_MS, SCRATCH_BYTES, SLEEP_MAX_MS, STANDING_BYTES, START_GRANT_MS, STOP_DRAIN_MS,
+    AT_ONCE_QUICK, AT_ONCE_WHILE_READING, EVENTS_MAX, LINGERING_MAX, MANY_READS,
+    OUTPUT_LIMIT_BYTES, ROOM_RETRY_MS, SCRATCH_BYTES, SLEEP_MAX_MS, STANDING_BYTES, START_GRANT_MS,
+    STOP_DRAIN_MS,
 };
 use crate::lookout::Lookout;
 use crate::service::{Status, service};
@@ -120,6 +122,7 @@ pub struct Thread<S: Store> {
     /// Keys of connections that wait for room.
     waiters: Vec<u64>,
     pub(crate) held: Held,
+    at_once: AtOnce,
     /// Keys of connections that only have to read why they end.
     pub(crate) lingering: Vec<u64>,
     /// Connections that agree on keys, and since when (ms).
@@ -185,6 +188,7 @@ impl<S: Store> Thread<S> {
             again: Vec::new(),
             waiters: Vec::new(),
             held: Held::default(),
+            at_once: AtOnce::default(),
             lingering: Vec::new(),
             handshaking: Vec::new(),
             handshakes_checked_ms: 0,
@@ -207,9 +211,11 @@ impl<S: Store> Thread<S> {
     pub fn run(mut self) -> Result<(), String> {
         let mut many = Events::with_capacity(EVENTS_MAX);
         let mut few = Events::with_capacity(AT_ONCE_WHILE_READING);
+        let mut fewer = Events::with_capacity(AT_ONCE_QUICK);
         let mut timeout = Duration::ZERO;
         while !self.env.shared.stopping.load(Ordering::Acquire) {
             let events = match self.env.store.reads_under_way() >= MANY_READS {
+                true if self.at_once.connections() == AT_ONCE_QUICK => &mut fewer,
                 true => &mut few,
                 false => &mut many,
             };
@@ -289,13 +295,16 @@ impl<S: Store> Thread<S> {
     /// Lets the store work and serves what that made possible; answers how long to sleep.
     fn turn(&mut self) -> Duration {
         self.env.store.set_replies_wait(self.held.awaits_device());
+        let under_way = self.env.store.reads_under_way();
         let turn = self.env.store.turn();
         let mut ready = std::mem::take(&mut self.ready);
+        let waiting = ready.len();
         self.env.store.take_ready(&mut ready);
+        self.at_once.turn(under_way, ready.len() - waiting);
         // What is served below may have begun reads or filled an epoch.
         let served = !ready.is_empty() || !self.again.is_empty() || turn.room;
         let mut moved = std::mem::take(&mut self.moved);
-        for key in ready.drain(..ready.len().min(AT_ONCE_WHILE_READING)) {
+        for key in ready.drain(..ready.len().min(self.at_once.connections())) {
             if let Some(slot) = self.slot_of(key)
                 && self.conns[slot].block == Block::Io
             {

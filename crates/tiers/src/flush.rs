@@ -304,9 +304,14 @@ impl<D: Snapshot> Lane<D> {
         self.io.send(purpose, op);
     }
 
-    /// Whether an epoch that is one write may do without the flush: no other lane's writes wait for that one.
+    /// Whether an epoch that is one write may do without the flush: no other lane's writes wait for that one, and no checkpoint's. A start takes the headers of segments
+    /// that an image has for as durable as those of later epochs; and a device that fails such a write may have lost parts of an image that a flush of the checkpoint's own would then vouch for.
     fn may_write_through(&self) -> bool {
-        self.cfg.lanes == 1 && !self.cfg.scratch && self.rule(Rule::FlushBeforeAcknowledge)
+        self.writes_through
+            && self.cfg.lanes == 1
+            && !self.cfg.scratch
+            && !self.checkpointing()
+            && self.rule(Rule::FlushBeforeAcknowledge)
     }
 
     /// Whether the epoch that arrived is durable as it was written, without a flush.

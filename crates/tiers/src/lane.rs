@@ -74,6 +74,8 @@ pub struct Lane<D> {
     pub(crate) first_batch: bool,
     /// The last batch was all of its epoch, and was handed out to be durable by itself.
     pub(crate) written_through: bool,
+    /// Whether the device has writes that are durable when they end.
+    pub(crate) writes_through: bool,
     /// Live bytes on the SSD when the last epoch became durable.
     pub(crate) live_estimate: u64,
     pub(crate) full: Full,
@@ -167,6 +169,7 @@ impl<D: Snapshot> Lane<D> {
             moved_in_epoch: 0,
             first_batch: false,
             written_through: false,
+            writes_through: false,
             arrival_told: 0,
             live_estimate: 0,
             full: Full::default(),
@@ -379,10 +382,13 @@ impl<D: Snapshot> Lane<D> {
         self.phase.epoch()
     }
 
-    /// Entries are read by as few bytes as the device allows from now on, instead of by blocks.
-    pub fn set_read_unit(&mut self, bytes: usize) {
-        debug_assert!(bytes.is_power_of_two() && bytes <= terrace_media::BLOCK_BYTES);
-        self.ssd.read_unit_bytes = bytes;
+    /// What its device can, from now on: entries are read by as few bytes as that allows, instead of by blocks; and what it writes through needs no flush.
+    pub fn set_device(&mut self, read_unit_bytes: usize, writes_through: bool) {
+        debug_assert!(
+            read_unit_bytes.is_power_of_two() && read_unit_bytes <= terrace_media::BLOCK_BYTES
+        );
+        self.ssd.read_unit_bytes = read_unit_bytes;
+        self.writes_through = writes_through;
     }
 
     /// Plans the read of `loc` and holds its segment until `unpin`.

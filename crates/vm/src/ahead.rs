@@ -161,13 +161,13 @@ impl Core {
         let (mut pages, mut left) = (window.of(page), window.pages);
         while left > most {
             let some = pages.by_ref().take(most as usize);
-            if !self.bring_together(some, None, touch).whole {
+            if !self.bring_together(some, touch, None, touch).whole {
                 return false;
             }
             left -= most;
         }
         // The one that faulted last, since the thread goes on as soon as it is there.
-        self.bring_together(pages, Some(page), touch).asked
+        self.bring_together(pages, touch, Some(page), touch).asked
     }
 
     /// How many of a window's first pages the backing does not have.

@@ -176,7 +176,7 @@ impl Balance {
             self.store.terrace_min_bytes(),
             max,
             gains,
-            policy::costs(self.memory.has_handlers()),
+            self.memory.costs(),
         );
         if wanted > max {
             // Only into what nobody may take meanwhile: a step is no more than the cap's slack, and the terrace gives way to it next.

@@ -18,8 +18,8 @@ use std::sync::atomic::{AtomicU8, Ordering};
 pub(crate) const REGISTERS: usize = 15;
 /// Instructions told apart; others share.
 const SITES: usize = 512;
-/// Pages of one fault.
-const BESIDE_MAX: usize = 2;
+/// What is remembered of one fault that may not be sure.
+const POINTED_MAX: usize = 6;
 /// How sure it is that what a register points to is touched next: one more each time that it was, one less each time that it was not.
 const SURE_MAX: u8 = 15;
 /// From here on it is brought in.
@@ -47,11 +47,11 @@ struct Open {
     site: u16,
     count: u8,
     faults: u32,
-    pages: [Pointed; BESIDE_MAX],
+    pages: [Pointed; POINTED_MAX],
 }
 
 thread_local! {
-    static OPEN: Cell<Open> = const { Cell::new(Open { site: 0, count: 0, faults: 0, pages: [Pointed { page: 0, register: 0 }; BESIDE_MAX] }) };
+    static OPEN: Cell<Open> = const { Cell::new(Open { site: 0, count: 0, faults: 0, pages: [Pointed { page: 0, register: 0 }; POINTED_MAX] }) };
 }
 
 /// See the head of the file.
@@ -86,74 +86,85 @@ impl Beside {
         self.sure[usize::from(site)][usize::from(register)].load(Ordering::Relaxed) >= SURE
     }
 
-    /// A thread faults on `page`, and its registers point to pages that are not there. Which are to come with it; `open` is what it left open before, and leaves now.
+    /// A thread faults on `page`, and its registers point to pages that are not there. Which is to come with it; `open` is what it left open before, and leaves now.
     fn beside(
         &self,
         open: &mut Open,
         page: u64,
         instruction: usize,
         pointed: impl Iterator<Item = Pointed>,
-    ) -> [Option<u64>; BESIDE_MAX] {
+    ) -> Option<u64> {
         for before in &open.pages[..usize::from(open.count)] {
             self.told(open.site, before.register, before.page == page);
         }
-        let (site, mut brought, mut come) = (Beside::site(instruction), 0, [None; BESIDE_MAX]);
+        let (site, mut comes) = (Beside::site(instruction), None);
         let faults = open.faults.wrapping_add(1);
         *open = Open {
             site,
             faults,
             ..Open::default()
         };
-        for pointed in pointed {
-            if pointed.page == page || come.contains(&Some(pointed.page)) {
-                continue;
-            }
+        for pointed in pointed.filter(|pointed| pointed.page != page) {
+            let count = usize::from(open.count);
             if self.is_sure(site, pointed.register) && !faults.is_multiple_of(SAMPLE_EVERY) {
-                if brought < BESIDE_MAX {
-                    come[brought] = Some(pointed.page);
-                    brought += 1;
-                }
-            } else if usize::from(open.count) < BESIDE_MAX {
-                open.pages[usize::from(open.count)] = pointed;
+                comes = comes.or(Some(pointed.page));
+            } else if count < POINTED_MAX
+                && open.pages[..count].iter().all(|p| p.page != pointed.page)
+            {
+                open.pages[count] = pointed;
                 open.count += 1;
             }
         }
-        come
+        comes
     }
 }
 
+/// What the last fault of this thread left open is not to be told by its next: pages came meanwhile that it would have faulted on.
+pub(crate) fn forget() {
+    OPEN.set(Open {
+        count: 0,
+        ..OPEN.get()
+    });
+}
+
 impl Core {
-    /// Brings a page that faults in together with those that the thread will touch next, if its registers tell. Whether it is there.
+    /// Brings a page that faults in together with one that the thread will touch next, if its registers tell. Whether it is there.
     pub fn bring_beside(&self, address: usize, touch: Touch, registers: &Registers) -> bool {
         let Some(page) = self.space.page_at(address) else {
             return false;
         };
         let values = (0..).zip(registers.values);
         let pointed = values.filter_map(|(register, value)| {
-            let page = self.space.page_at(value)?;
-            self.is_away(page).then_some(Pointed { page, register })
+            let pointed = self.space.page_at(value)?;
+            let is_away = pointed != page && self.is_away(pointed, page);
+            is_away.then_some(Pointed {
+                page: pointed,
+                register,
+            })
         });
         let mut open = OPEN.get();
-        let come = self
-            .beside
-            .beside(&mut open, page, registers.instruction, pointed);
+        let instruction = registers.instruction;
+        let comes = self.beside.beside(&mut open, page, instruction, pointed);
         OPEN.set(open);
-        if come[0].is_none() || self.ahead.has_ended() {
+        if comes.is_none() || self.ahead.has_ended() {
             return false;
         }
-        let come = come.into_iter().flatten();
-        self.bring_together(come, Some(page), touch).asked
+        // Whether it will be written to is not known.
+        self.bring_together(comes.into_iter(), Touch::Read, Some(page), touch)
+            .asked
     }
 
-    /// Whether a page of a region seems to be absent.
-    fn is_away(&self, page: u64) -> bool {
+    /// Whether a page seems to be absent, of the region that another one is in.
+    fn is_away(&self, page: u64, other: u64) -> bool {
         let (block, at) = place(page);
         let Some(pinned) = self.space.pin_live(block) else {
             return false;
         };
         let phase = self.space.record(pinned).pages[at].look().phase();
+        let region = self.space.region(page);
+        let is_away = phase == Phase::Absent && region.is_some_and(|region| region.contains(other));
         self.unpin(pinned, 1);
-        phase == Phase::Absent
+        is_away
     }
 }
 
@@ -166,13 +177,20 @@ mod tests {
         let (mut open, mut brought) = (Open::default(), 0);
         for n in 0..1000 {
             let (next, previous) = (1_000_000 + n * 7, 5_000_000 + n * 3);
-            let pointed = [(3, previous), (4, 77)].map(|(register, page)| Pointed { page, register });
-            let come = beside.beside(&mut open, next, 0x4042, pointed.into_iter());
-            brought += come.iter().flatten().filter(|page| **page == previous).count();
-            assert!(!come.contains(&Some(77)), "nobody ever touches it");
-            if !come.contains(&Some(previous)) && goes_on(n) {
+            // Some registers always point to the same.
+            let pages = [77, 78, 77, previous, previous, 79];
+            let pointed = (0..).zip(pages);
+            let pointed = pointed.map(|(register, page)| Pointed { page, register });
+            let comes = beside.beside(&mut open, next, 0x4042, pointed);
+            assert!(
+                comes.is_none_or(|page| page == previous),
+                "nobody ever touches it"
+            );
+            if comes.is_some() {
+                brought += 1;
+            } else if goes_on(n) {
                 let none = beside.beside(&mut open, previous, 0x404f, std::iter::empty());
-                assert_eq!(none, [None; BESIDE_MAX]);
+                assert_eq!(none, None);
             }
         }
         brought
@@ -190,19 +208,17 @@ mod tests {
     }
 
     #[test]
-    fn no_more_come_than_are_bounded_and_none_twice() {
+    fn the_page_itself_is_not_one_beside_it() {
         let beside = Beside::new();
         for register in 0..REGISTERS as u8 {
             (0..SURE).for_each(|_| beside.told(Beside::site(9), register, true));
         }
-        let pointed = |pages: [u64; 4]| {
+        let pages = |pages: [u64; 3]| {
             let pointed = (0..).zip(pages);
             pointed.map(|(register, page)| Pointed { page, register })
         };
         let mut open = Open::default();
-        let come = beside.beside(&mut open, 5, 9, pointed([5, 6, 6, 7]));
-        assert_eq!(come, [Some(6), Some(7)]);
-        let come = beside.beside(&mut open, 5, 9, pointed([1, 2, 3, 4]));
-        assert_eq!(come, [Some(1), Some(2)]);
+        assert_eq!(beside.beside(&mut open, 5, 9, pages([5, 6, 7])), Some(6));
+        assert_eq!(beside.beside(&mut open, 5, 9, pages([5, 5, 5])), None);
     }
 }

@@ -47,7 +47,9 @@ impl Drop for Evictor {
     fn drop(&mut self) {
         self.stop.store(true, Ordering::SeqCst);
         self.core.little_room.ring_anyway();
-        if let Some(thread) = self.thread.take() {
+        // If it looked at the last moment how the cap is shared, it is this thread.
+        let thread = self.thread.take();
+        if let Some(thread) = thread.filter(|t| t.thread().id() != std::thread::current().id()) {
             // It aborts the program rather than panic.
             let _ = thread.join();
         }
@@ -60,7 +62,7 @@ fn evict(core: &Core, stop: &AtomicBool) {
     inside::run(|| {
         while !stop.load(Ordering::SeqCst) {
             if !core.evict_ahead(policy::batch_pages(core.pages_now())) {
-                // What cannot leave now is left to who needs it.
+                // What cannot leave now is left to who needs it; who finds little room from now on rings, or the next after it.
                 core.little_room.sleep(|| stop.load(Ordering::SeqCst));
             }
         }

@@ -101,7 +101,9 @@ fn watch(core: &Core, stop: &AtomicBool) {
     let grace = &core.grace;
     while !stop.load(Ordering::SeqCst) {
         if grace.tables() == 0 {
-            grace.bell.sleep(|| grace.tables() > 0 || stop.load(Ordering::SeqCst));
+            grace
+                .bell
+                .sleep(|| grace.tables() > 0 || stop.load(Ordering::SeqCst));
             continue;
         }
         let given_back = grace.given_back.load(Ordering::SeqCst);

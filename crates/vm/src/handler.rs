@@ -59,7 +59,10 @@ impl Handlers {
 impl Drop for Handlers {
     fn drop(&mut self) {
         let _ = rustix::io::write(&*self.stop, &1u64.to_ne_bytes());
-        for thread in self.threads.drain(..) {
+        let own = std::thread::current().id();
+        // If one of them looked at the last moment how the cap is shared, it is this thread.
+        let others = self.threads.drain(..).filter(|t| t.thread().id() != own);
+        for thread in others {
             // It says nothing when it ends, and aborts the program rather than panic.
             let _ = thread.join();
         }

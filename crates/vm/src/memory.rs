@@ -1,13 +1,13 @@
 //! The memory of a process that is larger than DRAM: one page buffer for all its regions.
 //!
 //! Promises: at most `pages_max` pages are materialised at a time; whoever needs one more evicts others or waits, boundedly. Never:
-//! starts a thread where faults are taken in the faulting thread, but for one that waits for the kernel to free page tables.
+//! starts a thread where faults are taken in the faulting thread, but for one that waits for the kernel to free page tables, and of a program that does not know this library one that evicts.
 
 use crate::ahead::Ahead;
 use crate::aside::Aside;
 use crate::backing::{Backing, StoreError};
-use crate::beside::Beside;
 use crate::bell::Bell;
+use crate::beside::Beside;
 use crate::evict::{Hand, Workspace};
 use crate::evictor::Evictor;
 use crate::ghost::Ghost;
@@ -302,9 +302,9 @@ impl Memory {
         self.core.pages_max.store(pages, Ordering::Relaxed);
     }
 
-    /// Whether handler threads take its faults.
-    pub(crate) fn has_handlers(&self) -> bool {
-        self.core.way != Way::InThread
+    /// What its faults and reads cost.
+    pub(crate) fn costs(&self) -> policy::Costs {
+        policy::costs(self.core.way != Way::InThread, self.core.unmodified)
     }
 
     /// Evicts what is above the bound now. The error says why changed pages stay.

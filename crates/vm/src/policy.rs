@@ -104,11 +104,20 @@ const BY_HANDLERS: Costs = Costs {
     read_ns: 100_000,
 };
 
-/// What they are where handler threads take faults, or where they are not needed.
-pub(crate) fn costs(by_handlers: bool) -> Costs {
-    match by_handlers {
-        true => BY_HANDLERS,
-        false => IN_THREAD,
+/// Faults in the threads of a program that does not know this library: it has few threads, often with a lock of its own in its hands, so that what a read takes counts and not only what it costs the
+/// processor (docs/adr/0050).
+const IN_FEW_THREADS: Costs = Costs {
+    fault_ns: 10_000,
+    changed_ns: 5_000,
+    read_ns: 110_000,
+};
+
+/// What they are where handler threads take faults, or where they are not needed; of an `unmodified` program.
+pub(crate) fn costs(by_handlers: bool, unmodified: bool) -> Costs {
+    match (by_handlers, unmodified) {
+        (true, _) => BY_HANDLERS,
+        (false, true) => IN_FEW_THREADS,
+        (false, false) => IN_THREAD,
     }
 }
 /// Part of the cap that changes hands at a time.

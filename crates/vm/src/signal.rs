@@ -8,7 +8,7 @@
 //! The handler runs on the stack of the faulting thread, not on an alternate one: those are as small as 8 KiB, and reading a page
 //! back needs more. So a stack must not lie in a region.
 
-use crate::beside::{REGISTERS, Registers};
+use crate::beside::{self, REGISTERS, Registers};
 use crate::fault::{Failure, Outcome, Touch};
 use crate::inside;
 use crate::memory::{Core, VmError, Way};
@@ -235,8 +235,13 @@ fn take(core: &Core, address: usize, context: *mut libc::c_void, ends: bool) -> 
             return core.resolve(address, touch);
         }
         let began = Instant::now();
-        let is_there = core.bring_ahead(address, touch)
-            || core.bring_beside(address, touch, &registers(context));
+        let is_there = match core.bring_ahead(address, touch) {
+            true => {
+                beside::forget();
+                true
+            }
+            false => core.bring_beside(address, touch, &registers(context)),
+        };
         let resolved = match is_there {
             true => Outcome::Ready { woken: true },
             false => core.resolve(address, touch),

@@ -41,7 +41,7 @@ enum Look<'a> {
 pub(crate) struct Brought {
     /// None had to be left.
     pub whole: bool,
-    /// The one that was asked for was filled.
+    /// The one that was asked for was filled, or opened.
     pub asked: bool,
 }
 
@@ -50,23 +50,35 @@ type End<'a> = dyn FnMut(&Filling<'_>, Result<Fetched, Cause>) + 'a;
 
 impl Core {
     /// Makes pages of one region accessible, as far as they can be had at once, and after them the one that was `asked` for, if any. The others that were not there count as
-    /// brought ahead.
+    /// brought ahead, for such a touch.
     pub fn bring_together(
         &self,
         ahead: impl Iterator<Item = u64>,
+        touch_ahead: Touch,
         asked: Option<u64>,
         touch: Touch,
     ) -> Brought {
         let mut filling: [Option<Filling<'_>>; TOGETHER_MAX] = [const { None }; TOGETHER_MAX];
         let (mut region, mut count) = (None, 0);
-        let (mut came, mut brought) = (0, Brought { whole: true, asked: false });
+        let (mut came, mut brought) = (
+            0,
+            Brought {
+                whole: true,
+                asked: false,
+            },
+        );
         for page in ahead.take(TOGETHER_MAX - 1).chain(asked) {
+            let touch = match Some(page) == asked {
+                true => touch,
+                false => touch_ahead,
+            };
             match self.begin_together(page, &mut region, touch) {
                 Look::Filling(begun) => {
                     filling[count] = Some(begun);
                     count += 1;
                 }
-                Look::There { opened } => came += u64::from(opened && Some(page) != asked),
+                Look::There { opened } if Some(page) == asked => brought.asked = opened,
+                Look::There { opened } => came += u64::from(opened),
                 Look::Left => {
                     brought.whole = false;
                     break;
@@ -76,7 +88,7 @@ impl Core {
         if let Some(region) = region.filter(|_| count > 0) {
             let (others, is_there) = self.fill_together(region, &filling[..count], asked);
             came += others;
-            brought.asked = is_there;
+            brought.asked |= is_there;
         }
         Counters::add(&self.counters.ahead, came);
         brought

@@ -10,7 +10,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 use terrace_vm::{
     Backing, Changed, FetchError, Fetched, Memory, Options, PAGE_BYTES, Page, Put, Region,
-    StoreError, Way,
+    StoreError,
 };
 
 const PAGES: u64 = 20_000;
@@ -77,7 +77,9 @@ fn what_a_register_points_to_comes_along_where_it_is_touched_next() {
     });
     let region = memory.region(PAGES, backing.clone()).unwrap();
     for page in 0..PAGES {
-        region.word(page as usize * PAGE_BYTES / 8).store(page, Relaxed);
+        region
+            .word(page as usize * PAGE_BYTES / 8)
+            .store(page, Relaxed);
     }
     memory.evict_all().unwrap();
     let faults = |pairs: u64, salt: u64| {
@@ -87,12 +89,21 @@ fn what_a_register_points_to_comes_along_where_it_is_touched_next() {
             let (a, b) = (n * 7919 % PAGES, (n * 104_729 + salt) % PAGES);
             write_both(at(&region, a), at(&region, b), n + salt);
             assert!(a == b || region.word(a as usize * PAGE_BYTES / 8).load(Relaxed) == n + salt);
-            assert_eq!(region.word(b as usize * PAGE_BYTES / 8).load(Relaxed), n + salt);
+            assert_eq!(
+                region.word(b as usize * PAGE_BYTES / 8).load(Relaxed),
+                n + salt
+            );
         }
-        (memory.stats().ahead - ahead, backing.several.load(Relaxed) - several)
+        (
+            memory.stats().ahead - ahead,
+            backing.several.load(Relaxed) - several,
+        )
     };
     let (ahead, several) = faults(2000, 11);
-    assert!(ahead > 1200 && several > 1200, "{ahead} pages came ahead in {several} calls");
+    assert!(
+        ahead > 1200 && several > 1200,
+        "{ahead} pages came ahead in {several} calls"
+    );
     assert_eq!(memory.stats().failed_faults, 0);
 }
 
@@ -103,7 +114,10 @@ fn room_is_made_by_a_thread_before_it_is_needed() {
     for round in 1..=2 {
         for page in 0..3000 {
             let word = region.word((page * 7 % PAGES) as usize * PAGE_BYTES / 8);
-            assert_eq!(word.swap(page + round, Relaxed), if round == 1 { 0 } else { page + 1 });
+            assert_eq!(
+                word.swap(page + round, Relaxed),
+                if round == 1 { 0 } else { page + 1 }
+            );
             // The evictor still may be at it.
             let until = Instant::now() + Duration::from_secs(5);
             let has_room = || memory.stats().resident_pages + 16 <= 600;

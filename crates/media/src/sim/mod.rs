@@ -176,6 +176,10 @@ impl SimDevice {
 }
 
 impl Device for SimDevice {
+    fn writes_through(&self) -> bool {
+        true
+    }
+
     fn len_bytes(&self) -> u64 {
         self.inner.len_bytes
     }
@@ -354,6 +358,10 @@ impl State {
                     }
                     None => self.complete_write(write),
                     Some(errno) => self.fail_write(write, errno),
+                }
+                if failed.is_some() && matches!(flight.op, Op::WriteThrough { .. }) {
+                    // It may have been its flush: then the device's cache is gone, too.
+                    self.fail_flush(self.completed);
                 }
                 let (offset, len) = (flight.op.offset(), flight.op.len());
                 Some(EventKind::WriteCompleted { offset, len })

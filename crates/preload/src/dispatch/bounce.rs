@@ -213,9 +213,7 @@ pub unsafe fn flat(number: c_long, args: Args, pieces: &[Piece]) -> c_long {
                     (number_of(arg) & 0x7fff_ffff).saturating_mul(by as usize)
                 }
                 Bytes::Message(arg) => (number_of(arg) & 0x7fff_ffff) + size_of::<c_long>(),
-                Bytes::Polled(arg) => {
-                    (number_of(arg) & 0x7fff_ffff) * size_of::<libc::pollfd>()
-                }
+                Bytes::Polled(arg) => (number_of(arg) & 0x7fff_ffff) * size_of::<libc::pollfd>(),
                 Bytes::At(arg) => match args[usize::from(arg)] {
                     0 => 0,
                     at => (at as *const i32).read_unaligned().max(0) as usize,

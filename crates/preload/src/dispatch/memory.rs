@@ -226,10 +226,7 @@ mod tests {
     #[test]
     fn what_calls_take() {
         let poll = of_call(libc::SYS_poll).unwrap();
-        assert_eq!(
-            (poll[0].way, poll[0].bytes),
-            (Way::Both, Bytes::Polled(1))
-        );
+        assert_eq!((poll[0].way, poll[0].bytes), (Way::Both, Bytes::Polled(1)));
         assert!(of_call(libc::SYS_getpid).is_none());
         assert_eq!(
             (of_set(1), of_set(64), of_set(65), of_set(-1)),

@@ -32,6 +32,9 @@ const SAVED_BYTES: usize = (SAVED.len() + 1) * 8;
 /// The kernel's structure of clone3, as long as it is known.
 const CLONE_ARGS_BYTES: usize = 128;
 const CLONE_ARGS_STACK: usize = 5;
+const CLONE_ARGS_STORAGE: usize = 7;
+/// Where the C library's thread-local storage has what it mixes into pointers, in words.
+const GUARD: usize = 6;
 const CLONE_ARGS_STACK_BYTES: usize = 6;
 /// Texts and their addresses that a program is started with, at most.
 const TEXTS_BYTES_MAX: usize = 8 << 20;
@@ -128,21 +131,30 @@ extern "C" fn begin_made() {
     tls::dispatch_now();
 }
 
-/// What the new one calls first.
-fn first_call(flags: c_long) -> i64 {
+/// What the new one calls first, if its thread-local storage is of the C library's making: `tls` has its words there.
+unsafe fn first_call(flags: c_long, storage: c_long) -> i64 {
     let whole = c_long::from(libc::CLONE_VM | libc::CLONE_THREAD | libc::CLONE_SETTLS);
-    match flags & whole == whole && super::is_on() {
+    // SAFETY: the program's promise for what it gives the new one; what the C library makes begins with its own address, and has this thread's guard of pointers.
+    let is_its = || unsafe {
+        let own: *const c_long;
+        std::arch::asm!("mov {}, fs:[0]", out(reg) own, options(nostack, readonly, preserves_flags));
+        let storage = storage as *const c_long;
+        !storage.is_null()
+            && storage.read_unaligned() == storage as c_long
+            && storage.add(GUARD).read_unaligned() == own.add(GUARD).read()
+    };
+    match flags & whole == whole && super::is_on() && is_its() {
         true => begin_made as extern "C" fn() as usize as i64,
         false => 0,
     }
 }
 
 /// Puts what the new one needs below the top of its stack: where its stack then is.
-unsafe fn saved(top: c_long, flags: c_long, registers: &[i64]) -> c_long {
+unsafe fn saved(top: c_long, flags: c_long, storage: c_long, registers: &[i64]) -> c_long {
     let at = (top as usize - SAVED_BYTES) as *mut i64;
     // SAFETY: the program's promise: a stack, of which nothing is used yet.
     unsafe {
-        at.write_unaligned(first_call(flags));
+        at.write_unaligned(first_call(flags, storage));
         for (nth, register) in SAVED.iter().enumerate() {
             at.add(nth + 1)
                 .write_unaligned(registers[*register as usize]);
@@ -162,7 +174,7 @@ pub unsafe fn clone(mut args: Args, registers: &[i64]) -> c_long {
             // The child has a copy of this stack.
             0 => raw::call(libc::SYS_clone, args),
             top => {
-                args[1] = saved(top, args[0], registers);
+                args[1] = saved(top, args[0], args[4], registers);
                 terrace_preload_clone(libc::SYS_clone, args.as_ptr())
             }
         }
@@ -190,6 +202,7 @@ pub unsafe fn clone3(mut args: Args, registers: &[i64]) -> c_long {
         saved(
             wanted[CLONE_ARGS_STACK] + wanted[CLONE_ARGS_STACK_BYTES],
             wanted[0],
+            wanted[CLONE_ARGS_STORAGE],
             registers,
         );
         wanted[CLONE_ARGS_STACK_BYTES] -= SAVED_BYTES as c_long;

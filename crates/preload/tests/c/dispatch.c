@@ -468,7 +468,6 @@ static void threads(void) {
     MUST(pthread_join(one, NULL) == 0);
 }
 
-// Whether the kernel makes an io_uring: 1 it does, 0 the runtime does not let it, -1 nobody would.
 static char *cold_file;
 
 static int reads_file(void *fd) {
@@ -567,6 +566,7 @@ static void waits(void) {
     close(ends[0]), close(ends[1]);
 }
 
+// Whether the kernel makes an io_uring: 1 it does, 0 the runtime does not let it, -1 nobody would.
 static int ring(void) {
     struct {
         unsigned words[30];

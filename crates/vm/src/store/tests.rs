@@ -242,7 +242,7 @@ fn what_cannot_be_gathered_is_left_and_nothing_stays_held() {
     device.faults().clear();
     // As many at a time as there are buffers for.
     let held: Vec<_> = (0..4)
-        .map(|n| store.gather(TABLE, &[n * 1000, n * 1000 + 1]))
+        .map(|n| store.gather(TABLE, &[n * 1000, n * 1000 + 1, n * 1000 + 2]))
         .collect();
     assert_eq!(taken(&store, &ids), 0, "no buffer is left");
     drop(held);
