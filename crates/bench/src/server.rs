@@ -190,13 +190,10 @@ impl Spec {
             // It is to have all items, wherever they lie.
             Peer::MemcachedOn(memory) => {
                 let mut argv = self.memcached_argv_of(port, self.ssd_bytes);
-                // As many buckets from the start as it would grow to: growing looks at all items again.
+                // As many buckets from the start as it would grow to: growing looks at all items again, as does its crawler when it likes.
                 let buckets = (self.ssd_bytes / (2 << 10)).max(1 << HASHPOWER_MIN);
                 let hashpower = buckets.next_power_of_two().ilog2();
-                argv.extend(words(&[
-                    "-o",
-                    &format!("hashpower={hashpower},no_lru_crawler"),
-                ]));
+                argv.extend(["-o".into(), format!("hashpower={hashpower},no_lru_crawler")]);
                 self.on(memory, argv)
             }
             Peer::RedisOn(memory) => self.on(memory, self.redis_argv(port)),

@@ -535,7 +535,7 @@ fn an_epoch_is_flushed_while_a_checkpoint_is_made_and_written_through_else() {
         seen.fetch_add(u64::from(is_flush), Ordering::Relaxed);
     })));
     // Flushes, and writes that were durable by themselves.
-    let mut one_more = |rig: &mut Rig| {
+    let one_more = |rig: &mut Rig| {
         let before = (flushes.load(Ordering::Relaxed), device.counters().flushes);
         rig.run_durable(|w, t| terrace_kv::incr_by(w, t, b"n", 1))
             .unwrap();

@@ -4,13 +4,50 @@
 //! together. Never: outlives the command, or is held while something is waited for.
 
 use crate::Lane;
+use crate::open::Pool;
 use parking_lot::MutexGuard;
 use smallvec::SmallVec;
 use terrace_index::KeyMap;
+use terrace_log::Snapshot;
+use terrace_tiers::Phase;
 
 /// Lanes held for one command.
 pub struct Held<'a, D = KeyMap> {
     pub(crate) lanes: SmallVec<[(u16, MutexGuard<'a, Lane<D>>); 2]>,
+}
+
+impl<'a, D: Snapshot + Send> Held<'a, D> {
+    /// Locks lanes in order, and brings all into the open epoch.
+    pub(crate) fn of(
+        pool: &'a Pool<D>,
+        lanes: impl IntoIterator<Item = u16>,
+        now_ms: u64,
+    ) -> Held<'a, D> {
+        let mut held: SmallVec<[_; 2]> = SmallVec::new();
+        let mut lanes = lanes.into_iter();
+        let first = lanes.next();
+        let second = lanes.find(|l| Some(*l) != first);
+        if let (Some(only), None) = (first, second) {
+            // Mostly a command has one key.
+            held.push((only, pool.lanes[only as usize].lock()));
+        } else {
+            let mut wanted: SmallVec<[u16; 8]> = first.into_iter().chain(second).collect();
+            wanted.extend(lanes);
+            wanted.sort_unstable();
+            wanted.dedup();
+            held.extend(
+                wanted
+                    .into_iter()
+                    .map(|l| (l, pool.lanes[l as usize].lock())),
+            );
+        }
+        let open = pool.commit.open();
+        for (_, lane) in &mut held {
+            catch_up(pool, lane, open);
+            lane.set_now(now_ms);
+        }
+        Held { lanes: held }
+    }
 }
 
 impl<D> Held<'_, D> {
@@ -22,5 +59,17 @@ impl<D> Held<'_, D> {
     /// Every held lane.
     pub fn each(&mut self) -> impl Iterator<Item = (u16, &mut Lane<D>)> {
         self.lanes.iter_mut().map(|(l, lane)| (*l, &mut **lane))
+    }
+}
+
+/// Brings a lane to the open epoch.
+pub(crate) fn catch_up<D: Snapshot + Send>(pool: &Pool<D>, lane: &mut Lane<D>, open: u64) {
+    if let Phase::Arrived(epoch) = lane.phase()
+        && epoch <= pool.commit.durable()
+    {
+        lane.made_durable(epoch);
+    }
+    while lane.open_epoch() < open {
+        lane.close_epoch();
     }
 }

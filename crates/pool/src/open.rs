@@ -2,13 +2,14 @@
 
 use crate::clock::{Clamped, Clock, SystemClock};
 use crate::commit::Commit;
+use crate::held::catch_up;
 use crate::ledger::Ledger;
 use crate::lock::PoolLock;
 use crate::options::{Contents, DRAM_PER_LANE_MIN_BYTES, Durability, Options};
 use crate::recover::{Recovered, recover};
 use crate::stats::Stats;
 use crate::superblock::Superblock;
-use crate::worker::{Worker, catch_up};
+use crate::worker::Worker;
 use crate::{Lane, PoolError};
 use parking_lot::{Mutex, MutexGuard};
 use std::any::Any;

@@ -6,7 +6,7 @@
 //! Promises: `turn` does a bounded slice and never blocks; no lock is held
 //! across a system call. Never: acknowledges; it says which epoch is durable.
 
-use crate::held::Held;
+use crate::held::{Held, catch_up};
 use crate::ledger::Part;
 use crate::near::Near;
 use crate::open::{Pool, QUEUE_DEPTH};
@@ -16,14 +16,13 @@ use crate::task::Task;
 use crate::verify::Verifier;
 use crate::{Lane, PoolError};
 use parking_lot::MutexGuard;
-use smallvec::SmallVec;
 use std::os::fd::RawFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use terrace_index::KeyMap;
 use terrace_log::{Snapshot, Subject};
 use terrace_media::{Disk, Done, Op, Wait};
-use terrace_tiers::{Phase, ReadPlan, Rule, policy};
+use terrace_tiers::{ReadPlan, Rule, policy};
 
 const TOKEN_READ: u64 = 1 << 62;
 const TOKEN_FLUSH: u64 = 1 << 61;
@@ -164,31 +163,7 @@ impl<D: Snapshot + Send> Worker<D> {
     /// Locks several lanes in order, all in the same epoch: what is changed in them
     /// while they are held becomes durable together.
     pub fn hold(&self, lanes: impl IntoIterator<Item = u16>) -> Held<'_, D> {
-        let mut held: SmallVec<[_; 2]> = SmallVec::new();
-        let mut lanes = lanes.into_iter();
-        let first = lanes.next();
-        let second = lanes.find(|l| Some(*l) != first);
-        if let (Some(only), None) = (first, second) {
-            // Mostly a command has one key.
-            held.push((only, self.pool.lanes[only as usize].lock()));
-        } else {
-            let mut wanted: SmallVec<[u16; 8]> = first.into_iter().chain(second).collect();
-            wanted.extend(lanes);
-            wanted.sort_unstable();
-            wanted.dedup();
-            held.extend(
-                wanted
-                    .into_iter()
-                    .map(|l| (l, self.pool.lanes[l as usize].lock())),
-            );
-        }
-        let open = self.pool.commit.open();
-        let now = self.turn_ms;
-        for (_, lane) in &mut held {
-            catch_up(&self.pool, lane, open);
-            lane.set_now(now);
-        }
-        Held { lanes: held }
+        Held::of(&self.pool, lanes, self.turn_ms)
     }
     /// Locks every lane.
     pub fn hold_all(&self) -> Held<'_, D> {
@@ -596,15 +571,3 @@ struct Slices {
 /// Segment-sized buffers that a lane may hold at once, counted in full: two heads
 /// and two closing, two victims, two parts of an image.
 const LANE_BUFFERS: u64 = 8;
-
-/// Brings a lane to the open epoch.
-pub(crate) fn catch_up<D: Snapshot + Send>(pool: &Pool<D>, lane: &mut Lane<D>, open: u64) {
-    if let Phase::Arrived(epoch) = lane.phase()
-        && epoch <= pool.commit.durable()
-    {
-        lane.made_durable(epoch);
-    }
-    while lane.open_epoch() < open {
-        lane.close_epoch();
-    }
-}
