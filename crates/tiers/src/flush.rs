@@ -310,7 +310,7 @@ impl<D: Snapshot> Lane<D> {
         self.writes_through
             && self.cfg.lanes == 1
             && !self.cfg.scratch
-            //XX             && !self.checkpointing()            && !self.checkpointing() !self.checkpointing()
+            && !self.checkpointing()
             && self.rule(Rule::FlushBeforeAcknowledge)
     }
 
