@@ -84,6 +84,11 @@ pub fn keep(fd: OwnedFd) -> OwnedFd {
     kept
 }
 
+/// Whether a descriptor that stays could be moved: else it has one of the program's numbers, which may be few.
+pub fn is_moved(fd: RawFd) -> bool {
+    fd >= FROM.load(Ordering::Relaxed)
+}
+
 /// The same for a file.
 pub fn keep_file(file: File) -> File {
     keep(file.into()).into()

@@ -4,7 +4,7 @@
 //! looking takes from it: then each sleeps in the system call, as does who found others waiting for the processor a moment ago. Promises: a read has ended when the call does, whatever became
 //! of it; looks for [`LOOK_MAX`] at most before it sleeps. Never: gives a buffer back that the device may still write to.
 
-use crate::uring::{TaskRun, build_ring};
+use crate::uring::build_spare_ring;
 use io_uring::{IoUring, opcode, types};
 use rustix::io::Errno;
 use std::fs::File;
@@ -41,10 +41,9 @@ impl Lookers {
     }
 
     fn ring(&self) -> Option<&Mutex<IoUring>> {
-        let made = self.ring.get_or_init(|| {
-            let (ring, _) = build_ring(2, TaskRun::Coop).ok()?;
-            Some(Mutex::new(ring))
-        });
+        let made = self
+            .ring
+            .get_or_init(|| build_spare_ring(2).map(Mutex::new));
         made.as_ref()
     }
 

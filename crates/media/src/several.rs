@@ -3,7 +3,7 @@
 //! Promises: each read has ended when the call does, whatever became of it. Never: gives memory back that the device may still write to, or waits for a ring that another thread has.
 
 use crate::ReadInto;
-use crate::uring::{TaskRun, build_ring};
+use crate::uring::build_spare_ring;
 use io_uring::{IoUring, opcode, types};
 use std::fs::File;
 use std::os::fd::AsRawFd;
@@ -34,10 +34,8 @@ impl Together {
     pub fn read(&self, file: &File, reads: &mut [ReadInto<'_>]) -> u32 {
         let most = reads.len().min(SEVERAL_MAX);
         for ring in &self.0 {
-            let made = ring.ring.get_or_init(|| {
-                let (ring, _) = build_ring(SEVERAL_MAX as u32, TaskRun::Coop).ok()?;
-                Some(Mutex::new(ring))
-            });
+            let made = &ring.ring;
+            let made = made.get_or_init(|| build_spare_ring(SEVERAL_MAX as u32).map(Mutex::new));
             if let Some(Ok(mut free)) = made.as_ref().map(Mutex::try_lock) {
                 // Asked by who has it: what another left in it is not to be handed in.
                 if ring.is_broken.load(Ordering::Relaxed) {

@@ -125,6 +125,16 @@ pub(crate) fn build_ring(depth: u32, task_run: TaskRun) -> std::io::Result<(IoUr
     Err(refused)
 }
 
+/// A ring for what can be done without it. None: there is none to be had, or only at the cost of a number of the program's.
+pub(crate) fn build_spare_ring(depth: u32) -> Option<IoUring> {
+    let (ring, _) = build_ring(depth, TaskRun::Coop).ok()?;
+    if !descriptors::is_moved(ring.as_raw_fd()) {
+        descriptors::unlist(ring.as_raw_fd());
+        return None;
+    }
+    Some(ring)
+}
+
 /// The ring at a number that stays (`descriptors`): the crate has no other way than one more ring of its own over the same queues.
 fn keep(ring: IoUring) -> std::io::Result<IoUring> {
     if !descriptors::are_kept() {

@@ -150,8 +150,10 @@ impl Core {
 
     /// Wakes who evicts before anybody needs room, if little is left.
     pub fn call_evictor(&self) {
-        if self.has_little_room(policy::ahead_of_faults(self.pages_now())) {
-            self.little_room.ring();
+        if let Some(bell) = &self.little_room
+            && self.has_little_room(policy::ahead_of_faults(self.pages_now()))
+        {
+            bell.ring();
         }
     }
 

@@ -24,7 +24,11 @@ pub(crate) struct Evictor {
 }
 
 impl Evictor {
-    pub fn start(core: &Arc<Core>) -> Result<Evictor, SystemError> {
+    /// None where there is no bell for it.
+    pub fn start(core: &Arc<Core>) -> Result<Option<Evictor>, SystemError> {
+        if core.little_room.is_none() {
+            return Ok(None);
+        }
         let stop = Arc::new(AtomicBool::new(false));
         let own = (core.clone(), stop.clone());
         let thread = std::thread::Builder::new()
@@ -35,18 +39,20 @@ impl Evictor {
                 what: "starting a thread that evicts pages",
                 errno: Errno::from_io_error(&e).unwrap_or(Errno::AGAIN),
             })?;
-        Ok(Evictor {
+        Ok(Some(Evictor {
             core: core.clone(),
             stop,
             thread: Some(thread),
-        })
+        }))
     }
 }
 
 impl Drop for Evictor {
     fn drop(&mut self) {
         self.stop.store(true, Ordering::SeqCst);
-        self.core.little_room.ring_anyway();
+        if let Some(bell) = &self.core.little_room {
+            bell.ring_anyway();
+        }
         // If it looked at the last moment how the cap is shared, it is this thread.
         let thread = self.thread.take();
         if let Some(thread) = thread.filter(|t| t.thread().id() != std::thread::current().id()) {
@@ -57,13 +63,16 @@ impl Drop for Evictor {
 }
 
 fn evict(core: &Core, stop: &AtomicBool) {
+    let Some(bell) = &core.little_room else {
+        return;
+    };
     // SAFETY: blocks signals of this thread only.
     unsafe { libc::pthread_sigmask(libc::SIG_BLOCK, &signal::deferred(), std::ptr::null_mut()) };
     inside::run(|| {
         while !stop.load(Ordering::SeqCst) {
             if !core.evict_ahead(policy::batch_pages(core.pages_now())) {
                 // What cannot leave now is left to who needs it; who finds little room from now on rings, or the next after it.
-                core.little_room.sleep(|| stop.load(Ordering::SeqCst));
+                bell.sleep(|| stop.load(Ordering::SeqCst));
             }
         }
     });

@@ -157,8 +157,8 @@ pub(crate) struct Core {
     pub hand: Lock<Hand>,
     /// Held by who evicts before anybody needs room.
     pub making_room: Lock<()>,
-    /// Rung where little room is left.
-    pub little_room: Bell,
+    /// Rung where little room is left, if a thread evicts before it is needed.
+    pub little_room: Option<Bell>,
     /// Where threads wait for pages to be evicted.
     pub freed: Rooms,
     pub waiting: AtomicUsize,
@@ -233,7 +233,10 @@ impl Memory {
             late: Late::new(),
             hand: Lock::default(),
             making_room: Lock::new(()),
-            little_room: Bell::new()?,
+            little_room: match options.way == Way::InThread && options.unmodified {
+                true => Some(Bell::new()?),
+                false => None,
+            },
             freed: Rooms::new(),
             waiting: AtomicUsize::new(0),
             failed: Lock::new(None),
@@ -256,8 +259,7 @@ impl Memory {
         life.watch = Some(Watch::start(&core)?);
         match options.way {
             Way::Handlers(threads) => life.handlers = Some(Handlers::start(&core, threads)?),
-            Way::InThread if options.unmodified => life.evictor = Some(Evictor::start(&core)?),
-            Way::InThread => {}
+            Way::InThread => life.evictor = Evictor::start(&core)?,
         }
         Ok(Memory {
             core,
