@@ -222,33 +222,6 @@ fn replies_that_never_become_durable_end_in_an_error() {
     server.stop();
 }
 
-/// Such a command was taken for one that waits, for ever: told that a durable write was not made durable, once the pool failed.
-#[test]
-fn a_durable_command_that_says_nothing_leaves_nothing_that_waits() {
-    let server = Running::start(
-        Settings {
-            sync: true,
-            ..plain()
-        },
-        1,
-    );
-    let (mut silent, mut other) = (server.client(), server.client());
-    silent.send("CLIENT REPLY OFF\r\nSET a 1\r\n");
-    let until = Instant::now() + Duration::from_secs(20);
-    while other.ask(&["GET", "a"]) != "$1\r\n1\r\n" {
-        assert!(Instant::now() < until, "the SET was not executed");
-    }
-    for _ in 0..3 {
-        assert_eq!(other.ask(&["PING"]), "+PONG\r\n");
-    }
-    server.factory.fail();
-    assert_eq!(other.ask(&["PING"]), "+PONG\r\n");
-    silent.send("CLIENT REPLY ON\r\nPING\r\n");
-    assert_eq!(silent.reply(), b"+OK\r\n");
-    assert_eq!(silent.reply(), b"+PONG\r\n");
-    server.stop();
-}
-
 /// A command of several steps has a task for each: what an earlier one showed must hold its reply, too.
 #[test]
 fn what_is_shown_is_durable_before_it_is_sent() {
