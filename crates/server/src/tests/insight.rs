@@ -2,6 +2,7 @@
 
 use std::time::{Duration, Instant};
 
+use super::double::Settings;
 use super::{Running, plain};
 use crate::ServerOptions;
 
