@@ -1,5 +1,5 @@
 //! How many connections that moved a turn takes while the device does many reads (ADR 0016): as many as keep a device busy that takes longer than the turn itself, and fewer where it answers within
-//! one. More than that would only wait at the device for each other.
+//! a few. More than that would only wait at the device for each other.
 //!
 //! How long a read takes is reckoned by Little's law: reads under way, times how long, over reads that ended. Promises: follows within [`READS_LOOKED_AT`] reads. Never: asks for the time while
 //! nothing is read.

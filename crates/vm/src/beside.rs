@@ -4,7 +4,7 @@
 //! Which registers of which instruction are worth it is learnt: what a register pointed to is remembered until the thread's next fault, and that tells. Once it is brought in, one of
 //! [`SAMPLE_EVERY`] faults is left to tell again.
 //!
-//! Promises: a page that cannot be had at once is left to the fault that will ask for it. Never: reads what a register points to, takes a lock, or waits for room.
+//! Promises: a page that cannot be had at once is left to the fault that will ask for it. Never: reads what a register points to, or waits for room or for another thread.
 
 use crate::fault::Touch;
 use crate::memory::Core;
