@@ -51,7 +51,7 @@ fn e2e_bench_run_short_row() {
 #[ignore = "minutes; make soak"]
 fn soak_e2e_bench_run_all_rows() {
     let Some(exe) = terrace() else { return };
-    for (row, bars) in [("a", 4 + 2), ("b", 2 + 2), ("c", 2 + 1 + 2)] {
+    for (row, bars) in [("a", 4 + 2), ("b", 2 + 2), ("c", 2 + 2), ("dump", 1 + 2)] {
         check(&record(exe.clone(), row), bars);
     }
     // Steps and all together of sqlite3 and numpy, sort alone.

@@ -7,8 +7,7 @@
 
 use crate::descriptors::keep_file;
 use crate::disk::{SharedCounters, check_place, resumable_bytes};
-use crate::look::Lookers;
-use crate::several::{SEVERAL_MAX, Together};
+use crate::several::{Readers, SEVERAL_MAX};
 use crate::sync::SyncDisk;
 use crate::uring::{QueueOptions, UringDisk, build_ring};
 use crate::{
@@ -40,8 +39,7 @@ pub struct FileDevice {
     engine: Engine,
     options: QueueOptions,
     counters: Arc<SharedCounters>,
-    lookers: Lookers,
-    together: Together,
+    readers: Readers,
 }
 
 /// How operations reach the kernel.
@@ -189,8 +187,7 @@ impl FileDevice {
             engine,
             options,
             counters: Arc::default(),
-            lookers: Lookers::default(),
-            together: Together::default(),
+            readers: Readers::default(),
         }
     }
 
@@ -240,7 +237,7 @@ impl FileDevice {
                 return 0;
             }
         }
-        let came = self.together.read(&self.file, reads);
+        let came = self.readers.read(&self.file, reads);
         for (at, read) in reads.iter_mut().enumerate() {
             if came >> at & 1 == 1 {
                 read.result = Ok(());
@@ -302,7 +299,7 @@ impl Device for FileDevice {
         while moved_bytes < len {
             let (rest, from) = (&mut into[moved_bytes..], offset + moved_bytes as u64);
             let read = match self.engine {
-                Engine::Ring(_) => self.lookers.read(&self.file, rest, from),
+                Engine::Ring(_) => self.readers.read_one(&self.file, rest, from),
                 _ => rustix::io::pread(&*self.file, rest, from),
             };
             match read {

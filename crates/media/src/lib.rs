@@ -14,7 +14,6 @@ mod disk;
 mod error;
 mod file;
 mod huge;
-mod look;
 mod pages;
 mod prefetch;
 mod probe;

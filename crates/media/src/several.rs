@@ -1,14 +1,21 @@
-//! Reads of one thread that are handed to the kernel together, and waited for together: the device has them at the same time, and one call of the system does for all.
+//! Reads that a thread waits for itself, one or several: handed to the kernel together, so that the device has them at the same time and one call of the system does for all.
 //!
-//! Promises: each read has ended when the call does, whatever became of it. Never: gives memory back that the device may still write to, or waits for a ring that another thread has.
+//! A thread that sleeps is woken by an interrupt, on a processor that sleeps too: on a virtual machine that is a quarter of the read. So who reads alone looks at the ring for the end of what
+//! it reads, as long as no other thread wants its processor. Where several threads read, there is work for the processors, and looking takes from it: then each sleeps in the system call, as does
+//! who found others waiting for the processor a moment ago.
+//!
+//! Promises: each read has ended when the call does, whatever became of it; looks for [`LOOK_MAX`] at most before it sleeps. Never: gives memory back that the device may still write to, or waits
+//! for a ring that another thread has.
 
 use crate::ReadInto;
 use crate::uring::build_spare_ring;
 use io_uring::{IoUring, opcode, types};
+use rustix::io::Errno;
 use std::fs::File;
 use std::os::fd::AsRawFd;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Mutex, OnceLock};
+use std::time::{Duration, Instant};
 
 /// Reads of one call.
 pub(crate) const SEVERAL_MAX: usize = 32;
@@ -16,24 +23,102 @@ pub(crate) const SEVERAL_MAX: usize = 32;
 const RINGS_MAX: usize = 4;
 /// How often reads are handed in that are not taken.
 const TRIES_MAX: u32 = 100;
+/// How long a read is looked for.
+const LOOK_MAX: Duration = Duration::from_micros(150);
+/// A processor that was given up for so long was wanted by others.
+const WANTED: Duration = Duration::from_micros(12);
+/// Then nobody looks for so long.
+const SLEEPS_MICROS: u64 = 2_000;
 
 /// A ring, made when it is first used. None: there is none to be had.
 #[derive(Default)]
 struct Ring {
     ring: OnceLock<Option<Mutex<IoUring>>>,
-    /// It did not take a read: what was put into it stays there, so it is not used any more.
+    /// It did not take a read (a filter of system calls may refuse that from some moment on): what was put into it stays there, so it is not used any more.
     is_broken: AtomicBool,
 }
 
 /// See the head of the file.
 #[derive(Default)]
-pub(crate) struct Together([Ring; RINGS_MAX]);
+pub(crate) struct Readers {
+    rings: [Ring; RINGS_MAX],
+    /// Threads that read now.
+    reading: AtomicUsize,
+    /// Nobody looks before this moment, in microseconds since `began`.
+    not_before_micros: AtomicU64,
+    began: OnceLock<Instant>,
+}
 
-impl Together {
+/// What the kernel said of reads.
+#[derive(Default)]
+struct Answers {
+    all: [Option<i32>; SEVERAL_MAX],
+    ended: usize,
+}
+
+impl Answers {
+    fn reap(&mut self, ring: &mut IoUring) {
+        for entry in ring.completion() {
+            self.all[entry.user_data() as usize] = Some(entry.result());
+            self.ended += 1;
+        }
+    }
+}
+
+impl Readers {
+    /// Reads into memory from a place of the file: how many bytes came.
+    pub fn read_one(&self, file: &File, into: &mut [u8], offset: u64) -> Result<usize, Errno> {
+        const AGAIN: i32 = -Errno::AGAIN.raw_os_error();
+        const INTERRUPTED: i32 = -Errno::INTR.raw_os_error();
+        self.reading(|looks| {
+            let mut one = [ReadInto {
+                offset,
+                into,
+                result: Ok(()),
+            }];
+            let said = match looks {
+                true => self.by_ring(file, &mut one, looks).all[0],
+                false => None,
+            };
+            match said {
+                None | Some(AGAIN | INTERRUPTED) => {
+                    rustix::io::pread(file, &mut *one[0].into, offset)
+                }
+                Some(errno @ ..0) => Err(Errno::from_raw_os_error(-errno)),
+                Some(bytes) => Ok(bytes as usize),
+            }
+        })
+    }
+
     /// Reads the first [`SEVERAL_MAX`], if a ring is free. Which came whole: a bit for each, the first the lowest. All others are to be read in another way.
     pub fn read(&self, file: &File, reads: &mut [ReadInto<'_>]) -> u32 {
         let most = reads.len().min(SEVERAL_MAX);
-        for ring in &self.0 {
+        let reads = &mut reads[..most];
+        let answers = self.reading(|looks| self.by_ring(file, reads, looks));
+        let said = (0..).zip(reads.iter().zip(answers.all));
+        said.fold(0, |came, (at, (read, answer))| {
+            let bytes = answer.and_then(|answer| usize::try_from(answer).ok());
+            came | u32::from(bytes == Some(read.into.len())) << at
+        })
+    }
+
+    fn micros(&self) -> u64 {
+        let began = self.began.get_or_init(Instant::now);
+        began.elapsed().as_micros() as u64
+    }
+
+    /// Counts the thread among those that read, and tells it whether to look.
+    fn reading<R>(&self, read: impl FnOnce(bool) -> R) -> R {
+        let is_alone = self.reading.fetch_add(1, Ordering::Relaxed) == 0;
+        let looks = is_alone && self.micros() >= self.not_before_micros.load(Ordering::Relaxed);
+        let read = read(looks);
+        self.reading.fetch_sub(1, Ordering::Relaxed);
+        read
+    }
+
+    /// What the kernel said of each; nothing of those that it did not get.
+    fn by_ring(&self, file: &File, reads: &mut [ReadInto<'_>], looks: bool) -> Answers {
+        for ring in &self.rings {
             let made = &ring.ring;
             let made = made.get_or_init(|| build_spare_ring(SEVERAL_MAX as u32).map(Mutex::new));
             if let Some(Ok(mut free)) = made.as_ref().map(Mutex::try_lock) {
@@ -41,17 +126,65 @@ impl Together {
                 if ring.is_broken.load(Ordering::Relaxed) {
                     continue;
                 }
-                let (came, all) = read_all(&mut free, file, &mut reads[..most]);
+                let pushed = push(&mut free, file, reads);
+                let (answers, all) = self.end_all(&mut free, pushed, looks);
                 ring.is_broken.fetch_or(!all, Ordering::Relaxed);
-                return came;
+                return answers;
             }
         }
-        0
+        Answers::default()
+    }
+
+    /// Hands in and waits until all have ended that the kernel took: also where waiting is interrupted or refused. What it said, and whether it took all that were `pushed`.
+    fn end_all(&self, ring: &mut IoUring, pushed: usize, mut looks: bool) -> (Answers, bool) {
+        let (mut answers, mut taken, mut tries) = (Answers::default(), 0, TRIES_MAX);
+        while answers.ended < pushed {
+            // The kernel waits only if it took all.
+            let awaited = if looks { 0 } else { pushed - answers.ended };
+            match ring.submit_and_wait(awaited) {
+                Ok(more) => {
+                    taken += more;
+                    if std::mem::take(&mut looks) {
+                        self.look(ring, &mut answers, taken);
+                    }
+                }
+                Err(_) if answers.ended == taken && tries == 0 => return (answers, false),
+                Err(_) => {
+                    tries = tries.saturating_sub(1);
+                    std::thread::yield_now();
+                }
+            }
+            answers.reap(ring);
+        }
+        (answers, true)
+    }
+
+    /// Looks for the end of so many, until others want the processor.
+    fn look(&self, ring: &mut IoUring, answers: &mut Answers, taken: usize) {
+        let began = Instant::now();
+        let mut last = began;
+        while last.duration_since(began) < LOOK_MAX {
+            answers.reap(ring);
+            if answers.ended >= taken {
+                return;
+            }
+            std::thread::yield_now();
+            let now = Instant::now();
+            if now.duration_since(last) > WANTED {
+                answers.reap(ring);
+                if answers.ended < taken {
+                    let until = self.micros() + SLEEPS_MICROS;
+                    self.not_before_micros.store(until, Ordering::Relaxed);
+                }
+                return;
+            }
+            last = now;
+        }
     }
 }
 
-/// Which came whole, and whether the ring took all.
-fn read_all(ring: &mut IoUring, file: &File, reads: &mut [ReadInto<'_>]) -> (u32, bool) {
+/// Puts reads into a ring. How many.
+fn push(ring: &mut IoUring, file: &File, reads: &mut [ReadInto<'_>]) -> usize {
     for (at, read) in reads.iter_mut().enumerate() {
         let Ok(len) = u32::try_from(read.into.len()) else {
             break;
@@ -65,32 +198,7 @@ fn read_all(ring: &mut IoUring, file: &File, reads: &mut [ReadInto<'_>]) -> (u32
             break;
         }
     }
-    let pushed = ring.submission().len();
-    end_all(ring, reads, pushed)
-}
-
-/// Hands in and waits until all have ended that the kernel took: also where waiting is interrupted or refused. Which came whole, and whether it took all that were `pushed`.
-fn end_all(ring: &mut IoUring, reads: &[ReadInto<'_>], pushed: usize) -> (u32, bool) {
-    let (mut taken, mut ended, mut came) = (0, 0, 0);
-    let mut tries = TRIES_MAX;
-    while ended < pushed {
-        // The kernel waits only if it took all.
-        match ring.submit_and_wait(pushed - ended) {
-            Ok(more) => taken += more,
-            Err(_) if ended == taken && tries == 0 => return (came, false),
-            Err(_) => {
-                tries = tries.saturating_sub(1);
-                std::thread::yield_now();
-            }
-        }
-        for entry in ring.completion() {
-            ended += 1;
-            let at = entry.user_data() as usize;
-            let whole = usize::try_from(entry.result()) == Ok(reads[at].into.len());
-            came |= u32::from(whole) << at;
-        }
-    }
-    (came, true)
+    ring.submission().len()
 }
 
 #[cfg(test)]
@@ -103,10 +211,10 @@ mod tests {
         let mut file = tempfile::tempfile().unwrap();
         let bytes: Vec<u8> = (0..100_000u32).map(|n| (n % 251) as u8).collect();
         file.write_all(&bytes).unwrap();
-        let (together, file) = (Together::default(), &file);
+        let (readers, file) = (Readers::default(), &file);
         std::thread::scope(|scope| {
             for thread in 0..6u64 {
-                let (together, bytes) = (&together, &bytes);
+                let (readers, bytes) = (&readers, &bytes);
                 scope.spawn(move || {
                     for round in 0..50u64 {
                         let mut memory = [[0; 777]; 40];
@@ -121,7 +229,7 @@ mod tests {
                                 result: Ok(()),
                             })
                             .collect();
-                        let came = together.read(file, &mut reads);
+                        let came = readers.read(file, &mut reads);
                         for (n, read) in (0..SEVERAL_MAX).zip(&reads) {
                             let at = place(n) as usize;
                             let whole = at + 777 <= bytes.len();
@@ -139,6 +247,59 @@ mod tests {
             into: &mut into,
             result: Ok(()),
         };
-        assert_eq!(together.read(&unreadable, &mut [read]), 0);
+        assert_eq!(readers.read(&unreadable, &mut [read]), 0);
+    }
+
+    #[test]
+    fn several_that_one_thread_looks_for_are_read() {
+        let mut file = tempfile::tempfile().unwrap();
+        let bytes: Vec<u8> = (0..100_000u32).map(|n| (n % 251) as u8).collect();
+        file.write_all(&bytes).unwrap();
+        let readers = Readers::default();
+        for round in 0..300u64 {
+            readers.not_before_micros.store(0, Ordering::Relaxed);
+            let mut memory = [[0; 777]; 3];
+            let mut offsets = [round * 31, 50_000 + round, 99_950].into_iter();
+            let mut reads = memory.each_mut().map(|into| ReadInto {
+                offset: offsets.next().unwrap(),
+                into,
+                result: Ok(()),
+            });
+            let came = readers.read(&file, &mut reads);
+            let has_ring = matches!(readers.rings[0].ring.get(), Some(Some(_)));
+            // The last one goes beyond the end.
+            assert_eq!(came, if has_ring { 0b11 } else { 0 });
+            for read in reads.iter().take(if has_ring { 2 } else { 0 }) {
+                assert_eq!(*read.into, bytes[read.offset as usize..][..777]);
+            }
+        }
+    }
+
+    #[test]
+    fn what_is_looked_for_is_read() {
+        let mut file = tempfile::tempfile().unwrap();
+        let bytes: Vec<u8> = (0..100_000u32).map(|n| (n % 251) as u8).collect();
+        file.write_all(&bytes).unwrap();
+        let (readers, file) = (Readers::default(), &file);
+        std::thread::scope(|scope| {
+            for thread in 0..4u64 {
+                let (readers, bytes) = (&readers, &bytes);
+                scope.spawn(move || {
+                    let mut into = [0; 777];
+                    for n in 0..500 {
+                        let offset = (n * 7919 + thread * 13) % 99_000;
+                        assert_eq!(readers.read_one(file, &mut into, offset), Ok(777));
+                        assert_eq!(into, bytes[offset as usize..][..777]);
+                    }
+                });
+            }
+        });
+        // At the end, and where it may not be read.
+        readers.not_before_micros.store(0, Ordering::Relaxed);
+        let mut into = [0; 100];
+        assert_eq!(readers.read_one(file, &mut into, 99_950), Ok(50));
+        readers.not_before_micros.store(0, Ordering::Relaxed);
+        let unreadable = File::options().write(true).open("/dev/null").unwrap();
+        assert!(readers.read_one(&unreadable, &mut into, 0).is_err());
     }
 }

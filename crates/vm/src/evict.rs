@@ -21,7 +21,7 @@ use crate::policy::{self, BATCH_PAGES_MAX};
 use crate::space::{Pinned, page_number, place};
 use crate::stats::Counters;
 use crate::sys::{Going, Range, now_ms};
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicUsize, Ordering, fence};
 use std::time::Instant;
 
 /// Pages given to a backing in one call.
@@ -135,10 +135,19 @@ impl Core {
         drop(work);
         let ns = began.elapsed().as_nanos() as u64;
         Counters::add(&self.counters.evict_ns, ns);
-        if evicted.pages > 0 && self.waiting.load(Ordering::Acquire) > 0 {
-            self.freed.wake(0);
+        if evicted.pages > 0 {
+            self.tell_waiting();
         }
         Some(evicted)
+    }
+
+    /// Wakes who waits for room, after there is some.
+    pub fn tell_waiting(&self) {
+        // Whoever waits looked once more after it was counted: it has seen what was done before this, or is seen here.
+        fence(Ordering::SeqCst);
+        if self.waiting.load(Ordering::Relaxed) > 0 {
+            self.freed.wake(0);
+        }
     }
 
     /// Whether there is room for fewer pages than `some`.
@@ -146,6 +155,15 @@ impl Core {
         let max = self.pages_now();
         let is_near = |pages: &AtomicUsize, max| pages.load(Ordering::Relaxed) + some > max;
         is_near(&self.resident, max) || is_near(&self.dirty, policy::dirty_pages_max(max))
+    }
+
+    /// Whether there is room for a page that comes, or for one more dirty one.
+    pub fn has_room(&self, for_dirty: bool) -> bool {
+        let max = self.pages_now();
+        match for_dirty {
+            true => self.dirty.load(Ordering::Relaxed) < policy::dirty_pages_max(max),
+            false => self.resident.load(Ordering::Relaxed) < max,
+        }
     }
 
     /// Wakes who evicts before anybody needs room, if little is left.

@@ -13,7 +13,7 @@ use crate::space::{NoRecord, Pinned, page_number, place};
 use crate::stats::Counters;
 use crate::sys::now_ms;
 use rustix::io::Errno;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{Ordering, fence};
 use std::time::Instant;
 
 /// The longest a fault waits for room in the page buffer.
@@ -95,6 +95,8 @@ pub(crate) struct Fault<'a> {
     touch: Touch,
     /// How long it has waited for room.
     waited: Waited,
+    /// It did not wait the last time, since there was room then.
+    looked_again: bool,
     /// Nobody waits for it yet: what cannot be done at once is not done.
     ahead: bool,
 }
@@ -130,6 +132,7 @@ impl Core {
             page,
             touch,
             waited: Waited::default(),
+            looked_again: false,
             ahead: false,
         };
         let (block, _) = place(page);
@@ -173,6 +176,7 @@ impl<'a> Fault<'a> {
             page,
             touch,
             waited: Waited::default(),
+            looked_again: false,
             ahead: true,
         }
     }
@@ -443,7 +447,8 @@ impl<'a> Fault<'a> {
         let ticket = core.freed.ticket(0);
         core.balance();
         let pages_max = core.pages_now();
-        let evicted = match core.tables_wait() {
+        let tables_wait = core.tables_wait();
+        let evicted = match tables_wait {
             true => Default::default(),
             false => core
                 .evict(policy::batch_pages(pages_max))
@@ -467,10 +472,17 @@ impl<'a> Fault<'a> {
                 None => self.no_room(),
             });
         }
-        Counters::add(&core.counters.waits, 1);
-        core.waiting.fetch_add(1, Ordering::AcqRel);
-        core.freed.wait(&ticket);
-        core.waiting.fetch_sub(1, Ordering::AcqRel);
+        core.waiting.fetch_add(1, Ordering::Relaxed);
+        // Looked at once more after it was counted: who made room before is seen here, who does later sees the count (`tell_waiting`).
+        fence(Ordering::SeqCst);
+        let has_changed = core.has_room(for_dirty) || tables_wait && !core.tables_wait();
+        // Once in a row: it may be something else that is missing.
+        self.looked_again = has_changed && !self.looked_again;
+        if !self.looked_again {
+            Counters::add(&core.counters.waits, 1);
+            core.freed.wait(&ticket);
+        }
+        core.waiting.fetch_sub(1, Ordering::Relaxed);
         self.waited.add(now_ms().saturating_sub(began_ms));
         Ok(())
     }

@@ -8,15 +8,9 @@
 
 use crate::bell::Bell;
 use crate::memory::Core;
-use crate::signal;
+use crate::servant::Work;
 use crate::sys::{SystemError, await_grace};
-use rustix::io::Errno;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::thread::JoinHandle;
-
-/// The stack of the thread: it calls the kernel and nothing else.
-const STACK_BYTES: usize = 64 << 10;
 
 /// What waits.
 pub(crate) struct Grace {
@@ -57,60 +51,25 @@ impl Grace {
     }
 }
 
-/// The thread. Stopped and joined when dropped.
-pub(crate) struct Watch {
-    core: Arc<Core>,
-    stop: Arc<AtomicBool>,
-    thread: Option<JoinHandle<()>>,
-}
+/// The thread that waits for the kernel: it calls it and does nothing else.
+pub(crate) static WATCH: Work = Work {
+    name: "terrace-tables",
+    starting: "starting a thread that watches page tables",
+    stack_bytes: 64 << 10,
+    bell: |core| Some(&core.grace.bell),
+    run: watch,
+};
 
-impl Watch {
-    pub fn start(core: &Arc<Core>) -> Result<Watch, SystemError> {
-        let stop = Arc::new(AtomicBool::new(false));
-        let own = (core.clone(), stop.clone());
-        let thread = std::thread::Builder::new()
-            .name("terrace-tables".into())
-            .stack_size(STACK_BYTES)
-            .spawn(move || watch(&own.0, &own.1))
-            .map_err(|e| SystemError::Call {
-                what: "starting a thread that watches page tables",
-                errno: Errno::from_io_error(&e).unwrap_or(Errno::AGAIN),
-            })?;
-        Ok(Watch {
-            core: core.clone(),
-            stop,
-            thread: Some(thread),
-        })
-    }
-}
-
-impl Drop for Watch {
-    fn drop(&mut self) {
-        self.stop.store(true, Ordering::SeqCst);
-        self.core.grace.bell.ring_anyway();
-        if let Some(thread) = self.thread.take() {
-            // It does nothing that panics.
-            let _ = thread.join();
-        }
-    }
-}
-
-fn watch(core: &Core, stop: &AtomicBool) {
-    // SAFETY: blocks signals of this thread only.
-    unsafe { libc::pthread_sigmask(libc::SIG_BLOCK, &signal::deferred(), std::ptr::null_mut()) };
+fn watch(core: &Core, bell: &Bell, stop: &AtomicBool) {
     let grace = &core.grace;
     while !stop.load(Ordering::SeqCst) {
         if grace.tables() == 0 {
-            grace
-                .bell
-                .sleep(|| grace.tables() > 0 || stop.load(Ordering::SeqCst));
+            bell.sleep(|| grace.tables() > 0 || stop.load(Ordering::SeqCst));
             continue;
         }
         let given_back = grace.given_back.load(Ordering::SeqCst);
         await_grace();
         grace.freed.store(given_back, Ordering::SeqCst);
-        if core.waiting.load(Ordering::Acquire) > 0 {
-            core.freed.wake(0);
-        }
+        core.tell_waiting();
     }
 }

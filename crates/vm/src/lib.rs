@@ -34,6 +34,7 @@ mod policy;
 mod region;
 mod registry;
 mod scratch;
+mod servant;
 mod signal;
 mod space;
 mod stats;

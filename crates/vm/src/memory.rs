@@ -9,15 +9,16 @@ use crate::backing::{Backing, StoreError};
 use crate::bell::Bell;
 use crate::beside::Beside;
 use crate::evict::{Hand, Workspace};
-use crate::evictor::Evictor;
+use crate::evictor::EVICTOR;
 use crate::ghost::Ghost;
-use crate::grace::{Grace, Watch};
+use crate::grace::{Grace, WATCH};
 use crate::handler::Handlers;
 use crate::inside::Inside;
 use crate::late::Late;
 use crate::policy;
 use crate::region::Region;
 use crate::scratch::Scratch;
+use crate::servant::Servant;
 use crate::space::Space;
 use crate::stats::{Counters, Stats};
 use crate::sys::{Going, Lock, PageTables, Rooms, SystemError, Uffd, Unmapper};
@@ -186,8 +187,7 @@ pub struct Memory {
 struct Life {
     core: Arc<Core>,
     handlers: Option<Handlers>,
-    watch: Option<Watch>,
-    evictor: Option<Evictor>,
+    servants: [Option<Servant>; 2],
 }
 
 impl Memory {
@@ -253,13 +253,13 @@ impl Memory {
         let mut life = Life {
             core: core.clone(),
             handlers: None,
-            watch: None,
-            evictor: None,
+            servants: [None, None],
         };
-        life.watch = Some(Watch::start(&core)?);
-        match options.way {
-            Way::Handlers(threads) => life.handlers = Some(Handlers::start(&core, threads)?),
-            Way::InThread => life.evictor = Evictor::start(&core)?,
+        for (servant, work) in life.servants.iter_mut().zip([&WATCH, &EVICTOR]) {
+            *servant = Servant::start(&core, work)?;
+        }
+        if let Way::Handlers(threads) = options.way {
+            life.handlers = Some(Handlers::start(&core, threads)?);
         }
         Ok(Memory {
             core,
@@ -396,12 +396,12 @@ impl Drop for Life {
     fn drop(&mut self) {
         if signal::check_not_forked(&self.core).is_err() {
             // Threads and addresses stayed with the parent: nothing of it is given back here.
-            let threads = (self.handlers.take(), self.watch.take(), self.evictor.take());
+            let threads = (self.handlers.take(), std::mem::take(&mut self.servants));
             std::mem::forget(threads);
             std::mem::forget(self.core.clone());
             return;
         }
-        drop((self.handlers.take(), self.watch.take(), self.evictor.take()));
+        drop((self.handlers.take(), std::mem::take(&mut self.servants)));
         registry::remove(&self.core);
     }
 }

@@ -12,7 +12,6 @@ use crate::space::{Pinned, page_number, place};
 use crate::stats::Counters;
 use crate::sys::Range;
 use std::ops;
-use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 /// Ranges unmapped by one call.
@@ -123,8 +122,8 @@ impl Core {
         Counters::add(&self.counters.evicted, left as u64);
         // The caller has the block pinned, so it is not released here.
         self.unpin(pinned, left as u32);
-        if left > 0 && self.waiting.load(Ordering::Acquire) > 0 {
-            self.freed.wake(0);
+        if left > 0 {
+            self.tell_waiting();
         }
     }
 }

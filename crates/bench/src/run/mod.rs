@@ -1,7 +1,7 @@
 //! `bench run`: unmodified programs under `terrace run`, and the same programs on swap in a cgroup of the same limit.
 //!
-//! Parts have the letters of the table they were asked for with: `a`, memcached with values that pack by half; `b`, with values that do not; `c`, Redis,
-//! and a snapshot of it while it serves; `d`, sqlite3, numpy and sort; `e`, what fits the cap beside running without Terrace; `floor`, what swap does with twice the memory. That the cgroup of cap + 32 MiB
+//! Parts have the letters of the table they were asked for with: `a`, memcached with values that pack by half; `b`, with values that do not; `c`, Redis, and
+//! `dump`, a snapshot of it while it serves; `d`, sqlite3, numpy and sort; `e`, what fits the cap beside running without Terrace; `floor`, what swap does with twice the memory. That the cgroup of cap + 32 MiB
 //! is never outgrown (row `f`) is judged in each part. Promises: both sides run in turns in one run. Never: changes a program.
 
 mod programs;
@@ -24,13 +24,16 @@ const SLACK_BYTES: u64 = 32 << 20;
 const ANSWER_MAX: Duration = Duration::from_secs(10);
 
 /// What may be asked for with `--only`.
-pub const PARTS: &[&str] = &["a", "b", "c", "d", "e", "floor"];
+pub const PARTS: &[&str] = &["a", "b", "c", "d", "dump", "e", "floor"];
 
 /// Runs the parts that are wanted.
 pub fn run(setting: &Setting, report: &mut Report) -> Result<()> {
     for row in servers::ROWS {
         if setting.wants(row.name) {
             servers::run(setting, report, row)?;
+        }
+        if row.forks && setting.wants("dump") {
+            snapshot::run(setting, report, row)?;
         }
     }
     if setting.wants("floor") {

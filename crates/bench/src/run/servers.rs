@@ -3,7 +3,7 @@
 //! Promises: both sides are the same binary with the same arguments, loaded with the same keys by the same generator outside of the cgroups, and warmed before
 //! the first round of a case. Never: lets a server drop a key; one that is missing fails the run.
 
-use super::{SLACK_BYTES, judge_group, snapshot};
+use super::{SLACK_BYTES, judge_group};
 use crate::load::{KeyChoice, Load, Until};
 use crate::progress::Progress;
 use crate::report::{Bar, Part, Report, Side};
@@ -22,14 +22,14 @@ const KEYS: u64 = 4 << 20;
 const KEYS_FITTING: u64 = 128 << 10;
 /// The pool on the SSD over the values: what a server has beside them.
 const SSD_OVER_VALUES: u64 = 2;
-/// Over that, where it forks: there must be room for a second version of all that it has.
+/// Over that, where it forks.
 const SSD_OF_FORKS: u64 = 2;
 /// Swap over the values.
 const SWAP_OVER_VALUES: u64 = 2;
 /// Threads of memcached; Redis has one.
 const THREADS: usize = 4;
 /// Driving before the first case, in round lengths: what is hot must come to DRAM. Before a later one a third of it.
-const WARM_ROUNDS: f64 = 6.0;
+pub const WARM_ROUNDS: f64 = 6.0;
 const COLUMNS: &[&str] = &[
     "ops_per_s",
     "latency_p50_us",
@@ -61,14 +61,15 @@ pub struct Case {
 pub struct ServerRow {
     /// Its letter.
     pub name: &'static str,
-    about: &'static str,
-    peer: fn(Memory) -> Peer,
-    beside: Memory,
-    keys: u64,
-    choice: KeyChoice,
-    packs: bool,
-    cases: &'static [Case],
-    snapshot: bool,
+    pub about: &'static str,
+    pub peer: fn(Memory) -> Peer,
+    pub beside: Memory,
+    pub keys: u64,
+    pub choice: KeyChoice,
+    pub packs: bool,
+    pub cases: &'static [Case],
+    /// It is to be forked: there must be room for a second version of all that it has.
+    pub forks: bool,
 }
 
 const fn case(name: &'static str, get_percent: u32, ratio_min: f64, p99_max: Option<f64>) -> Case {
@@ -80,7 +81,7 @@ const fn case(name: &'static str, get_percent: u32, ratio_min: f64, p99_max: Opt
     }
 }
 
-/// All of them.
+/// All rows.
 pub const ROWS: &[ServerRow] = &[
     ServerRow {
         name: "a",
@@ -94,7 +95,7 @@ pub const ROWS: &[ServerRow] = &[
             case("95 % GET", 95, 1.3, Some(0.7)),
             case("50 % GET", 50, 1.5, Some(0.7)),
         ],
-        snapshot: false,
+        forks: false,
     },
     ServerRow {
         name: "b",
@@ -108,7 +109,7 @@ pub const ROWS: &[ServerRow] = &[
             case("95 % GET", 95, 0.9, None),
             case("50 % GET", 50, 0.9, None),
         ],
-        snapshot: false,
+        forks: false,
     },
     ServerRow {
         name: "c",
@@ -122,7 +123,7 @@ pub const ROWS: &[ServerRow] = &[
             case("95 % GET", 95, 1.2, None),
             case("50 % GET", 50, 1.2, None),
         ],
-        snapshot: true,
+        forks: true,
     },
     ServerRow {
         name: "e",
@@ -136,7 +137,7 @@ pub const ROWS: &[ServerRow] = &[
             case("memcached, 95 % GET", 95, 0.97, None),
             case("memcached, 50 % GET", 50, 0.97, None),
         ],
-        snapshot: false,
+        forks: false,
     },
 ];
 
@@ -145,14 +146,15 @@ pub const ROWS: &[ServerRow] = &[
 pub struct Sizes {
     /// How many keys are loaded.
     pub keys: u64,
-    cap_bytes: u64,
-    limit_bytes: u64,
+    pub cap_bytes: u64,
+    pub limit_bytes: u64,
     ssd_bytes: u64,
     swap_bytes: u64,
 }
 
 impl Sizes {
-    fn of(setting: &Setting, row: &ServerRow) -> Sizes {
+    /// Of a row.
+    pub fn of(setting: &Setting, row: &ServerRow) -> Sizes {
         let divisor = setting.options.scale_divisor;
         let cap_bytes = (CAP_BYTES / divisor).max(CAP_BYTES_MIN);
         let keys = (row.keys / divisor).max(1_000);
@@ -162,7 +164,7 @@ impl Sizes {
             keys,
             cap_bytes,
             limit_bytes: cap_bytes + SLACK_BYTES,
-            ssd_bytes: (ssd_bytes * if row.snapshot { SSD_OF_FORKS } else { 1 }).max(cap_bytes * 2),
+            ssd_bytes: (ssd_bytes * if row.forks { SSD_OF_FORKS } else { 1 }).max(cap_bytes * 2),
             swap_bytes: (values_bytes * SWAP_OVER_VALUES).max(cap_bytes),
         }
     }
@@ -187,19 +189,8 @@ pub fn run(setting: &Setting, report: &mut Report, row: &ServerRow) -> Result<()
     let mut lineup = start(setting, &mut part, row, sizes)?;
     let progress = Progress::new(lineup.steps(setting, row.cases.len()));
     fill(&mut lineup, &mut part, &progress, row, sizes)?;
-    for (at, case) in row.cases.iter().enumerate() {
-        let load = load(setting, row, sizes, case.get_percent);
-        let part_of = if at == 0 { 1.0 } else { 3.0 };
-        warm(setting, &mut lineup, &load, WARM_ROUNDS / part_of)?;
-        let measured = lineup.case(setting, &mut part, &progress, case.name, &load)?;
+    for (case, measured) in cases(setting, &mut lineup, &mut part, &progress, row, sizes)? {
         judge(report, row, case, &measured);
-    }
-    if row.snapshot {
-        let ours = lineup.servers.iter_mut().find(|s| s.peer().is_ours());
-        if let Some(server) = ours {
-            let load = load(setting, row, sizes, 50);
-            snapshot::run(setting, report, &mut part, server, &load, sizes.keys)?;
-        }
     }
     if let Some(usage) = lineup.add_usage(&mut part) {
         judge_group(report, row.name, sizes.limit_bytes, usage);
@@ -240,18 +231,38 @@ pub fn floor(setting: &Setting, report: &mut Report) -> Result<()> {
     }
     let progress = Progress::new(lineup.steps(setting, row.cases.len()));
     fill(&mut lineup, &mut part, &progress, row, sizes)?;
-    for (at, case) in row.cases.iter().enumerate() {
-        let load = load(setting, row, sizes, case.get_percent);
-        let part_of = if at == 0 { 1.0 } else { 3.0 };
-        warm(setting, &mut lineup, &load, WARM_ROUNDS / part_of)?;
-        lineup.case(setting, &mut part, &progress, case.name, &load)?;
-    }
+    cases(setting, &mut lineup, &mut part, &progress, row, sizes)?;
     report.parts.push(part);
     drop(progress);
     lineup.stop()
 }
 
-fn server_spec(setting: &Setting, row: &ServerRow, sizes: Sizes, memory: Memory) -> Spec {
+/// Warms for each case, and measures it.
+fn cases(
+    setting: &Setting,
+    lineup: &mut Lineup,
+    part: &mut Part,
+    progress: &Progress,
+    row: &ServerRow,
+    sizes: Sizes,
+) -> Result<Vec<(&'static Case, Measured)>> {
+    let mut all = Vec::new();
+    for (at, case) in row.cases.iter().enumerate() {
+        let load = load(setting, row, sizes, case.get_percent);
+        let part_of = if at == 0 { 1.0 } else { 3.0 };
+        warm(setting, lineup, &load, WARM_ROUNDS / part_of)?;
+        let measured = lineup.case(setting, part, progress, case.name, &load)?;
+        all.push((case, measured));
+    }
+    Ok(all)
+}
+
+pub(super) fn server_spec(
+    setting: &Setting,
+    row: &ServerRow,
+    sizes: Sizes,
+    memory: Memory,
+) -> Spec {
     Spec {
         cpu: None,
         threads: THREADS,
@@ -280,7 +291,7 @@ fn start(setting: &Setting, part: &mut Part, row: &ServerRow, sizes: Sizes) -> R
     Ok(lineup)
 }
 
-fn fill(
+pub(super) fn fill(
     lineup: &mut Lineup,
     part: &mut Part,
     progress: &Progress,
@@ -310,7 +321,7 @@ fn fill_one(server: &mut Server, row: &ServerRow, keys: u64) -> Result<f64> {
     Ok(drive(server, &load, "loading")?.ops_per_s())
 }
 
-fn load(setting: &Setting, row: &ServerRow, sizes: Sizes, get_percent: u32) -> Load {
+pub(super) fn load(setting: &Setting, row: &ServerRow, sizes: Sizes, get_percent: u32) -> Load {
     Load {
         choice: row.choice,
         get_percent,
@@ -321,7 +332,7 @@ fn load(setting: &Setting, row: &ServerRow, sizes: Sizes, get_percent: u32) -> L
     }
 }
 
-fn warm(setting: &Setting, lineup: &mut Lineup, load: &Load, rounds: f64) -> Result<()> {
+pub(super) fn warm(setting: &Setting, lineup: &mut Lineup, load: &Load, rounds: f64) -> Result<()> {
     lineup.each(|server| {
         stop::check()?;
         let warming = Load {

@@ -3,10 +3,13 @@
 //! Promises: the plain one must have each key that was there when the save began, with all its bytes, and none that came later. Never: compares with what
 //! the saving server says of itself.
 
+use super::judge_group;
+use super::servers::{self, ServerRow, Sizes, WARM_ROUNDS};
 use crate::client::{Answer, Client};
 use crate::load::{KeyChoice, Load, Until};
-use crate::report::{Bar, Part, Report, Side, Summary};
-use crate::rounds::{drive, spec};
+use crate::progress::Progress;
+use crate::report::{Bar, Part, Report, Row, Samples, Side};
+use crate::rounds::{Lineup, drive, spec};
 use crate::server::{Memory, Peer, Server, Spec};
 use crate::{Setting, stop};
 use anyhow::{Context, Result, bail};
@@ -17,11 +20,59 @@ const SAVE_MAX_S: f64 = 1800.0;
 const CLIENT_WAIT_MAX_S: u64 = 60;
 /// While it saves, one of so many updates is of a key that was not there.
 const NEW_EVERY: u64 = 10;
+/// Of the load meanwhile.
+const GET_PERCENT: u32 = 50;
+const COLUMNS: &[&str] = &[
+    "bgsave_s",
+    "ops_per_s",
+    "latency_p99_us",
+    "cgroup_peak_bytes",
+    "cgroup_limit_hits",
+    "cgroup_oom_kills",
+];
+const BAR: &str = "dump: keys that are wrong, missing or too many";
 /// The file that Redis writes.
 const DUMP: &str = "dump.rdb";
 
-/// Saves, serves meanwhile, and compares.
-pub fn run(
+/// Loads one as row `c` does, warms it, saves, serves meanwhile, and compares.
+pub fn run(setting: &Setting, report: &mut Report, row: &ServerRow) -> Result<()> {
+    let row = &ServerRow {
+        name: "dump",
+        cases: &[],
+        ..*row
+    };
+    let sizes = Sizes::of(setting, row);
+    let title = format!(
+        "BGSAVE of {}: {} keys under a cap of {} MiB in a cgroup of {} MiB, and the dump in a plain one",
+        row.about,
+        sizes.keys,
+        sizes.cap_bytes >> 20,
+        sizes.limit_bytes >> 20,
+    );
+    let mut part = Part::new(row.name, &title, COLUMNS);
+    let mut lineup = Lineup::one_at_a_time();
+    let ours = servers::server_spec(setting, row, sizes, Memory::Run);
+    lineup.add(&mut part, &ours, Some(sizes.limit_bytes))?;
+    let progress = Progress::new(lineup.steps(setting, 0) + 1);
+    servers::fill(&mut lineup, &mut part, &progress, row, sizes)?;
+    let load = servers::load(setting, row, sizes, GET_PERCENT);
+    servers::warm(setting, &mut lineup, &load, WARM_ROUNDS)?;
+    let Some(server) = lineup.servers.first_mut() else {
+        report.bars.push(Bar::new(BAR, Side::AtMost, 0.0, None));
+        report.parts.push(part);
+        return Ok(());
+    };
+    progress.step("dump: BGSAVE");
+    save(setting, report, &mut part, server, &load, sizes.keys)?;
+    if let Some(usage) = lineup.add_usage(&mut part) {
+        judge_group(report, row.name, sizes.limit_bytes, usage);
+    }
+    report.parts.push(part);
+    drop(progress);
+    lineup.stop()
+}
+
+fn save(
     setting: &Setting,
     report: &mut Report,
     part: &mut Part,
@@ -60,28 +111,29 @@ pub fn run(
         worst_us / 1e3
     ));
     let wrong = compare(setting, load, keys).context("the dump in a plain redis-server")?;
-    let name = "c: keys of the dump that are wrong, missing or too many";
-    let bar = Bar::new(name, Side::AtMost, 0.0, Some(wrong as f64));
+    let bar = Bar::new(BAR, Side::AtMost, 0.0, Some(wrong as f64));
     report.bars.push(bar);
-    if let Some(row) = part
-        .rows
-        .iter_mut()
-        .find(|row| row.peer == Memory::Run.name())
-    {
-        let figures = [("bgsave_s", took_s), ("bgsave_ops_per_s", rate)];
-        let figures = figures.map(|(name, figure)| (name.to_owned(), Summary::of(&[figure])));
-        row.figures
-            .extend(figures.into_iter().filter_map(|(name, s)| Some((name, s?))));
+    let mut samples = Samples::default();
+    samples.round();
+    for (figure, sample) in [
+        ("bgsave_s", took_s),
+        ("ops_per_s", rate),
+        ("latency_p99_us", worst_us),
+    ] {
+        samples.add(figure, sample);
     }
+    let name = Memory::Run.name();
+    part.rows
+        .push(Row::measured("BGSAVE, 50 % GET", name, &samples));
     Ok(())
 }
 
 /// How many keys differ from what was loaded.
 fn compare(setting: &Setting, load: &Load, keys: u64) -> Result<u64> {
-    let saved = spec(setting, "run-c", Peer::RedisOn(Memory::Run), 0, 0).dir;
+    let saved = spec(setting, "run-dump", Peer::RedisOn(Memory::Run), 0, 0).dir;
     let plain = Spec {
         cpu: None,
-        ..spec(setting, "run-c", Peer::RedisOn(Memory::Plain), 0, 0)
+        ..spec(setting, "run-dump", Peer::RedisOn(Memory::Plain), 0, 0)
     };
     std::fs::create_dir_all(&plain.dir)?;
     std::fs::rename(saved.join(DUMP), plain.dir.join(DUMP)).context("moving the dump")?;

@@ -1,0 +1,81 @@
+//! A thread of the runtime that sleeps on a bell until there is work for it.
+//!
+//! Promises: takes none of the program's signals; stopped and joined when dropped. Never: keeps the runtime's memory from being dropped.
+
+use crate::bell::Bell;
+use crate::memory::Core;
+use crate::signal;
+use crate::sys::SystemError;
+use rustix::io::Errno;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::JoinHandle;
+
+/// What such a thread is for.
+pub(crate) struct Work {
+    /// Its name.
+    pub name: &'static str,
+    /// What a failure to start it says.
+    pub starting: &'static str,
+    pub stack_bytes: usize,
+    /// What it sleeps on. None: it is not needed.
+    pub bell: fn(&Core) -> Option<&Bell>,
+    /// What it does until it is to stop.
+    pub run: fn(&Core, &Bell, &AtomicBool),
+}
+
+/// The thread.
+pub(crate) struct Servant {
+    core: Arc<Core>,
+    bell: fn(&Core) -> Option<&Bell>,
+    stop: Arc<AtomicBool>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Servant {
+    /// None where there is no bell for it.
+    pub fn start(core: &Arc<Core>, work: &'static Work) -> Result<Option<Servant>, SystemError> {
+        if (work.bell)(core).is_none() {
+            return Ok(None);
+        }
+        let stop = Arc::new(AtomicBool::new(false));
+        let own = (core.clone(), stop.clone());
+        let thread = std::thread::Builder::new()
+            .name(work.name.into())
+            .stack_size(work.stack_bytes)
+            .spawn(move || serve(&own.0, work, &own.1))
+            .map_err(|e| SystemError::Call {
+                what: work.starting,
+                errno: Errno::from_io_error(&e).unwrap_or(Errno::AGAIN),
+            })?;
+        Ok(Some(Servant {
+            core: core.clone(),
+            bell: work.bell,
+            stop,
+            thread: Some(thread),
+        }))
+    }
+}
+
+fn serve(core: &Core, work: &Work, stop: &AtomicBool) {
+    // SAFETY: blocks signals of this thread only.
+    unsafe { libc::pthread_sigmask(libc::SIG_BLOCK, &signal::deferred(), std::ptr::null_mut()) };
+    if let Some(bell) = (work.bell)(core) {
+        (work.run)(core, bell, stop);
+    }
+}
+
+impl Drop for Servant {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::SeqCst);
+        if let Some(bell) = (self.bell)(&self.core) {
+            bell.ring_anyway();
+        }
+        // If it looked at the last moment how the cap is shared, it is this thread.
+        let thread = self.thread.take();
+        if let Some(thread) = thread.filter(|t| t.thread().id() != std::thread::current().id()) {
+            // It aborts the program rather than panic.
+            let _ = thread.join();
+        }
+    }
+}
