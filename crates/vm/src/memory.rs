@@ -64,7 +64,7 @@ pub struct Options {
     /// Whether the program does not know this library, though its faults are taken in the thread: pages come ahead of faults that go along the addresses, and the time that faults take is
     /// counted. With handler threads both are so in any case.
     pub unmodified: bool,
-    /// Pages remembered after they left, 4 bytes each; None: 16 for each of `pages_max`.
+    /// Pages remembered after they left, 4 bytes each; None: 16 for each of `pages_max`. Four times as many where a program is `unmodified` and takes its faults itself.
     pub remembered: Option<usize>,
 }
 
@@ -199,6 +199,11 @@ impl Memory {
         let (start, len) = space.addresses();
         uffd.register(start, len)?;
         let aside = Aside::new(&uffd)?;
+        // See `Core::keeps_dirty`.
+        let times = match options.unmodified && options.way == Way::InThread {
+            true => policy::REMEMBERED_WHERE_CHANGED_STAY,
+            false => 1,
+        };
         let core = Arc::new(Core {
             taken: Mutex::new(vec![false; space.slots()]),
             space,
@@ -222,7 +227,8 @@ impl Memory {
             ghost: Ghost::new(
                 options
                     .remembered
-                    .unwrap_or(policy::remembered(options.pages_max)),
+                    .unwrap_or(policy::remembered(options.pages_max))
+                    .saturating_mul(times),
             ),
             grace: Grace::new(policy::tables_waiting_bytes(
                 options.pages_max,
