@@ -32,8 +32,8 @@ const STORE_AGAIN_MS: u64 = 20;
 const IDLE_MAX: u32 = 50;
 /// Batches one after the other of which all pages are pinned, before anyone waits: 8 MiB, or the whole buffer where that is less.
 const PINNED_BATCHES_MAX: u32 = 16;
-/// How often the hottest page cools in one batch at most, and twice more: it is cold then.
-const COOLED_MAX: u64 = HEAT_MAX as u64 + 2;
+/// Rounds of the hand in one batch: at their end the hottest page is cold.
+const ROUNDS_MAX: u64 = (HEAT_MAX as u64 + 2) * policy::ROUNDS_A_HEAT;
 
 /// Where eviction goes on.
 #[derive(Default)]
@@ -238,16 +238,15 @@ impl Core {
 
     /// Makes up to `want` pages leave, from the hand on, at most so often round that the hottest are cold.
     fn take(&self, work: &mut Workspace, want: usize, with_dirty: bool) {
-        let keeps_changed = self.keeps_dirty();
         let mut hand = self.hand.lock();
         let end = self.blocks_end.load(Ordering::Acquire);
         let (mut block, mut from) = place(hand.page);
         let mut look = Look {
             with_dirty,
-            cools: policy::cools(hand.round, keeps_changed),
+            cools: policy::cools(hand.round),
             passed: 0,
         };
-        let last_round = hand.round + COOLED_MAX * policy::rounds_a_heat(keeps_changed);
+        let last_round = hand.round + ROUNDS_MAX;
         let mut asked = block;
         while work.victims.len() < want {
             if block >= asked {
@@ -265,7 +264,7 @@ impl Core {
                 None if hand.round == last_round => break,
                 None => {
                     hand.round += 1;
-                    look.cools = policy::cools(hand.round, keeps_changed);
+                    look.cools = policy::cools(hand.round);
                     (block, from, asked) = (0, 0, 0);
                 }
             }

@@ -64,7 +64,7 @@ pub struct Options {
     /// Whether the program does not know this library, though its faults are taken in the thread: pages come ahead of faults that go along the addresses, and the time that faults take is
     /// counted. With handler threads both are so in any case.
     pub unmodified: bool,
-    /// Pages remembered after they left, 4 bytes each; None: 16 for each of `pages_max`. Four times as many where a program is `unmodified` and takes its faults itself.
+    /// Pages remembered after they left, 4 bytes each; None: 16 for each of `pages_max`.
     pub remembered: Option<usize>,
 }
 
@@ -199,11 +199,6 @@ impl Memory {
         let (start, len) = space.addresses();
         uffd.register(start, len)?;
         let aside = Aside::new(&uffd)?;
-        // See `Core::keeps_dirty`.
-        let times = match options.unmodified && options.way == Way::InThread {
-            true => policy::REMEMBERED_WHERE_CHANGED_STAY,
-            false => 1,
-        };
         let core = Arc::new(Core {
             taken: Mutex::new(vec![false; space.slots()]),
             space,
@@ -227,8 +222,7 @@ impl Memory {
             ghost: Ghost::new(
                 options
                     .remembered
-                    .unwrap_or(policy::remembered(options.pages_max))
-                    .saturating_mul(times),
+                    .unwrap_or(policy::remembered(options.pages_max)),
             ),
             grace: Grace::new(policy::tables_waiting_bytes(
                 options.pages_max,

@@ -75,10 +75,6 @@ pub(crate) fn remembered_of_cap(cap_bytes: u64) -> usize {
     cap_bytes as usize / crate::PAGE_BYTES
 }
 
-/// The same where changed pages stay that keep coming back: so many times as many. Each page that others wiped out begins anew, and what is worth keeping is what comes back several times
-/// (docs/adr/0052).
-pub(crate) const REMEMBERED_WHERE_CHANGED_STAY: usize = 4;
-
 /// A page that came back before so many others left counts as near: a quarter of those resident.
 pub(crate) fn near_pages(resident: usize) -> u64 {
     resident as u64 / 4
@@ -245,11 +241,8 @@ pub(crate) fn walk_on(tables: u64) -> bool {
     tables <= WALKED_TABLES_MAX
 }
 
-/// Rounds of the hand after which pages cool by one: what is hot is touched every few rounds only. Where changed pages stay, too, each that stays has shown more ([`heat_of_changed`]), and stays
-/// longer (docs/adr/0052).
-pub(crate) fn rounds_a_heat(keeps_changed: bool) -> u64 {
-    if keeps_changed { 8 } else { 4 }
-}
+/// Rounds of the hand after which clean pages cool by one: what is hot is touched every few rounds only.
+pub(crate) const ROUNDS_A_HEAT: u64 = 4;
 
 /// How hot a page is that came back so often before, where pages that are changed stay, too: each that stays costs a fault by writing and a flush of the processors' caches, 16 µs, so that only
 /// one which keeps coming back right after it left is worth it.
@@ -258,8 +251,8 @@ pub(crate) fn heat_of_changed(heat: u8, near: bool) -> u8 {
 }
 
 /// Whether pages with heat lose some in this round of the hand.
-pub(crate) fn cools(round: u64, keeps_changed: bool) -> bool {
-    round.is_multiple_of(rounds_a_heat(keeps_changed))
+pub(crate) fn cools(round: u64) -> bool {
+    round.is_multiple_of(ROUNDS_A_HEAT)
 }
 
 /// Fills by reading that are looked at together.
@@ -342,11 +335,8 @@ mod tests {
 
     #[test]
     fn a_hand_that_goes_round_cools() {
-        for keeps_changed in [false, true] {
-            let rounds = 0..rounds_a_heat(keeps_changed) * 3;
-            let cooled = rounds.filter(|round| cools(*round, keeps_changed)).count();
-            assert_eq!(cooled, 3);
-        }
+        let cooled = (0..ROUNDS_A_HEAT * 3).filter(|round| cools(*round)).count();
+        assert_eq!(cooled, 3);
     }
 
     #[test]

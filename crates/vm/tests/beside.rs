@@ -1,4 +1,4 @@
-//! Pages that come with another one because a register points to them or an object goes on in them, and room that is made before it is needed: faults taken in the thread, of programs that do not know this library.
+//! Pages that come with another one because a register points to them, and room that is made before it is needed: faults taken in the thread, of programs that do not know this library.
 #![cfg(target_arch = "x86_64")]
 
 mod common;
@@ -105,39 +105,6 @@ fn what_a_register_points_to_comes_along_where_it_is_touched_next() {
         "{ahead} pages came ahead in {several} calls"
     );
     assert_eq!(memory.stats().failed_faults, 0);
-}
-
-/// One instruction for all that it touches.
-#[inline(never)]
-fn read(region: &Region, byte: usize) -> u64 {
-    region.word(byte / 8).load(Relaxed)
-}
-
-#[test]
-fn an_object_across_two_pages_comes_whole() {
-    let memory = memory(2000);
-    let region = memory.region(PAGES, Arc::new(Plain::new())).unwrap();
-    for word in 0..PAGES as usize * 8 {
-        region.word(word * 64).store(word as u64, Relaxed);
-    }
-    memory.evict_all().unwrap();
-    let before = memory.stats();
-    let objects = 3000;
-    for n in 0..objects {
-        // A third of them goes on in the next page, the others do not.
-        let in_page = if n % 3 == 0 { 7 } else { n % 3 * 2 };
-        let word = (n * 7919 % (PAGES as usize - 1)) * 8 + in_page;
-        assert_eq!(read(&region, word * 512), word as u64);
-        assert_eq!(read(&region, (word + 1) * 512), word as u64 + 1);
-    }
-    let after = memory.stats();
-    let ahead = after.ahead - before.ahead;
-    let across = objects as u64 / 3;
-    assert!(
-        (across / 10 * 6..across).contains(&ahead),
-        "{ahead} pages of {across} came ahead"
-    );
-    assert_eq!(after.failed_faults, 0);
 }
 
 #[test]
