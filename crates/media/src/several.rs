@@ -94,7 +94,7 @@ impl Readers {
     pub fn read(&self, file: &File, reads: &mut [ReadInto<'_>]) -> u32 {
         let most = reads.len().min(SEVERAL_MAX);
         let reads = &mut reads[..most];
-        // Looked for, these took a tenth of the operations of a program of four threads (docs/adr/0051).
+        // Looking for these, too, was not shown to help (docs/adr/0051).
         let answers = self.reading(|_| self.by_ring(file, reads, false));
         let said = (0..).zip(reads.iter().zip(answers.all));
         said.fold(0, |came, (at, (read, answer))| {

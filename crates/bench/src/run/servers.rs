@@ -68,7 +68,7 @@ pub struct ServerRow {
     pub choice: KeyChoice,
     pub packs: bool,
     pub cases: &'static [Case],
-    /// It is to be forked: there must be room for a second version of all that it has.
+    /// It has room on its SSD for a second version of all that it has, as who forks must; in `dump` it does.
     pub forks: bool,
 }
 
