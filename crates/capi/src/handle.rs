@@ -10,7 +10,7 @@ use crate::objects::ObjectsState;
 use crate::open::PoolState;
 use crate::region::RegionState;
 use crate::table::TableState;
-use parking_lot::RwLock;
+use ::terrace_pool::RwLock;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Once};
 

@@ -6,7 +6,7 @@
 use crate::error::{Failure, call};
 use crate::handle::{self, Handle, Thing};
 use crate::ranges;
-use parking_lot::Mutex;
+use ::terrace_pool::Mutex;
 use std::ffi::{CStr, OsStr, c_char, c_int};
 use std::mem::offset_of;
 use std::os::unix::ffi::OsStrExt;

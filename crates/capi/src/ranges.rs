@@ -3,7 +3,7 @@
 //! Promises: a range is found from when its memory can be handed out until it is closed. Never: touches an address.
 
 use crate::handle::Handle;
-use parking_lot::RwLock;
+use ::terrace_pool::RwLock;
 use std::collections::BTreeMap;
 
 /// First address to length and owner.

@@ -13,11 +13,11 @@ use crate::read::{Promote, read};
 use crate::{
     INLINE_MAX_BYTES, KvError, KvErrorKind, Outcome, PIECE_BYTES, Step, VALUE_MAX_BYTES, Wait,
 };
-use parking_lot::Mutex;
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use terrace_log::entry::{FLAG_THROUGH, entry_bytes};
 use terrace_log::{Kind, Loc, NewEntry, Slot};
+use terrace_pool::Mutex;
 use terrace_pool::{Lane, Task, Worker};
 
 /// Versions that can be under way (received, or waiting for their end) at once.

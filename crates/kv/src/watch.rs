@@ -4,9 +4,9 @@
 //! before it. A key nobody watches costs one load. Never: keeps anything for a key that nobody watches any more.
 
 use crate::large;
-use parking_lot::Mutex;
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use terrace_pool::Mutex;
 use terrace_pool::Worker;
 
 /// Keys that are watched, with how many watch each and how often it was changed since the first of them came.

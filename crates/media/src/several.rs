@@ -27,8 +27,8 @@ const TRIES_MAX: u32 = 100;
 const LOOK_MAX: Duration = Duration::from_micros(150);
 /// A processor that was given up for so long was wanted by others.
 const WANTED: Duration = Duration::from_micros(12);
-/// Then nobody looks for so long.
-const SLEEPS_MICROS: u64 = 2_000;
+/// Then nobody looks for so many times as long.
+const SLEEPS_TIMES: u32 = 16;
 
 /// A ring, made when it is first used. None: there is none to be had.
 #[derive(Default)]
@@ -171,10 +171,11 @@ impl Readers {
             }
             std::thread::yield_now();
             let now = Instant::now();
-            if now.duration_since(last) > WANTED {
+            let gone = now.duration_since(last);
+            if gone > WANTED {
                 answers.reap(ring);
-                if answers.ended < taken {
-                    let until = self.micros() + SLEEPS_MICROS;
+                if let Some(sleeps) = sleeps_after(gone, answers.ended >= taken) {
+                    let until = self.micros() + sleeps.as_micros() as u64;
                     self.not_before_micros.store(until, Ordering::Relaxed);
                 }
                 return;
@@ -182,6 +183,12 @@ impl Readers {
             last = now;
         }
     }
+}
+
+/// For how long nobody looks after a processor was given up for so long, and the reads had `ended` when it was had again. Others run for milliseconds when it is
+/// yielded to them, in which a read ends; a processor that was gone no longer than a read takes had an interrupt to serve, perhaps of this very read.
+fn sleeps_after(gone: Duration, ended: bool) -> Option<Duration> {
+    (!ended || gone > LOOK_MAX).then(|| gone * SLEEPS_TIMES)
 }
 
 /// Puts reads into a ring. How many.
@@ -249,6 +256,16 @@ mod tests {
             result: Ok(()),
         };
         assert_eq!(readers.read(&unreadable, &mut [read]), 0);
+    }
+
+    #[test]
+    fn who_gave_the_processor_away_for_long_does_not_look_soon() {
+        let ms = Duration::from_millis;
+        // The read ended meanwhile, and its thread had to wait for others all the same.
+        assert_eq!(sleeps_after(ms(2), true), Some(ms(32)));
+        assert_eq!(sleeps_after(ms(2), false), Some(ms(32)));
+        assert_eq!(sleeps_after(WANTED * 2, true), None);
+        assert!(sleeps_after(WANTED * 2, false) < Some(ms(1)));
     }
 
     #[test]

@@ -5,8 +5,8 @@
 
 use crate::Lane;
 use crate::open::Pool;
-use parking_lot::MutexGuard;
 use smallvec::SmallVec;
+use std::sync::MutexGuard;
 use terrace_index::KeyMap;
 use terrace_log::Snapshot;
 use terrace_tiers::Phase;

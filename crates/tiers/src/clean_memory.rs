@@ -162,7 +162,7 @@ impl<D: Snapshot> Lane<D> {
             Fate::StepDown => self.copy_to_middle(loc, slot).map(|at| Slot::new(at, 0)),
         };
         if up.is_none() && why == Victim::Probation {
-            self.ghost.remember(who);
+            self.ghost.remember(who, len);
         }
         if up.is_none() && is_value {
             self.remember_below(who, link);

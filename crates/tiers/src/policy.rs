@@ -45,10 +45,22 @@ pub fn fate_in_memory(heat: u8, victim: Victim) -> Fate {
     }
 }
 
-/// Keys that are remembered after they left DRAM unused: as many as entries of 512 bytes would fit.
+/// Keys that are remembered after they left DRAM unused, at most: as many as entries of 512 bytes would fit.
 pub fn ghost_keys(memory_bytes: u64) -> usize {
-    (memory_bytes / 512) as usize
+    memory_bytes as usize / GHOST_ENTRY_BYTES as usize
 }
+const GHOST_ENTRY_BYTES: u64 = 512;
+
+/// One place in so many of those, a power of two, is used where entries of `mean_bytes` leave, if one in `now` is used: about as many keys as such entries would fit into
+/// DRAM, between half of that and all (docs/adr/0012). It stays where it is until the mean is a quarter past the length at which it would change.
+pub fn ghost_part(mean_bytes: u64, now: u64) -> u64 {
+    let part = |mean: u64| {
+        let entries = mean.div_ceil(GHOST_ENTRY_BYTES).max(1);
+        entries.next_power_of_two().min(GHOST_PART_MAX)
+    };
+    now.clamp(part(mean_bytes * 4 / 5), part(mean_bytes * 5 / 4))
+}
+const GHOST_PART_MAX: u64 = 64;
 
 /// Memory for fingerprints of what left DRAM, once updates would use them: a 32nd of what entries have (docs/adr/0047).
 pub fn fingerprint_bytes(memory_bytes: usize) -> usize {
@@ -281,6 +293,18 @@ pub fn checkpoint_worth(checkpoint_segments: usize) -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn as_many_keys_are_remembered_as_entries_would_fit() {
+        for (mean, now, part) in [(150, 1, 1), (1064, 1, 2), (2100, 1, 4), (1 << 20, 1, 64)] {
+            assert_eq!(ghost_part(mean, now), part, "{mean} bytes");
+        }
+        // It does not go to and fro with the mean.
+        for mean in 900..1200 {
+            assert_eq!(ghost_part(mean, 2), 2, "{mean} bytes");
+        }
+        assert_eq!(ghost_part(200, 64), 1);
+    }
 
     #[test]
     fn emptier_and_older_segments_are_cleaned_first() {

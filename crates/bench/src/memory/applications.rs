@@ -7,7 +7,7 @@ use crate::cgroup::Cgroup;
 use crate::machine::Disk;
 use crate::progress::Progress;
 use crate::report::{Bar, Part, Report, Row, Samples, Side, paired_ratio};
-use crate::swap::SwapFile;
+use crate::swap::{SWAP_OVER_DATA, SwapFile};
 use crate::{Setting, process, stop};
 use anyhow::{Context, Result, bail};
 use serde_json::Value;
@@ -23,7 +23,7 @@ const RATIO: u64 = 10;
 const RATIO_MIN: u64 = 2;
 /// Text, stacks and the kernel's own: what the limit has above the cap.
 const SLACK_BYTES: u64 = 5 << 20;
-/// The pool on the disk, and the swap file, over the data: each object of 128 bytes has a header too, and a tenth is kept free.
+/// The pool on the disk over the data: each object of 128 bytes has a header too, and a tenth is kept free.
 const DISK_OVER_DATA: u64 = 2;
 /// Before a load's first round the same is done for so many times its length: what is to be in DRAM must come there first.
 const WARM: f64 = 4.0;
@@ -99,7 +99,8 @@ pub fn run(setting: &Setting, report: &mut Report) -> Result<()> {
         sizes.limit >> 20
     );
     let mut part = Part::new("g", &title, COLUMNS);
-    let swap = SwapFile::new(&setting.work_dir.join("swap"), sizes.disk);
+    let swap_bytes = sizes.data * SWAP_OVER_DATA;
+    let swap = SwapFile::new(&setting.work_dir.join("swap"), swap_bytes);
     let steps = KINDS.len() * (1 + LOADS.len() * (1 + setting.options.repeats as usize));
     let progress = Progress::new((APPLICATIONS.len() * steps) as u64);
     for application in APPLICATIONS {

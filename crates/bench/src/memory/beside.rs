@@ -13,7 +13,7 @@ use crate::cgroup::Cgroup;
 use crate::machine::Disk;
 use crate::progress::Progress;
 use crate::report::{Bar, Part, Report, Row, Samples, Side, Summary};
-use crate::swap::SwapFile;
+use crate::swap::{SWAP_OVER_DATA, SwapFile};
 use crate::{Setting, device, process, stop};
 use anyhow::{Context, Result, bail};
 use std::io::{BufRead, BufReader, Write};
@@ -21,8 +21,6 @@ use std::process::{Child, ChildStdin, ChildStdout, Stdio};
 
 /// The limit may not fall below this when scaled down: a store needs some.
 const LIMIT_BYTES_MIN: u64 = 128 << 20;
-/// Room for what is swapped out, beyond the array.
-const SWAP_SPARE_BYTES: u64 = 1 << 30;
 const COLUMNS: &[&str] = &[
     "ops_per_s",
     "device_reads_an_op",
@@ -153,7 +151,7 @@ pub fn run(setting: &Setting, report: &mut Report, table: &Table) -> Result<()> 
     if table.cases.iter().any(|case| table.beside_device(case)) {
         part.columns.extend(DEVICE_COLUMNS);
     }
-    let swap_bytes = array_bytes + SWAP_SPARE_BYTES;
+    let swap_bytes = array_bytes * SWAP_OVER_DATA;
     let swap = SwapFile::new(&setting.work_dir.join("swapped-to"), swap_bytes)?;
     let repeats = u64::from(setting.options.repeats);
     let kinds = table.kinds.len() as u64;

@@ -10,6 +10,7 @@ use crate::report::{Bar, Part, Report, Side};
 use crate::rounds::{Lineup, Measured, draw, drive, spec};
 use crate::serve::tiered::ZIPF;
 use crate::server::{Memory, Peer, Server, Spec};
+use crate::swap::SWAP_OVER_DATA;
 use crate::{Setting, stop};
 use anyhow::Result;
 
@@ -24,8 +25,6 @@ const KEYS_FITTING: u64 = 128 << 10;
 const SSD_OVER_VALUES: u64 = 2;
 /// Over that, where it forks.
 const SSD_OF_FORKS: u64 = 2;
-/// Swap over the values.
-const SWAP_OVER_VALUES: u64 = 2;
 /// Threads of memcached; Redis has one.
 const THREADS: usize = 4;
 /// Driving before the first case, in round lengths: what is hot must come to DRAM. Before a later one a third of it.
@@ -165,7 +164,7 @@ impl Sizes {
             cap_bytes,
             limit_bytes: cap_bytes + SLACK_BYTES,
             ssd_bytes: (ssd_bytes * if row.forks { SSD_OF_FORKS } else { 1 }).max(cap_bytes * 2),
-            swap_bytes: (values_bytes * SWAP_OVER_VALUES).max(cap_bytes),
+            swap_bytes: (values_bytes * SWAP_OVER_DATA).max(cap_bytes),
         }
     }
 }

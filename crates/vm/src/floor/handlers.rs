@@ -18,6 +18,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use terrace_media::Buf;
 
+/// Sleep of who meets a page that is leaving. Yielding would give up a slice of milliseconds (docs/adr/0052).
+const LOOKS_AGAIN: std::time::Duration = std::time::Duration::from_micros(20);
 const BATCH_PAGES: usize = 64;
 /// How often a handler looks whether it is to end, ms.
 const LOOK_MS: i64 = 100;
@@ -142,7 +144,7 @@ impl Shared {
         loop {
             match state.compare_exchange(ABSENT, FILLING, Ordering::AcqRel, Ordering::Acquire) {
                 Ok(_) => break,
-                Err(LEAVING) => std::thread::yield_now(),
+                Err(LEAVING) => std::thread::sleep(LOOKS_AGAIN),
                 // Who fills it wakes all that wait for it.
                 Err(FILLING) => return Ok(()),
                 Err(_) => return Ok(self.uffd.wake(address)?),

@@ -18,6 +18,7 @@ use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::sync::atomic::{AtomicPtr, AtomicU8, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 const BATCH_PAGES: usize = 128;
 /// So many places within a page, so that objects do not share the same sets of a cache.
@@ -33,6 +34,8 @@ const STAYS: u8 = 4;
 
 /// In a block's word: its page table is being taken away.
 const BLOCK_LEAVES: u32 = 1 << 31;
+/// Sleep of who meets a page that is on its way. Yielding would give up a slice of milliseconds (docs/adr/0052).
+const LOOKS_AGAIN: Duration = Duration::from_micros(20);
 /// No place in DRAM.
 const ON_FILE: u32 = u32::MAX;
 
@@ -155,7 +158,7 @@ impl Bare {
                     return self.fill(at, address, stays);
                 }
                 THERE => return Ok(()),
-                _ => std::thread::yield_now(),
+                _ => std::thread::sleep(LOOKS_AGAIN),
             }
         }
     }
@@ -211,7 +214,7 @@ impl Bare {
         loop {
             let seen = word.load(Ordering::Acquire);
             if seen & BLOCK_LEAVES != 0 {
-                std::thread::yield_now();
+                std::thread::sleep(LOOKS_AGAIN);
                 continue;
             }
             let (done, not) = (Ordering::AcqRel, Ordering::Relaxed);

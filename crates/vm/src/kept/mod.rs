@@ -20,9 +20,9 @@ use crate::policy;
 use crate::store::{NAMED_MAX, NAMED_PAGES_MAX, Named, ObjectError, Store, StoreOptions};
 use crate::sys::SystemError;
 use catalogue::{Catalogue, Record};
-use parking_lot::Mutex;
 use std::collections::BTreeSet;
 use std::sync::Arc;
+use terrace_pool::Mutex;
 use terrace_pool::PoolError;
 
 /// Longest name of a region, bytes.

@@ -6,15 +6,15 @@
 
 use super::ahead::Hands;
 use super::tables::Tables;
-use parking_lot::{Condvar, Mutex};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Arc;
+use std::sync::Condvar;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 use std::time::Duration;
 use terrace_media::descriptors::keep;
-use terrace_pool::{Contents, Pool, PoolError};
+use terrace_pool::{Contents, Mutex, Pool, PoolError};
 
 /// Longest wait of one round of help.
 const HELP_WAIT: Duration = Duration::from_millis(2);
@@ -89,8 +89,9 @@ impl Driver {
                 }
             }
             None => {
-                let mut turns = self.shared.room_turns.lock();
-                self.shared.room.wait_for(&mut turns, HELP_WAIT);
+                let turns = self.shared.room_turns.lock();
+                // Woken, or time is up: the caller looks again.
+                let _turns = self.shared.room.wait_timeout(turns, HELP_WAIT);
             }
         }
         self.shared.tell();
@@ -154,11 +155,9 @@ impl Shared {
                 };
                 (turn.busy, sleep, worker.poll_fd())
             };
-            if busy {
-                std::thread::yield_now();
-                continue;
+            if !busy {
+                self.wait(sleep, fd);
             }
-            self.wait(sleep, fd);
         }
     }
 

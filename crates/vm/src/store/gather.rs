@@ -7,11 +7,11 @@
 use super::open::Store;
 use super::read::{Value, near, settle_counted, value_of, verified};
 use super::table::State;
-use parking_lot::Mutex;
 use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use terrace_log::ObjectId;
 use terrace_media::{Buf, ReadInto};
+use terrace_pool::Mutex;
 use terrace_pool::Part;
 use terrace_tiers::ReadPlan;
 

@@ -9,7 +9,6 @@ use super::same::Same;
 use super::table::{Shape, State};
 use super::tables::{OBJECTS_MAX, TABLES_MAX, Tables};
 use crate::PAGE_BYTES;
-use parking_lot::{Mutex, RwLock};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, AtomicUsize};
 use std::sync::{Arc, OnceLock};
@@ -17,6 +16,7 @@ use std::time::Duration;
 use terrace_log::{INLINE_MAX_BYTES, ObjectId, Subject};
 use terrace_media::Buf;
 use terrace_pool::{Contents, Durability, Lane, Options, Part, Pool, PoolError, Stats, Superblock};
+use terrace_pool::{Mutex, RwLock};
 
 /// Cap for each lane, about: more lanes are locked less often, and each takes 4 MiB of buffers, and 6 MiB of segments at least.
 const CAP_PER_LANE_BYTES: u64 = 64 << 20;

@@ -28,11 +28,11 @@ use super::table::Shape;
 use crate::{Backing, Changed, FetchError, Fetched, PAGE_BYTES, Page, StoreError};
 use control::{Control, NO_ROOT};
 use marks::{Mark, Marks};
-use parking_lot::RwLock;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use terrace_log::ObjectId;
 use terrace_log::entry::entry_bytes;
+use terrace_pool::RwLock;
 
 /// Pages of a named region: 16 TiB.
 pub const NAMED_PAGES_MAX: u64 = 1 << 32;

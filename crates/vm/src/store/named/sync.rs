@@ -8,8 +8,8 @@ use super::marks::RUN_PAGES;
 use super::{Named, SYNC_OUTSIDE_PAGES_MAX, State};
 use crate::Page;
 use crate::store::ObjectError;
-use parking_lot::{RwLockReadGuard, RwLockWriteGuard};
 use std::ops::Range;
+use std::sync::{RwLockReadGuard, RwLockWriteGuard};
 
 /// Pages whose stale versions are freed while write-backs wait.
 const FREE_AT_ONCE: u64 = 256;
