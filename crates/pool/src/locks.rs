@@ -32,16 +32,6 @@ impl<T> Mutex<T> {
             Err(TryLockError::WouldBlock) => None,
         }
     }
-
-    /// What it guards, where nobody else can have it.
-    pub fn get_mut(&mut self) -> &mut T {
-        self.0.get_mut().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// What it guarded.
-    pub fn into_inner(self) -> T {
-        self.0.into_inner().unwrap_or_else(PoisonError::into_inner)
-    }
 }
 
 /// A lock for many that read or one that writes.
@@ -64,5 +54,30 @@ impl<T> RwLock<T> {
     #[inline]
     pub fn write(&self) -> RwLockWriteGuard<'_, T> {
         self.0.write().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_panicked_leaves_it_free() {
+        let (mutex, rw) = (Mutex::new(1), RwLock::new(1));
+        let ended = std::thread::scope(|scope| {
+            let one = scope.spawn(|| {
+                let (mut a, mut b) = (mutex.lock(), rw.write());
+                (*a, *b) = (2, 2);
+                panic!("as the test wants");
+            });
+            one.join()
+        });
+        assert!(ended.is_err());
+        assert_eq!((*mutex.lock(), *rw.read()), (2, 2));
+        assert_eq!(*rw.write(), 2);
+        let held = mutex.lock();
+        assert!(mutex.try_lock().is_none());
+        drop(held);
+        assert_eq!(mutex.try_lock().as_deref(), Some(&2));
     }
 }
