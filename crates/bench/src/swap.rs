@@ -14,7 +14,8 @@ const SWAP_BYTES_MAX: u64 = 64 << 30;
 
 /// Swap over what is to be held in it. Once more than half of the swap is in use, Linux gives a slot up as soon as its page is read (`vm_swap_full`), and writes the
 /// page anew when it leaves, also one that was never changed: with 1.25 times as much 16 threads that read had 153,000 operations/s where they had 207,000 with twice
-/// (docs/benchmarks.md). Who sets up swap for its speed makes it larger.
+/// (docs/benchmarks.md). Who sets up swap for its speed makes it larger. What is
+/// measured beside it has as much of the disk.
 pub const SWAP_OVER_DATA: u64 = 3;
 
 /// A swap file in use.

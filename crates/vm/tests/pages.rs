@@ -124,6 +124,42 @@ fn a_page_that_is_as_it_was_is_not_stored_again() {
     check(&child, 9, &second);
 }
 
+/// Where many pages are written to, one that is read is writable at once and leaves as one that perhaps was changed; what it was has left DRAM by then.
+#[test]
+fn a_page_that_was_only_read_is_not_stored_again() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let store = open(&dir);
+    let pages = Pages::new(store.clone(), 1).expect("pages");
+    // None of them packs, and all are many times the cap.
+    let of = |page: u64, version: u64| page_of(page * 8 + 2, version * 8);
+    for page in 0..PAGES {
+        assert_eq!(pages.store(&[changed(page, &of(page, 0))]), Ok(1));
+    }
+    let updates = || store.stats().lanes.updates;
+    let stored = updates();
+    let mut seen = Page::ZERO;
+    for page in (0..PAGES).step_by(500) {
+        let found = pages.fetch(page, &mut seen).expect("fetch");
+        let perhaps = Changed {
+            surely: false,
+            ..changed(page, &seen)
+        };
+        assert_eq!(pages.store(&[perhaps]), Ok(1));
+        assert!(page > 0 || found == Fetched::Read);
+    }
+    assert_eq!(updates(), stored);
+    // What is in DRAM and dirty is overwritten there.
+    pages.fetch(500, &mut seen).expect("fetch");
+    seen.0[77] ^= 1;
+    let perhaps = Changed {
+        surely: false,
+        ..changed(500, &seen)
+    };
+    assert_eq!(pages.store(&[perhaps]), Ok(1));
+    assert_eq!(updates(), stored + 1);
+    check(&pages, 500, &seen);
+}
+
 #[test]
 fn of_a_table_that_was_dropped_nothing_is_known() {
     let dir = tempfile::tempdir().expect("a directory");

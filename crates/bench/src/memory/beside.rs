@@ -2,8 +2,8 @@
 //! mapped file (`loads` has the tables).
 //!
 //! Each kind of memory has a process of its own in a cgroup of the same limit, loaded once; then each case is run in turns, one process
-//! at a time, all others asleep. A case that no bar looks at is run once, the others are repeated. A case begins when it is steady: after runs that no longer change how often the device is read. Device
-//! reads and bytes written are the disk's own counts (/proc/diskstats) over the run, whoever caused them. Bars: see the tables.
+//! at a time, all others asleep. A case that no bar looks at is run once, the others are repeated, all cases of a distribution before those of the next, since a change costs minutes of warming.
+//! A case begins when it is steady: after runs that no longer change how often the device is read. Device reads and bytes written are the disk's own counts (/proc/diskstats) over the run, whoever caused them. Bars: see the tables.
 //! Never: lets two loads run at once.
 
 use super::child::{Data, Ran};
@@ -39,11 +39,13 @@ const DEVICE_COLUMNS: &[&str] = &[
 /// Runs before a measurement, at least and at most; they end when device reads an operation fall by less than this part. Each is at least so long where
 /// the distribution is new: in shorter ones what falls is hidden by what scatters.
 const WARM_RUN_S_MIN: f64 = 6.0;
-const WARM_RUNS_MIN: u32 = 5;
+const WARM_RUNS_MIN: usize = 5;
 /// The same where the distribution of the case before was the same.
-const WARM_RUNS_MORE: u32 = 1;
-const WARM_RUNS_MAX: u32 = 24;
+const WARM_RUNS_MORE: usize = 1;
+const WARM_RUNS_MAX: usize = 24;
 const STEADY_PART: f64 = 0.02;
+/// So many runs apart where the distribution is new: from one to the next they fall by one or two hundredths for minutes, and by a fifth in all.
+const STEADY_RUNS: usize = 3;
 
 /// One kind's process.
 struct Loaded {
@@ -165,16 +167,21 @@ pub fn run(setting: &Setting, report: &mut Report, table: &Table) -> Result<()> 
     }
     let none = || loaded.iter().map(|_| Samples::default()).collect();
     let mut samples: Vec<Vec<Samples>> = table.cases.iter().map(|_| none()).collect();
-    for round in 0..repeats {
-        for (case, row) in table.cases.iter().zip(&mut samples) {
-            if round > 0 && !table.judges(case) {
-                continue;
-            }
-            for (one, samples) in loaded.iter_mut().zip(row) {
-                progress.step(format!("{}, {}", case.name(), one.kind.name()));
-                measure(setting, one, case, samples)?;
-                if table.beside_device(case) {
-                    beside_device(setting, array_bytes, samples)?;
+    let mut rest = samples.as_mut_slice();
+    for cases in table.cases.chunk_by(|a, b| a.zipf == b.zipf) {
+        let (rows, later) = rest.split_at_mut(cases.len());
+        rest = later;
+        for round in 0..repeats {
+            for (case, row) in cases.iter().zip(&mut *rows) {
+                if round > 0 && !table.judges(case) {
+                    continue;
+                }
+                for (one, samples) in loaded.iter_mut().zip(row) {
+                    progress.step(format!("{}, {}", case.name(), one.kind.name()));
+                    measure(setting, one, case, samples)?;
+                    if table.beside_device(case) {
+                        beside_device(setting, array_bytes, samples)?;
+                    }
                 }
             }
         }
@@ -241,28 +248,35 @@ fn play(setting: &Setting, one: &mut Loaded, case: &Case, seconds: f64) -> Resul
 /// Runs a case until it is steady; how long that took, in seconds.
 fn warm_up(setting: &Setting, one: &mut Loaded, case: &Case) -> Result<f64> {
     let mut seconds = 0.0;
-    let mut before: Option<f64> = None;
+    let mut reads = Vec::new();
     let same = one.last.is_some_and(|last| last.zipf == case.zipf);
     let asked = setting.options.seconds;
-    let (runs_min, run_s) = match same {
-        true => (WARM_RUNS_MORE, asked),
+    let (runs_min, apart, run_s) = match same {
+        true => (WARM_RUNS_MORE, 1, asked),
         // Scaled down, there is less to come up.
         false => (
             WARM_RUNS_MIN,
+            STEADY_RUNS,
             asked.max(WARM_RUN_S_MIN / setting.options.scale_divisor as f64),
         ),
     };
-    for run in 1..=WARM_RUNS_MAX {
+    while reads.len() < WARM_RUNS_MAX {
         let did = play(setting, one, case, run_s)?;
         seconds += did.ran.seconds;
-        let now = did.reads_an_op();
-        let falls = before.is_none_or(|before| now < before * (1.0 - STEADY_PART));
-        if run >= runs_min && !falls {
+        reads.push(did.reads_an_op());
+        if reads.len() >= runs_min && is_steady(&reads, apart) {
             break;
         }
-        before = Some(now);
     }
     Ok(seconds)
+}
+
+/// Whether the last of these is hardly less than the one so many before it.
+fn is_steady(reads: &[f64], apart: usize) -> bool {
+    let before = reads.len().checked_sub(apart + 1).map(|at| reads[at]);
+    let now = reads.last().copied();
+    now.zip(before)
+        .is_some_and(|(now, before)| now >= before * (1.0 - STEADY_PART))
 }
 
 fn measure(setting: &Setting, one: &mut Loaded, case: &Case, samples: &mut Samples) -> Result<()> {
@@ -347,5 +361,18 @@ impl Figures<'_> {
         );
         let ratio = self.of(case, kind, figure).zip(base).map(|(a, b)| a / b);
         Bar::new(name, side, limit, ratio)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_falls_slowly_is_not_steady_yet() {
+        let slowly: Vec<f64> = (0..9).map(|run| 0.3 * 0.99_f64.powi(run)).collect();
+        assert!(is_steady(&slowly, 1) && !is_steady(&slowly, STEADY_RUNS));
+        assert!(is_steady(&[0.3, 0.2, 0.2, 0.2, 0.2], STEADY_RUNS));
+        assert!(!is_steady(&[0.2], 1) && !is_steady(&[], 1));
     }
 }

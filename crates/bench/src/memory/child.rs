@@ -7,6 +7,7 @@
 
 use super::kind::Kind;
 use crate::load::keys::{KeyChoice, KeySource, Rng, Zipf, mix};
+use crate::swap::SWAP_OVER_DATA;
 use anyhow::{Context, Result, bail};
 use std::fs::OpenOptions;
 use std::io::{BufRead, Write};
@@ -159,7 +160,7 @@ fn load(kind: Kind, dir: &Path, limit_bytes: u64, data: Data) -> Result<Objects>
         Ok(Store::open(&StoreOptions::scratch(
             dir,
             cap_bytes,
-            2 * bytes,
+            SWAP_OVER_DATA * bytes,
         ))?)
     };
     Ok(match kind {

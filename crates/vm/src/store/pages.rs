@@ -16,7 +16,6 @@ use super::error::ObjectError;
 use super::open::Store;
 use super::pack::{Packing, ROOM_BYTES, one_byte, pack, unpack};
 use super::read::Value;
-use super::same::Same;
 use super::table::Shape;
 use crate::{Backing, Changed, FetchError, Fetched, PAGE_BYTES, Page, Put, StoreError};
 use std::ops::Range;
@@ -34,8 +33,6 @@ pub struct Pages {
     table: u16,
     packing: Packing,
     changes: Changes,
-    /// Whether contents that the store has are known by [`Same`].
-    knows: bool,
 }
 
 /// Whether most pages are changed between two times that they leave.
@@ -68,15 +65,16 @@ impl Changes {
 }
 
 impl Pages {
-    /// Pages in table `table`, which is made if need be.
+    /// Pages in table `table`, which is made if need be. One that left as the store has it is not stored again: programs write to pages and leave them as they were, and what is
+    /// writable may have been read only.
     pub fn new(store: Arc<Store>, table: u16) -> Result<Pages, ObjectError> {
         store.make_owned_table(table, Shape::Any)?;
+        store.know_pages();
         Ok(Pages {
             store,
             table,
             packing: Packing::default(),
             changes: Changes::default(),
-            knows: false,
         })
     }
 
@@ -85,23 +83,11 @@ impl Pages {
         self.table
     }
 
-    /// The same, for programs that write to pages and leave them as they were: such pages are not stored again.
-    pub(super) fn of_any_program(store: Arc<Store>, table: u16) -> Result<Pages, ObjectError> {
-        store.know_pages();
-        let pages = Pages::new(store, table)?;
-        Ok(Pages {
-            knows: true,
-            ..pages
-        })
-    }
-
-    fn same(&self) -> Option<&Same> {
-        self.store.same().filter(|_| self.knows)
-    }
-
     /// What the store has of a page that was fetched is known.
     fn came(&self, page: u64, fetched: Fetched, bytes: &Page) {
-        let Some(same) = self.same() else { return };
+        let Some(same) = self.store.same() else {
+            return;
+        };
         match fetched {
             Fetched::Absent => same.forget(self.table, page),
             Fetched::Filled | Fetched::Read => same.note(self.table, page, &bytes.0),
@@ -115,7 +101,7 @@ impl Pages {
             surely,
         } = *changed;
         let (store, table, bytes) = (&self.store, self.table, &bytes.0);
-        if let Some(same) = self.same() {
+        if let Some(same) = self.store.same() {
             // Of a table that was dropped nothing is there any more, whatever is known of its number.
             if same.is(table, page, bytes) && store.has(table, page) {
                 same.found();
@@ -142,7 +128,7 @@ impl Pages {
         if store.put_changed(table, page, &room[..len], surely)? {
             self.changes.on_store();
         }
-        if let Some(same) = self.same() {
+        if let Some(same) = self.store.same() {
             same.note(table, page, bytes);
         }
         Ok(())
@@ -245,7 +231,7 @@ impl Backing for Pages {
     }
 
     fn discard(&self, page: u64) {
-        if let Some(same) = self.same() {
+        if let Some(same) = self.store.same() {
             same.forget(self.table, page);
         }
         discard(&self.store, self.table, page);

@@ -58,7 +58,7 @@ impl Versions {
     /// Pages with one view, in table `table`.
     pub fn of(store: Arc<Store>, table: u16, pages: u64) -> Result<View, ObjectError> {
         let first = OnceLock::new();
-        let made = Pages::of_any_program(store.clone(), table)?;
+        let made = Pages::new(store.clone(), table)?;
         // It was empty.
         let _ = first.set(made);
         let mut tables = [const { OnceLock::new() }; VIEWS_MAX];
@@ -86,8 +86,7 @@ impl Versions {
             return Ok(pages);
         }
         let number = self.store.take_table().ok_or(StoreError::Closed)?;
-        let made =
-            Pages::of_any_program(self.store.clone(), number).map_err(|_| StoreError::Closed)?;
+        let made = Pages::new(self.store.clone(), number).map_err(|_| StoreError::Closed)?;
         // Two threads may make it at the same time: one of the tables stays empty then.
         let _ = table.set(made);
         table.get().ok_or(StoreError::Closed)
