@@ -172,7 +172,9 @@ pub extern "C" fn terrace_close(pool: *mut terrace_pool) -> c_int {
         let handle = Handle::from_pointer(pool);
         let state = handle::remove::<PoolState>(handle)?;
         ranges::remove(handle);
-        for child in std::mem::take(&mut *state.children.lock()) {
+        // Dropping them does I/O: not with the lock in hand.
+        let children = std::mem::take(&mut *state.children.lock());
+        for child in children {
             ranges::remove(child);
             // Gone if another thread closes it right now.
             match handle::any(child).ok() {

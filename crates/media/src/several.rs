@@ -29,6 +29,8 @@ const LOOK_MAX: Duration = Duration::from_micros(150);
 const WANTED: Duration = Duration::from_micros(12);
 /// Then nobody looks for so many times as long.
 const SLEEPS_TIMES: u32 = 16;
+/// And no longer than this, as after a process was stopped.
+const SLEEPS_MAX: Duration = Duration::from_millis(100);
 
 /// A ring, made when it is first used. None: there is none to be had.
 #[derive(Default)]
@@ -188,7 +190,7 @@ impl Readers {
 /// For how long nobody looks after a processor was given up for so long, and the reads had `ended` when it was had again. Others run for milliseconds when it is
 /// yielded to them, in which a read ends; a processor that was gone no longer than a read takes had an interrupt to serve, perhaps of this very read.
 fn sleeps_after(gone: Duration, ended: bool) -> Option<Duration> {
-    (!ended || gone > LOOK_MAX).then(|| gone * SLEEPS_TIMES)
+    (!ended || gone > LOOK_MAX).then(|| gone.saturating_mul(SLEEPS_TIMES).min(SLEEPS_MAX))
 }
 
 /// Puts reads into a ring. How many.
@@ -264,6 +266,7 @@ mod tests {
         // The read ended meanwhile, and its thread had to wait for others all the same.
         assert_eq!(sleeps_after(ms(2), true), Some(ms(32)));
         assert_eq!(sleeps_after(ms(2), false), Some(ms(32)));
+        assert_eq!(sleeps_after(ms(600_000), false), Some(SLEEPS_MAX));
         assert_eq!(sleeps_after(WANTED * 2, true), None);
         assert!(sleeps_after(WANTED * 2, false) < Some(ms(1)));
     }

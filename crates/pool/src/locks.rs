@@ -57,6 +57,12 @@ impl<T> RwLock<T> {
     }
 }
 
+/// For who takes the same lock again and again, while it is free: time for others to take it. Who was woken for a lock needs longer for that than who has just let go of it.
+pub fn let_others() {
+    std::thread::sleep(OTHERS);
+}
+const OTHERS: std::time::Duration = std::time::Duration::from_micros(20);
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -48,8 +48,12 @@ impl Ghost {
         if self.seen == LOOK_EVERY {
             let part = self.marks.len() / self.used;
             let part = policy::ghost_part(self.seen_bytes / self.seen, part as u64);
-            // What is remembered elsewhere is forgotten with that: it seldom changes.
-            self.used = (self.marks.len() / part as usize).max(1);
+            let used = (self.marks.len() / part as usize).max(1);
+            if used != self.used {
+                // Places are others then, and a table that grows again must not recall what left long ago. It seldom changes.
+                self.marks.fill(0);
+                self.used = used;
+            }
             (self.seen, self.seen_bytes) = (0, 0);
         }
     }
@@ -94,5 +98,10 @@ mod tests {
         (0..1 << 12).for_each(|n| ghost.remember(key(n), 2200));
         assert_eq!((ghost.bytes(), ghost.keys()), (2 << 12, 1 << 10));
         assert!(ghost.recall(key((1 << 12) - 1)));
+        // What was there before it shrank is not recalled when it has grown again.
+        (1 << 20..(1 << 20) + 4096).for_each(|n| ghost.remember(key(n), 200));
+        assert_eq!(ghost.keys(), 1 << 12);
+        let old = (0..1 << 16).filter(|&n| ghost.recall(key(n))).count();
+        assert!(old < 1 << 6, "{old} of long ago are remembered");
     }
 }

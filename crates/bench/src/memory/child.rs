@@ -345,9 +345,8 @@ fn play_thread(
                 (Objects::Opp(array, _), write) => {
                     touch(write, words, full_words, &mut sum, |at| array.word(n, at))
                 }
-                (Objects::Bare(_), true) => bail!("bare faults only read"),
-                (Objects::Bare(bare), false) => {
-                    touch(false, words, full_words, &mut sum, |at| bare.word(n, at))
+                (Objects::Bare(bare), write) => {
+                    touch(write, words, full_words, &mut sum, |at| bare.word(n, at))
                 }
                 (Objects::Mp(region, _), write) => {
                     touch(write, words, full_words, &mut sum, |at| {

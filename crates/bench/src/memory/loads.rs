@@ -204,7 +204,8 @@ pub const PACKED: Table = Table {
     ..SMALL
 };
 
-/// In-thread faults without any code of the product, beside what is: nothing is judged.
+/// In-thread faults without any code of the product, beside what is: nothing is judged. What is written to bare pages is lost when they leave, so that they
+/// are what is possible at most.
 pub const FLOOR: Table = Table {
     name: "floor",
     kinds: &[
@@ -214,7 +215,7 @@ pub const FLOOR: Table = Table {
         Kind::Swapped,
         Kind::Mapped,
     ],
-    cases: &[ZIPF_READS],
+    cases: &[ZIPF_READS, ZIPF_HALF, ZIPF_WRITES, UNIFORM_WRITES],
     bars: &[],
     ..SMALL
 };

@@ -4,7 +4,10 @@
 //! place, and others are taken away, 128 at a time, when too many are there. Which objects lie in DRAM and which pages stay is told beforehand by
 //! whoever knows how often each will be wanted: no policy has to find out, and no heat is kept.
 //!
-//! Promises: one at a time in a process. Never: used by the product, or written to.
+//! Pages are never protected, and nothing is written back: what was written to a page is lost when it leaves, so that a program that writes is
+//! seen at what no memory of this kind can be quicker than.
+//!
+//! Promises: one at a time in a process. Never: used by the product.
 
 use crate::backing::{PAGE_BYTES, Page};
 use crate::block::{BLOCK_BYTES, BLOCK_PAGES};
@@ -188,7 +191,7 @@ impl Bare {
             }
         }
         self.enter_block(at / BLOCK_PAGES);
-        self.bed.uffd().copy(address, &page, true)?;
+        self.bed.uffd().copy(address, &page, false)?;
         self.pages[at].store(stays | THERE, Ordering::Release);
         if stays == 0 {
             self.queue().push_back(at as u32);

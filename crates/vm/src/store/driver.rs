@@ -87,14 +87,16 @@ impl Driver {
                     hands.worker.help(HELP_WAIT);
                     hands.settle();
                 }
+                drop(hands);
+                self.shared.tell();
             }
+            // Nothing to tell: who only waits would wake others who do, and they it.
             None => {
                 let turns = self.shared.room_turns.lock();
                 // Woken, or time is up: the caller looks again.
                 let _turns = self.shared.room.wait_timeout(turns, HELP_WAIT);
             }
         }
-        self.shared.tell();
     }
 
     /// Does something with the worker, unless another thread is at it.
@@ -176,10 +178,11 @@ impl Shared {
         }
         // An interrupted sleep is a short one.
         let _slept = poll(&mut fds, Some(&time));
-        self.rung.store(false, Ordering::Release);
         let mut count = [0; 8];
         // Nothing to read: it was not the bell.
         let _drained = rustix::io::read(&self.bell, &mut count);
+        // Only then: who rings after this is heard in the next sleep; of who rang before, the turn that comes now sees what for.
+        self.rung.store(false, Ordering::Release);
     }
 }
 

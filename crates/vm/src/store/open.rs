@@ -16,7 +16,7 @@ use std::time::Duration;
 use terrace_log::{INLINE_MAX_BYTES, ObjectId, Subject};
 use terrace_media::Buf;
 use terrace_pool::{Contents, Durability, Lane, Options, Part, Pool, PoolError, Stats, Superblock};
-use terrace_pool::{Mutex, RwLock};
+use terrace_pool::{Mutex, RwLock, let_others};
 
 /// Cap for each lane, about: more lanes are locked less often, and each takes 4 MiB of buffers, and 6 MiB of segments at least.
 const CAP_PER_LANE_BYTES: u64 = 64 << 20;
@@ -280,6 +280,10 @@ impl Store {
                 .dir
                 .table(table)
                 .and_then(|t| t.skip_to(n + EMPTY_AT_ONCE));
+            drop(held);
+            if n / EMPTY_AT_ONCE % EMPTY_BREATHS == 0 {
+                let_others();
+            }
         }
     }
 
@@ -438,6 +442,8 @@ const GIVE_WAY_TURNS: u32 = 64;
 
 /// Slots freed under one lock.
 const EMPTY_AT_ONCE: u64 = 1024;
+/// Others are given time for the lane after so many of those: a sleep takes as long as one of them.
+const EMPTY_BREATHS: u64 = 8;
 
 /// Makes an object of a scratch lane free.
 pub(crate) fn forget(lane: &mut Lane<Tables>, oid: ObjectId) {

@@ -90,7 +90,9 @@ impl Pages {
         };
         match fetched {
             Fetched::Absent => same.forget(self.table, page),
-            Fetched::Filled | Fetched::Read => same.note(self.table, page, &bytes.0),
+            Fetched::Filled | Fetched::Read => {
+                same.note(self.table, page, same.mark(self.table, page, &bytes.0))
+            }
         }
     }
 
@@ -101,9 +103,11 @@ impl Pages {
             surely,
         } = *changed;
         let (store, table, bytes) = (&self.store, self.table, &bytes.0);
-        if let Some(same) = self.store.same() {
+        let same = store.same();
+        let mark = same.map(|same| same.mark(table, page, bytes));
+        if let Some((same, mark)) = same.zip(mark) {
             // Of a table that was dropped nothing is there any more, whatever is known of its number.
-            if same.is(table, page, bytes) && store.has(table, page) {
+            if same.is(table, page, mark) && store.has(table, page) {
                 same.found();
                 return Ok(());
             }
@@ -128,8 +132,8 @@ impl Pages {
         if store.put_changed(table, page, &room[..len], surely)? {
             self.changes.on_store();
         }
-        if let Some(same) = self.store.same() {
-            same.note(table, page, bytes);
+        if let Some((same, mark)) = same.zip(mark) {
+            same.note(table, page, mark);
         }
         Ok(())
     }

@@ -11,6 +11,10 @@ use xxhash_rust::xxh3::xxh3_64_with_seed;
 /// What no page has.
 const NONE: u64 = 0;
 
+/// What a page has: never [`NONE`].
+#[derive(Clone, Copy)]
+pub(super) struct Mark(u64);
+
 /// See the head of the file. A page is asked about, noted and forgotten by who has it to itself.
 pub(super) struct Same {
     entries: Box<[AtomicU64]>,
@@ -43,23 +47,20 @@ impl Same {
         &self.entries[at as usize & (self.entries.len() - 1)]
     }
 
-    fn mark(&self, table: u16, page: u64, bytes: &[u8; PAGE_BYTES]) -> u64 {
+    /// What stands for these bytes of a page.
+    pub fn mark(&self, table: u16, page: u64, bytes: &[u8; PAGE_BYTES]) -> Mark {
         let which = (u64::from(table) << 48 ^ page).wrapping_mul(0x9E37_79B9_7F4A_7C15);
-        xxh3_64_with_seed(bytes, self.seed ^ which).max(NONE + 1)
+        Mark(xxh3_64_with_seed(bytes, self.seed ^ which).max(NONE + 1))
     }
 
     /// The store has these bytes of a page from now on.
-    pub fn note(&self, table: u16, page: u64, bytes: &[u8; PAGE_BYTES]) {
-        let mark = self.mark(table, page, bytes);
-        self.place(table, page).store(mark, Ordering::Relaxed);
+    pub fn note(&self, table: u16, page: u64, mark: Mark) {
+        self.place(table, page).store(mark.0, Ordering::Relaxed);
     }
 
     /// Whether it has these bytes of it; false where it is not known.
-    pub fn is(&self, table: u16, page: u64, bytes: &[u8; PAGE_BYTES]) -> bool {
-        match self.place(table, page).load(Ordering::Relaxed) {
-            NONE => false,
-            known => known == self.mark(table, page, bytes),
-        }
+    pub fn is(&self, table: u16, page: u64, mark: Mark) -> bool {
+        self.place(table, page).load(Ordering::Relaxed) == mark.0
     }
 
     /// What it has of a page is not known any more.
@@ -86,16 +87,18 @@ mod tests {
     fn only_what_was_noted_last_is_known() {
         let same = Same::of(1000, 7);
         let (one, other) = ([1; PAGE_BYTES], [2; PAGE_BYTES]);
-        assert!(!same.is(3, 5, &one));
-        same.note(3, 5, &one);
-        assert!(same.is(3, 5, &one));
-        assert!(!same.is(3, 5, &other) && !same.is(3, 6, &one) && !same.is(4, 5, &one));
+        let note = |page, bytes| same.note(3, page, same.mark(3, page, bytes));
+        let is = |table, page, bytes| same.is(table, page, same.mark(table, page, bytes));
+        assert!(!is(3, 5, &one));
+        note(5, &one);
+        assert!(is(3, 5, &one));
+        assert!(!is(3, 5, &other) && !is(3, 6, &one) && !is(4, 5, &one));
         // The same place, another page: neither is taken for the other.
-        assert!(!same.is(3, 5 + 1024, &one));
-        same.note(3, 5 + 1024, &one);
-        assert!(!same.is(3, 5, &one) && same.is(3, 5 + 1024, &one));
+        assert!(!is(3, 5 + 1024, &one));
+        note(5 + 1024, &one);
+        assert!(!is(3, 5, &one) && is(3, 5 + 1024, &one));
         same.forget(3, 5 + 1024);
-        assert!(!same.is(3, 5 + 1024, &one));
+        assert!(!is(3, 5 + 1024, &one));
         assert_eq!(same.bytes(), 8 * 1024);
     }
 }
