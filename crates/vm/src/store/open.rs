@@ -281,7 +281,7 @@ impl Store {
                 .table(table)
                 .and_then(|t| t.skip_to(n + EMPTY_AT_ONCE));
             drop(held);
-            if n / EMPTY_AT_ONCE % EMPTY_BREATHS == 0 {
+            if (n / EMPTY_AT_ONCE).is_multiple_of(EMPTY_BREATHS) {
                 let_others();
             }
         }
