@@ -171,6 +171,19 @@ pub fn list() -> String {
     BENCHES.iter().map(line).collect()
 }
 
+/// Whether there is such a bench, with such options. Errors: what is refused, and what is allowed.
+pub fn check(name: &str, options: &Options) -> Result<()> {
+    match name {
+        "list" => Ok(()),
+        name => check_options(named(name)?, options),
+    }
+}
+
+fn named(name: &str) -> Result<&'static Bench> {
+    let found = BENCHES.iter().find(|bench| bench.name == name);
+    found.with_context(|| format!("there is no bench `{name}`; there are:\n{}", list()))
+}
+
 /// Runs the bench `name` (or prints the `list`), prints its record and writes its files.
 ///
 /// Returns the exit code: 0 when every bar is met, 1 when one is missed, 3 when none is missed but one could not be judged.
@@ -180,9 +193,7 @@ pub fn run(name: &str, options: Options) -> Result<i32> {
         print!("{}", list());
         return Ok(report::EXIT_MET);
     }
-    let Some(bench) = BENCHES.iter().find(|bench| bench.name == name) else {
-        bail!("there is no bench `{name}`; there are:\n{}", list());
-    };
+    let bench = named(name)?;
     check_options(bench, &options)?;
     stop::listen()?;
     let out_dir = options

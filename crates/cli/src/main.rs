@@ -196,6 +196,7 @@ fn run_bench(args: BenchArgs) -> Result<u8, Failure> {
         scale_divisor: args.scale_divisor,
         ..terrace_bench::Options::default()
     };
+    terrace_bench::check(&args.name, &options).map_err(Failure::Misuse)?;
     let code = terrace_bench::run(&args.name, options)?;
     Ok(u8::try_from(code).unwrap_or(1))
 }

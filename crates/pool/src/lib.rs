@@ -33,7 +33,7 @@ pub use clock::{Clock, ManualClock, SystemClock};
 pub use error::PoolError;
 pub use held::Held;
 pub use ledger::{Ledger, Part};
-pub use locks::{Mutex, RwLock, let_others};
+pub use locks::{Mutex, RwLock, Turns};
 pub use open::{MakeDirectory, Pool};
 pub use options::{Contents, DRAM_PER_LANE_MIN_BYTES, Durability, Options};
 pub use stats::Stats;

@@ -6,6 +6,7 @@
 //! Promises: takes no memory; who panicked with a lock in hand leaves it free. Never: yields, or is fair.
 
 use std::sync::{MutexGuard, PoisonError, RwLockReadGuard, RwLockWriteGuard, TryLockError};
+use std::time::{Duration, Instant};
 
 /// A mutex.
 #[derive(Debug, Default)]
@@ -57,11 +58,31 @@ impl<T> RwLock<T> {
     }
 }
 
-/// For who takes the same lock again and again, while it is free: time for others to take it. Who was woken for a lock needs longer for that than who has just let go of it.
-pub fn let_others() {
-    std::thread::sleep(OTHERS);
+/// What a loop that takes the same lock again and again owes to others: who was woken for a lock needs longer to take it than who has just let go of it.
+#[derive(Debug)]
+pub struct Turns(Instant);
+
+/// So long a loop has a lock for itself; parking_lot hands one over as often.
+const OWN: Duration = Duration::from_micros(500);
+/// And so long others have to take it.
+const OTHERS: Duration = Duration::from_micros(20);
+
+impl Turns {
+    /// The loop begins.
+    pub fn begin() -> Turns {
+        Turns(Instant::now())
+    }
+
+    /// Asked where the lock is free: now and then sleeps for a moment. True: it did.
+    pub fn let_others(&mut self) -> bool {
+        let is_due = self.0.elapsed() >= OWN;
+        if is_due {
+            std::thread::sleep(OTHERS);
+            self.0 = Instant::now();
+        }
+        is_due
+    }
 }
-const OTHERS: std::time::Duration = std::time::Duration::from_micros(20);
 
 #[cfg(test)]
 mod tests {
@@ -85,5 +106,14 @@ mod tests {
         assert!(mutex.try_lock().is_none());
         drop(held);
         assert_eq!(mutex.try_lock().as_deref(), Some(&2));
+    }
+
+    #[test]
+    fn others_have_a_moment_after_each_half_millisecond() {
+        let mut turns = Turns(Instant::now() - OWN);
+        assert!(turns.let_others());
+        // As if it had begun later: nothing is due.
+        turns.0 = Instant::now() + Duration::from_secs(60);
+        assert!(!turns.let_others());
     }
 }

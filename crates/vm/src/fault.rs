@@ -414,11 +414,17 @@ impl<'a> Fault<'a> {
             Fetched::Filled | Fetched::Read => &core.counters.fetched,
             Fetched::Absent => &core.counters.absent,
         };
+        // Before it is there: who waits for it may look at the counts as soon as it is.
         Counters::add(counter, 1);
-        core.uffd
-            .copy(core.space.address_of(self.page), contents, !writable)
-            .map_err(Cause::kernel("put it in place"))?;
+        self.copy_in(contents, writable)?;
         Ok(fetched)
+    }
+
+    /// Puts contents in place, not counted.
+    pub fn copy_in(&self, contents: &Page, writable: bool) -> Result<(), Cause> {
+        let to = self.core.space.address_of(self.page);
+        let copied = self.core.uffd.copy(to, contents, !writable);
+        copied.map_err(Cause::kernel("put it in place"))
     }
 
     pub fn no_room(&self) -> Cause {

@@ -215,6 +215,8 @@ impl Core {
             let pages = run.iter().flatten().map(|filling| filling.fault.page);
             let lowest = pages.min().unwrap_or(begun.fault.page);
             let address = self.space.address_of(lowest);
+            // As in `place_contents`.
+            Counters::add(&self.counters.absent, count as u64);
             let (done, refused) =
                 self.uffd
                     .copy_zeros(address, count * PAGE_BYTES, !begun.writable);
@@ -223,17 +225,10 @@ impl Core {
                 // Refused where a mapping of its own begins within the run (mprotect): then one by one.
                 let left = refused.is_some() && filling.fault.page >= done;
                 let put = match left {
-                    true => {
-                        let writable = filling.writable;
-                        let zeros = &Page::ZERO;
-                        filling
-                            .fault
-                            .place_contents(Fetched::Absent, zeros, writable)
-                    }
-                    false => Ok(Fetched::Absent),
+                    true => filling.fault.copy_in(&Page::ZERO, filling.writable),
+                    false => Ok(()),
                 };
-                Counters::add(&self.counters.absent, u64::from(!left));
-                end(filling, put);
+                end(filling, put.map(|()| Fetched::Absent));
             }
             first += count;
         }

@@ -204,8 +204,8 @@ pub const PACKED: Table = Table {
     ..SMALL
 };
 
-/// In-thread faults without any code of the product, beside what is: nothing is judged. What is written to bare pages is lost when they leave, so that they
-/// are what is possible at most.
+/// In-thread faults without any code of the product, beside what is: nothing is judged. What is written to bare pages is lost when they leave: writing
+/// costs them nothing.
 pub const FLOOR: Table = Table {
     name: "floor",
     kinds: &[

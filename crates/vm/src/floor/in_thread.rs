@@ -4,8 +4,8 @@
 //! place, and others are taken away, 128 at a time, when too many are there. Which objects lie in DRAM and which pages stay is told beforehand by
 //! whoever knows how often each will be wanted: no policy has to find out, and no heat is kept.
 //!
-//! Pages are never protected, and nothing is written back: what was written to a page is lost when it leaves, so that a program that writes is
-//! seen at what no memory of this kind can be quicker than.
+//! Pages are never protected, and nothing is written back: what was written to a page is lost when it leaves, so that a program that writes pays for
+//! its faults and reads, and for nothing else.
 //!
 //! Promises: one at a time in a process. Never: used by the product.
 

@@ -10,7 +10,7 @@ use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::Condvar;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread::JoinHandle;
 use std::time::Duration;
 use terrace_media::descriptors::keep;
@@ -34,9 +34,11 @@ struct Shared {
     bell: OwnedFd,
     rung: AtomicBool,
     stop: AtomicBool,
-    /// Turns that found room wake who waits for it.
+    /// Turns that found room, or made something durable, wake who waits for it.
     room: Condvar,
-    room_turns: Mutex<u64>,
+    waits: Mutex<()>,
+    /// How many did; counted with `waits` in hand.
+    told: AtomicU64,
 }
 
 impl Driver {
@@ -51,7 +53,8 @@ impl Driver {
             rung: AtomicBool::new(false),
             stop: AtomicBool::new(false),
             room: Condvar::new(),
-            room_turns: Mutex::new(0),
+            waits: Mutex::new(()),
+            told: AtomicU64::new(0),
         });
         let wake = Arc::downgrade(&shared);
         let wake = Arc::new(move || {
@@ -78,8 +81,13 @@ impl Driver {
         self.shared.ring();
     }
 
-    /// Works towards room for one round, or waits while another thread does.
-    pub(crate) fn help(&self) {
+    /// What [`Driver::help`] is to be told: asked before the caller looks for what it then waits for, so that what comes in between is not missed.
+    pub(crate) fn told(&self) -> u64 {
+        self.shared.told.load(Ordering::Acquire)
+    }
+
+    /// Works towards room for one round, or waits while another thread does and has told nothing since `told`.
+    pub(crate) fn help(&self, told: u64) {
         match self.shared.hands.try_lock() {
             Some(mut hands) => {
                 if let Some(hands) = hands.as_mut() {
@@ -92,9 +100,11 @@ impl Driver {
             }
             // Nothing to tell: who only waits would wake others who do, and they it.
             None => {
-                let turns = self.shared.room_turns.lock();
-                // Woken, or time is up: the caller looks again.
-                let _turns = self.shared.room.wait_timeout(turns, HELP_WAIT);
+                let waits = self.shared.waits.lock();
+                if self.told() == told {
+                    // Woken, or time is up: the caller looks again.
+                    let _woken = self.shared.room.wait_timeout(waits, HELP_WAIT);
+                }
             }
         }
     }
@@ -133,7 +143,9 @@ impl Shared {
         let _rung = rustix::io::write(&self.bell, &1u64.to_ne_bytes());
     }
     fn tell(&self) {
-        *self.room_turns.lock() += 1;
+        let waits = self.waits.lock();
+        self.told.fetch_add(1, Ordering::Release);
+        drop(waits);
         self.room.notify_all();
     }
 

@@ -16,7 +16,7 @@ use std::time::Duration;
 use terrace_log::{INLINE_MAX_BYTES, ObjectId, Subject};
 use terrace_media::Buf;
 use terrace_pool::{Contents, Durability, Lane, Options, Part, Pool, PoolError, Stats, Superblock};
-use terrace_pool::{Mutex, RwLock, let_others};
+use terrace_pool::{Mutex, RwLock, Turns};
 
 /// Cap for each lane, about: more lanes are locked less often, and each takes 4 MiB of buffers, and 6 MiB of segments at least.
 const CAP_PER_LANE_BYTES: u64 = 64 << 20;
@@ -265,7 +265,7 @@ impl Store {
 
     fn empty_table(&self, lane: u16, table: u16, counted: bool) {
         let bits = self.lane_mask.count_ones();
-        let mut at = Some(0);
+        let (mut at, mut turns) = (Some(0), Turns::begin());
         while let Some(n) = at {
             // Let go of the lane now and then: others want it.
             let mut held = self.pool.lane(lane);
@@ -281,9 +281,7 @@ impl Store {
                 .table(table)
                 .and_then(|t| t.skip_to(n + EMPTY_AT_ONCE));
             drop(held);
-            if (n / EMPTY_AT_ONCE).is_multiple_of(EMPTY_BREATHS) {
-                let_others();
-            }
+            turns.let_others();
         }
     }
 
@@ -390,12 +388,13 @@ impl Store {
     /// Makes the DRAM terrace give way, if something else takes more of the cap than before. False: not within a moment.
     pub(crate) fn give_way(&self) -> bool {
         for _ in 0..GIVE_WAY_TURNS {
+            let told = self.driver.told();
             // What is held is told to the ledger a few turns later.
             let ledger = self.pool.ledger();
             if self.committed_bytes().max(ledger.total()) <= ledger.cap_bytes() {
                 return true;
             }
-            self.driver.help();
+            self.driver.help(told);
         }
         false
     }
@@ -442,8 +441,6 @@ const GIVE_WAY_TURNS: u32 = 64;
 
 /// Slots freed under one lock.
 const EMPTY_AT_ONCE: u64 = 1024;
-/// Others are given time for the lane after so many of those: a sleep takes as long as one of them.
-const EMPTY_BREATHS: u64 = 8;
 
 /// Makes an object of a scratch lane free.
 pub(crate) fn forget(lane: &mut Lane<Tables>, oid: ObjectId) {

@@ -95,6 +95,7 @@ impl Store {
     ) -> Result<R, ObjectError> {
         let mut until = None;
         loop {
+            let told = self.driver.told();
             // What need not outlive the program goes to DRAM as long as it takes it: who wrote to memory is not to be killed sooner than that.
             let failed = self.pool.failure().is_some();
             if failed && self.keeps {
@@ -126,7 +127,7 @@ impl Store {
                     asked_bytes: asked as u64,
                 });
             }
-            self.driver.help();
+            self.driver.help(told);
         }
     }
 
@@ -252,6 +253,7 @@ impl Store {
         let until = Instant::now() + DURABLE_WAIT_MAX;
         let epoch = self.pool.lane(0).open_epoch();
         loop {
+            let told = self.driver.told();
             if self.pool.failure().is_some() {
                 return Err(ObjectError::ReadOnly);
             }
@@ -264,7 +266,7 @@ impl Store {
                     waited_s: DURABLE_WAIT_MAX.as_secs(),
                 });
             }
-            self.driver.help();
+            self.driver.help(told);
         }
     }
 

@@ -10,7 +10,6 @@ use crate::Page;
 use crate::store::ObjectError;
 use std::ops::Range;
 use std::sync::{RwLockReadGuard, RwLockWriteGuard};
-use terrace_pool::let_others;
 
 /// Pages whose stale versions are freed while write-backs wait.
 const FREE_AT_ONCE: u64 = 256;
@@ -124,14 +123,11 @@ impl Named {
                     Err(_) => return,
                 }
             }
-            let state = self.state.write();
+            let _state = self.state.write();
             let busy = |(_, mark): (u64, super::Mark)| mark.pending.is_some() || mark.stale;
             if rests && !self.marks.known(first..first + RUN_PAGES).any(busy) {
                 self.marks.rest(first);
             }
-            // Who waits to write back would lose against this loop every time.
-            drop(state);
-            let_others();
         }
     }
 
