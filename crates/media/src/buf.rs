@@ -321,7 +321,7 @@ mod tests {
                 "the reader has ended, so no Frozen is left"
             );
             sum_known = reader.is_finished().then_some(());
-            std::thread::yield_now();
+            std::thread::sleep(std::time::Duration::from_micros(50));
         }
         assert_eq!(reader.join().unwrap(), 5 << 20);
     }

@@ -154,6 +154,10 @@ impl Readers {
                 Err(_) if answers.ended == taken && tries == 0 => return (answers, false),
                 Err(_) => {
                     tries = tries.saturating_sub(1);
+                    #[expect(
+                        clippy::disallowed_methods,
+                        reason = "rare, and the kernel needs time"
+                    )]
                     std::thread::yield_now();
                 }
             }
@@ -171,6 +175,10 @@ impl Readers {
             if answers.ended >= taken {
                 return;
             }
+            #[expect(
+                clippy::disallowed_methods,
+                reason = "a look is there to find out whether others want the processor"
+            )]
             std::thread::yield_now();
             let now = Instant::now();
             let gone = now.duration_since(last);

@@ -274,6 +274,7 @@ impl UringDisk {
                 Ok(_) | Err(Errno::TIME) => return,
                 // The kernel is short of memory or wants completions taken first: let the caller
                 // reap, and come back with the next kick.
+                #[expect(clippy::disallowed_methods, reason = "rare, and the kernel needs time")]
                 Err(Errno::AGAIN | Errno::BUSY) => return std::thread::yield_now(),
                 Err(Errno::INTR) if wait.is_some() => return,
                 Err(Errno::INTR) => {}

@@ -3,7 +3,7 @@
 //! Large memory is counted here by part; nothing is handed out that would lift
 //! the sum above the cap. Memory of segments is what gives way: when another
 //! part needs more, the lanes' quotas fall and the cleaner releases segments.
-//! Not counted: code, stacks and small allocations, some 10 MiB a process; and, for a moment, the copy of 2 MiB with which a
+//! Not counted: code, stacks, the device's queues without their buffers and small allocations, some 10 MiB a process; and, for a moment, the copy of 2 MiB with which a
 //! block of segments moves to a huge page (of arenas from 64 MiB on, whose page tables of a 512th that spares).
 
 use crate::sync::atomic::{AtomicU64, Ordering};

@@ -34,6 +34,10 @@ impl Spin {
             match tries {
                 ..100 => std::hint::spin_loop(),
                 // SAFETY: gives the processor away.
+                #[expect(
+                    clippy::disallowed_methods,
+                    reason = "who has it may have been put off this processor, and nothing here may sleep on a lock"
+                )]
                 _ => drop(unsafe { libc::sched_yield() }),
             }
         }

@@ -224,7 +224,10 @@ impl<S: Store> Thread<S> {
             timeout = self.turn();
             let awaits_device = self.held.awaits_device();
             if timeout > Duration::ZERO && self.lookout.looks_again(awaits_device, came) {
-                // Where the kernel's own threads, which flush the device, have only this processor.
+                #[expect(
+                    clippy::disallowed_methods,
+                    reason = "the kernel's own threads, which flush the device, may have only this processor"
+                )]
                 std::thread::yield_now();
                 timeout = Duration::ZERO;
             }

@@ -428,6 +428,10 @@ impl Core {
             // Without a region it cannot fail.
             let _ = discard_in_block(self, page..page + BLOCK_PAGES as u64, None);
             // A fault may still hold the block.
+            #[expect(
+                clippy::disallowed_methods,
+                reason = "once for each region, at its end"
+            )]
             std::thread::yield_now();
         }
     }

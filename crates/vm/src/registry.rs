@@ -43,6 +43,10 @@ pub(crate) fn remove(core: &Arc<Core>) {
         if entry.core.load(Ordering::Relaxed) == pointer {
             entry.core.store(std::ptr::null_mut(), Ordering::SeqCst);
             while entry.users.load(Ordering::SeqCst) > 0 {
+                #[expect(
+                    clippy::disallowed_methods,
+                    reason = "once for each memory, at its end"
+                )]
                 std::thread::yield_now();
             }
         }

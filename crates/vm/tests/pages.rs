@@ -124,6 +124,27 @@ fn a_page_that_is_as_it_was_is_not_stored_again() {
     check(&child, 9, &second);
 }
 
+#[test]
+fn what_was_stored_by_number_is_not_taken_for_what_a_page_had() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let store = open(&dir);
+    let pages = Pages::new(store.clone(), 1).expect("pages");
+    let (first, second) = (page_of(6, 0), page_of(6, 1));
+    type Change = fn(&Store, &Page);
+    let changes: [Change; 4] = [
+        |store, second| store.put(1, 9, &second.0).expect("put"),
+        |store, second| store.put_many(1, &[(9, &second.0)]).expect("put"),
+        |store, _| store.update(1, 9, |bytes| bytes[0] ^= 1).expect("update"),
+        |store, _| assert_eq!(store.free(1, 9), Ok(true)),
+    ];
+    for change in changes {
+        assert_eq!(pages.store(&[changed(9, &first)]), Ok(1));
+        change(&store, &second);
+        assert_eq!(pages.store(&[changed(9, &first)]), Ok(1));
+        check(&pages, 9, &first);
+    }
+}
+
 /// Where many pages are written to, one that is read is writable at once and leaves as one that perhaps was changed; what it was has left DRAM by then.
 #[test]
 fn a_page_that_was_only_read_is_not_stored_again() {

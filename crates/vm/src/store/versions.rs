@@ -87,9 +87,17 @@ impl Versions {
         }
         let number = self.store.take_table().ok_or(StoreError::Closed)?;
         let made = Pages::new(self.store.clone(), number).map_err(|_| StoreError::Closed)?;
-        // Two threads may make it at the same time: one of the tables stays empty then.
-        let _ = table.set(made);
+        // Two threads may make it at the same time: one of the tables is not needed then.
+        if let Err(made) = table.set(made) {
+            self.drop_table(&made);
+        }
         table.get().ok_or(StoreError::Closed)
+    }
+
+    fn drop_table(&self, pages: &Pages) {
+        if let Err(error) = self.store.drop_table(pages.table()) {
+            tracing::warn!(%error, "a table of an earlier fork could not be dropped and is not used again");
+        }
     }
 }
 
@@ -261,9 +269,7 @@ impl Drop for View {
 impl Drop for Versions {
     fn drop(&mut self) {
         for table in self.tables[1..].iter().filter_map(OnceLock::get) {
-            if let Err(error) = self.store.drop_table(table.table()) {
-                tracing::warn!(%error, "a table of an earlier fork could not be dropped and is not used again");
-            }
+            self.drop_table(table);
         }
     }
 }

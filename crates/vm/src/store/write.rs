@@ -165,6 +165,7 @@ impl Store {
         value: &[u8],
         counted: bool,
     ) -> Result<(), Refusal> {
+        self.forget_contents(oid);
         if !counted {
             return put_in(lane, oid, value);
         }
@@ -184,6 +185,13 @@ impl Store {
             _ => {}
         }
         put
+    }
+
+    /// An object is changed by its number: what is known of the page that has the same number is not so any more.
+    fn forget_contents(&self, oid: ObjectId) {
+        if let Some(same) = self.same() {
+            same.forget(oid.table(), oid.id());
+        }
     }
 
     /// Stores what came back from a page. Not `surely` changed: only if it differs from what is in DRAM; where that has
@@ -315,6 +323,7 @@ impl Store {
     pub fn free(&self, table: u16, id: u64) -> Result<bool, ObjectError> {
         let (_, counted) = self.shape_and_counted(table)?;
         let (oid, lane_id) = self.place(table, id)?;
+        self.forget_contents(oid);
         if !self.keeps {
             let mut lane = self.pool.lane(lane_id);
             let was = lane.dir.get(oid);
@@ -370,6 +379,7 @@ impl Store {
                     State::Zeros | State::Fill(_) => return Ok(false),
                     State::Free => return Err(Refusal::Final(free)),
                 }
+                self.forget_contents(oid);
                 if let Some(f) = f.take() {
                     f(&mut bytes[..len]);
                 }
