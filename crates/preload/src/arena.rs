@@ -33,12 +33,11 @@ impl Spin {
             tries += 1;
             match tries {
                 ..100 => std::hint::spin_loop(),
-                // SAFETY: gives the processor away.
                 #[expect(
                     clippy::disallowed_methods,
-                    reason = "who has it may have been put off this processor, and nothing here may sleep on a lock"
+                    reason = "who has it may have been put off this processor, and nothing here may sleep"
                 )]
-                _ => drop(unsafe { libc::sched_yield() }),
+                _ => std::thread::yield_now(),
             }
         }
     }

@@ -54,7 +54,7 @@ fn answer(
         // In two pieces, so that replies arrive torn.
         let (a, b) = out.split_at(out.len() / 3);
         socket.write_all(a).unwrap();
-        std::thread::yield_now();
+        std::thread::sleep(std::time::Duration::from_micros(50));
         socket.write_all(b).unwrap();
     }
 }
