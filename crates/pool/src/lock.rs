@@ -9,7 +9,22 @@ use std::path::Path;
 use terrace_media::descriptors::keep_file;
 
 /// Held while the pool is open; the system lets it go when the process ends.
-pub(crate) struct PoolLock(#[allow(dead_code)] File);
+#[derive(Debug)]
+pub(crate) struct PoolLock {
+    file: File,
+    /// Who took it: a fork has the file too, and not the pool.
+    process: u32,
+}
+
+impl Drop for PoolLock {
+    fn drop(&mut self) {
+        // Closing is not enough: another thread's child may have the file until it becomes another program, and would keep the pool closed.
+        if self.process == std::process::id() {
+            // Where that is refused, the file is closed with its last owner.
+            let _unlocked = flock(&self.file, FlockOperation::NonBlockingUnlock);
+        }
+    }
+}
 
 impl PoolLock {
     pub(crate) fn take(dir: &Path) -> Result<PoolLock, PoolError> {
@@ -36,12 +51,43 @@ impl PoolLock {
             });
         }
         let name = std::env::args().next().unwrap_or_default();
-        let text = format!("{} ({name})\n", std::process::id());
+        let process = std::process::id();
+        let text = format!("{process} ({name})\n");
         let written = file
             .set_len(0)
             .and_then(|()| file.rewind())
             .and_then(|()| file.write_all(text.as_bytes()));
         written.map_err(|e| PoolError::io(&path, e))?;
-        Ok(PoolLock(file))
+        Ok(PoolLock { file, process })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_another_threads_child_has_of_it_keeps_nobody_out() {
+        let dir = tempfile::tempdir().unwrap();
+        let lock = PoolLock::take(dir.path()).unwrap();
+        let refused = PoolLock::take(dir.path()).unwrap_err();
+        assert!(matches!(refused, PoolError::Locked { .. }), "{refused}");
+        let childs = lock.file.try_clone().unwrap();
+        drop(lock);
+        drop(PoolLock::take(dir.path()).unwrap());
+        drop(childs);
+    }
+
+    #[test]
+    fn a_fork_that_ends_does_not_let_go_of_it() {
+        let dir = tempfile::tempdir().unwrap();
+        let lock = PoolLock::take(dir.path()).unwrap();
+        drop(PoolLock {
+            file: lock.file.try_clone().unwrap(),
+            process: lock.process + 1,
+        });
+        PoolLock::take(dir.path()).unwrap_err();
+        drop(lock);
+        PoolLock::take(dir.path()).unwrap();
     }
 }
