@@ -83,19 +83,6 @@ fn e2e_a_pool_has_one_process_and_private_files() {
 }
 
 #[test]
-fn e2e_a_bench_asked_wrongly_is_wrong_usage() {
-    for args in [
-        vec!["bench", "nosuch"],
-        vec!["bench", "memory", "--only", "nosuch"],
-        vec!["bench", "memory", "--repeats", "0"],
-    ] {
-        let refused = run(&args);
-        let text = said(&refused);
-        assert_eq!(refused.status.code(), Some(2), "{args:?}: {text}");
-    }
-}
-
-#[test]
 fn e2e_only_loopback_is_served() {
     let dir = TempDir::new("loopback");
     let pool = dir.pool();

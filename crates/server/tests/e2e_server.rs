@@ -255,7 +255,9 @@ fn e2e_the_command_says_what_is_wrong() {
         ),
         (&["pool", "info", path], 1, "there is no pool"),
         (&["pool", "frobnicate", path], 2, "unrecognized subcommand"),
-        (&["bench", "nonsense"], 1, "there is no bench `nonsense`"),
+        (&["bench", "nonsense"], 2, "there is no bench `nonsense`"),
+        (&["bench", "memory", "--only", "nonsense"], 2, "nonsense"),
+        (&["bench", "memory", "--repeats", "0"], 2, "repeats"),
     ];
     for (args, code, text) in cases {
         let out = run(&exe, args);
