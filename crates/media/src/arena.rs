@@ -8,10 +8,11 @@
 
 use crate::descriptors;
 use crate::huge::{self, Answer, Blocks};
+use crate::pages::reserve_aligned;
 use crate::{BLOCK_BYTES, Buf, MediaError};
 use rustix::fs::{FallocateFlags, MemfdFlags, fallocate, ftruncate, memfd_create};
 use rustix::io::Errno;
-use rustix::mm::{MapFlags, MlockFlags, ProtFlags, mlock_with, mmap, mmap_anonymous, munmap};
+use rustix::mm::{MapFlags, MlockFlags, ProtFlags, mlock_with, mmap, munmap};
 use std::fmt;
 use std::ops::{Deref, DerefMut};
 use std::os::fd::OwnedFd;
@@ -242,28 +243,6 @@ impl Arena {
             Some(_) => Answer::Busy,
         }
     }
-}
-
-/// Addresses for `len` bytes that begin where a huge page may.
-fn reserve_aligned(len: usize) -> Result<*mut u8, Errno> {
-    let all = len.checked_add(huge::BLOCK_BYTES).ok_or(Errno::NOMEM)?;
-    let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
-    // SAFETY: a new mapping, without any access, at an address the kernel chooses.
-    let around = unsafe { mmap_anonymous(std::ptr::null_mut(), all, ProtFlags::empty(), flags) }?;
-    let around = around.cast::<u8>();
-    let before = around.align_offset(huge::BLOCK_BYTES);
-    let len = len.next_multiple_of(BLOCK_BYTES);
-    let base = around.wrapping_add(before);
-    for (from, bytes) in [
-        (around, before),
-        (base.wrapping_add(len), huge::BLOCK_BYTES - before),
-    ] {
-        if bytes > 0 {
-            // SAFETY: a part of the mapping just made that nobody knows of.
-            unsafe { munmap(from.cast(), bytes) }?;
-        }
-    }
-    Ok(base)
 }
 
 impl Drop for Arena {

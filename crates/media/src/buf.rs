@@ -22,6 +22,8 @@ enum Memory {
     Own(Pages),
     /// Of a queue's stock, to which it goes back.
     Lent(Loan),
+    /// These bytes of memory that it shares with others.
+    Beside(Arc<Pages>, Range<usize>),
 }
 
 impl Buf {
@@ -32,6 +34,27 @@ impl Buf {
             len: pages.len(),
             memory: Memory::Own(pages),
         }
+    }
+
+    /// Buffers of `lens` zero bytes, each a multiple of [`BLOCK_BYTES`], together at most 2 MiB, side by side on one huge page where the system has one: a read into one
+    /// of them is one piece for the device. Their memory, 2 MiB, is given back with the last of them. None: there are no addresses for it.
+    pub fn side_by_side(lens: &[usize]) -> Option<Vec<Buf>> {
+        let pages = Arc::new(Pages::huge()?);
+        let mut from = 0;
+        let beside = |&len: &usize| {
+            assert!(len > 0 && len.is_multiple_of(BLOCK_BYTES) && len <= pages.len() - from);
+            from += len;
+            Buf {
+                memory: Memory::Beside(pages.clone(), from - len..from),
+                len,
+            }
+        };
+        Some(lens.iter().map(beside).collect())
+    }
+
+    /// Whether its memory stays where it is when it is dropped, since others have it too.
+    pub fn is_beside_others(&self) -> bool {
+        matches!(self.memory, Memory::Beside(..))
     }
 
     /// The first `len` bytes of a slot, with whatever is there.
@@ -53,6 +76,7 @@ impl Buf {
         match &self.memory {
             Memory::Own(pages) => pages.len(),
             Memory::Lent(loan) => loan.len_bytes(),
+            Memory::Beside(_, range) => range.len(),
         }
     }
 
@@ -79,6 +103,7 @@ impl Buf {
         match &self.memory {
             Memory::Own(pages) => pages.as_ptr(),
             Memory::Lent(loan) => loan.as_ptr(),
+            Memory::Beside(pages, range) => pages.as_ptr().wrapping_add(range.start),
         }
     }
 }
@@ -338,5 +363,22 @@ mod tests {
         let mut seg = SegBuf::zeroed(8192);
         let _first = seg.freeze(4096);
         seg.freeze(0);
+    }
+
+    #[test]
+    fn buffers_side_by_side_share_nothing_but_the_page() {
+        let lens = [192 << 10, BLOCK_BYTES, 16 << 10];
+        let mut bufs = Buf::side_by_side(&lens).expect("addresses");
+        for (n, (buf, len)) in (1..).zip(bufs.iter_mut().zip(lens)) {
+            assert!(buf.len() == len && buf.capacity_bytes() == len && buf.is_beside_others());
+            assert!((buf.as_ptr() as usize).is_multiple_of(BLOCK_BYTES));
+            assert!(buf.iter().all(|byte| *byte == 0));
+            buf.fill(n);
+        }
+        let row = Buf::as_ptr(&bufs[1]) as usize - Buf::as_ptr(&bufs[0]) as usize;
+        assert_eq!(row, lens[0]);
+        let last = bufs.pop().expect("three");
+        drop(bufs);
+        assert!(last.iter().all(|byte| *byte == 3), "it keeps the memory");
     }
 }

@@ -14,8 +14,8 @@ use std::sync::Weak;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::{Duration, Instant};
 
-/// What one page table entry of the second level covers on x86-64 and on ARM with pages of 4 KiB.
-pub(crate) const BLOCK_BYTES: usize = 2 << 20;
+/// Blocks of an arena.
+pub(crate) const BLOCK_BYTES: usize = crate::pages::HUGE_BYTES;
 /// Smaller arenas stay as they are: their addresses fit the processor's table, and a second copy of a block is much to them.
 const ARENA_BYTES_MIN: usize = 64 << 20;
 /// Rest after each block: so many times what moving it took, and at least [`REST_MIN`]. The kernel takes 0.3 ms for a block, and 6 where both

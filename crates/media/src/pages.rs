@@ -1,17 +1,26 @@
 //! Raw page-aligned memory: the one place where buffers get and give back their bytes.
 //!
+//! A device is given memory by pieces that lie in a row, and on virtual machines each piece more costs as much as a sixth of a read: what is read into
+//! by several pages at a time is better on one huge page (docs/adr/0053).
+//!
 //! Promises: aligned to `BLOCK_BYTES`, zero when made, given back to the kernel when dropped if
 //! large (so that a freed segment lowers the process's memory at once).
 //! Never: decides who may read or write; the owners in `buf` do.
 
 use crate::BLOCK_BYTES;
-use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous, munmap};
+use rustix::io::Errno;
+use rustix::mm::{
+    Advice, MapFlags, MprotectFlags, ProtFlags, madvise, mmap_anonymous, mprotect, munmap,
+};
 use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
 use std::ptr::NonNull;
 
 /// From this length on memory is mapped, not taken from the allocator: the allocator would clear
 /// it by hand and keep it after it is freed.
 const MAPPED_FROM_BYTES: usize = 128 * 1024;
+
+/// What one page table entry of the second level covers on x86-64 and on ARM with pages of 4 KiB.
+pub(crate) const HUGE_BYTES: usize = 2 << 20;
 
 /// Owned memory of a fixed length. Dropping it frees it.
 pub(crate) struct Pages {
@@ -53,6 +62,21 @@ impl Pages {
         }
     }
 
+    /// [`HUGE_BYTES`] of zeros: on one huge page, if the system has one when they are first touched. None: there are no addresses for it.
+    pub(crate) fn huge() -> Option<Pages> {
+        let base = reserve_aligned(HUGE_BYTES).ok()?;
+        let pages = Pages {
+            ptr: NonNull::new(base)?,
+            len: HUGE_BYTES,
+        };
+        let access = MprotectFlags::READ | MprotectFlags::WRITE;
+        // SAFETY: the mapping just made, whole, which nobody knows of.
+        unsafe { mprotect(base.cast(), HUGE_BYTES, access) }.ok()?;
+        // SAFETY: advice; it changes no content. Refused where there are no huge pages: then it is on small ones.
+        let _advised = unsafe { madvise(base.cast(), HUGE_BYTES, Advice::LinuxHugepage) };
+        Some(pages)
+    }
+
     fn layout(len: usize) -> Layout {
         Layout::from_size_align(len, BLOCK_BYTES).expect("a buffer is far below isize::MAX bytes")
     }
@@ -64,6 +88,28 @@ impl Pages {
     pub(crate) fn len(&self) -> usize {
         self.len
     }
+}
+
+/// Addresses for `len` bytes that begin where a huge page may.
+pub(crate) fn reserve_aligned(len: usize) -> Result<*mut u8, Errno> {
+    let all = len.checked_add(HUGE_BYTES).ok_or(Errno::NOMEM)?;
+    let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
+    // SAFETY: a new mapping, without any access, at an address the kernel chooses.
+    let around = unsafe { mmap_anonymous(std::ptr::null_mut(), all, ProtFlags::empty(), flags) }?;
+    let around = around.cast::<u8>();
+    let before = around.align_offset(HUGE_BYTES);
+    let len = len.next_multiple_of(BLOCK_BYTES);
+    let base = around.wrapping_add(before);
+    for (from, bytes) in [
+        (around, before),
+        (base.wrapping_add(len), HUGE_BYTES - before),
+    ] {
+        if bytes > 0 {
+            // SAFETY: a part of the mapping just made that nobody knows of.
+            unsafe { munmap(from.cast(), bytes) }?;
+        }
+    }
+    Ok(base)
 }
 
 impl Drop for Pages {

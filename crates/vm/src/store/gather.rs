@@ -16,8 +16,8 @@ use terrace_pool::Part;
 use terrace_tiers::ReadPlan;
 
 /// Calls with a buffer at a time, and how long that is: 32 entries of a page side by side.
-const GATHERINGS_MAX: usize = 2;
-const BUF_BYTES: usize = 192 << 10;
+pub(super) const GATHERINGS_MAX: usize = 2;
+pub(super) const BUF_BYTES: usize = 192 << 10;
 /// Bytes between two entries that are read along rather than beginning another read: what the device reads in a small part of the time that one takes.
 const GAP_BYTES_MAX: u64 = 16 << 10;
 /// Objects of one call.
@@ -31,6 +31,16 @@ const FEW_BYTES: usize = super::open::SPARE_BUF_BYTES;
 pub(crate) struct Gathering {
     bufs: Mutex<Vec<Buf>>,
     made: AtomicUsize,
+}
+
+impl Gathering {
+    /// With buffers of [`BUF_BYTES`] that are made already.
+    pub(super) fn of(bufs: Vec<Buf>) -> Gathering {
+        Gathering {
+            made: AtomicUsize::new(bufs.len()),
+            bufs: Mutex::new(bufs),
+        }
+    }
 }
 
 /// An entry that is to be read, or was.

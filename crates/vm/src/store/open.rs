@@ -27,6 +27,9 @@ pub(crate) const OBJECT_MAX_BYTES: usize = INLINE_MAX_BYTES;
 /// Buffers for reads that are kept for reuse, and the length of each: what an entry of one page spans.
 const SPARE_BUFS_MAX: usize = 64;
 pub(super) const SPARE_BUF_BYTES: usize = 16 << 10;
+/// Under caps from here on they are on one huge page, with those of [`Gathering`], as many as fit: it is a fiftieth of the cap (docs/adr/0053).
+const HUGE_PAGE_CAP_MIN_BYTES: u64 = 100 << 20;
+const HUGE_PAGE_BYTES: usize = 2 << 20;
 
 /// How a store is opened.
 #[derive(Debug, Clone)]
@@ -155,6 +158,7 @@ impl Store {
         let usable_bytes = (0..superblock.lanes)
             .map(|lane| pool.lane(lane).usable_bytes())
             .sum();
+        let (bufs, gathering) = read_buffers(&pool);
         Ok(Arc::new(Store {
             room: Room::new(usable_bytes),
             process: std::process::id(),
@@ -162,9 +166,9 @@ impl Store {
             keeps: pool.options().contents == Contents::Objects,
             driver,
             shapes: RwLock::new(Vec::new()),
-            bufs: Mutex::new(Vec::new()),
+            bufs: Mutex::new(bufs),
             same: OnceLock::new(),
-            gathering: Gathering::default(),
+            gathering,
             queues: Mutex::new(Vec::new()),
             queues_made: AtomicUsize::new(0),
             next_lane: AtomicU64::new(0),
@@ -343,7 +347,7 @@ impl Store {
     pub(crate) fn keep_buf(&self, buf: Buf) {
         if buf.len() == SPARE_BUF_BYTES {
             let mut bufs = self.bufs.lock();
-            if bufs.len() < SPARE_BUFS_MAX {
+            if buf.is_beside_others() || bufs.len() < SPARE_BUFS_MAX {
                 bufs.push(buf);
                 return;
             }
@@ -441,6 +445,24 @@ const GIVE_WAY_TURNS: u32 = 64;
 
 /// Slots freed under one lock.
 const EMPTY_AT_ONCE: u64 = 1024;
+
+/// Buffers that there are from the beginning: [`SPARE_BUF_BYTES`] each, and those for several pages.
+fn read_buffers(pool: &Pool<Tables>) -> (Vec<Buf>, Gathering) {
+    let mut lens = vec![super::gather::BUF_BYTES; super::gather::GATHERINGS_MAX];
+    let left = HUGE_PAGE_BYTES - lens.iter().sum::<usize>();
+    lens.resize(lens.len() + left / SPARE_BUF_BYTES, SPARE_BUF_BYTES);
+    let made = match pool.ledger().cap_bytes() >= HUGE_PAGE_CAP_MIN_BYTES {
+        true => Buf::side_by_side(&lens),
+        false => None,
+    };
+    let Some(mut gathering) = made else {
+        return (Vec::new(), Gathering::default());
+    };
+    let ledger = pool.ledger();
+    ledger.change(Part::Io, 0, HUGE_PAGE_BYTES as u64);
+    let bufs = gathering.split_off(super::gather::GATHERINGS_MAX);
+    (bufs, Gathering::of(gathering))
+}
 
 /// Makes an object of a scratch lane free.
 pub(crate) fn forget(lane: &mut Lane<Tables>, oid: ObjectId) {
