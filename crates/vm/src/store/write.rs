@@ -165,8 +165,8 @@ impl Store {
         value: &[u8],
         counted: bool,
     ) -> Result<(), Refusal> {
-        self.forget_contents(oid);
         if !counted {
+            self.forget_contents(oid);
             return put_in(lane, oid, value);
         }
         let len = entry_bytes(ObjectId::KEY_BYTES, value.len(), false, false);
@@ -187,7 +187,7 @@ impl Store {
         put
     }
 
-    /// An object is changed by its number: what is known of the page that has the same number is not so any more.
+    /// An object of a table that may be one of pages is changed by its number: what is known of the page is not so any more.
     fn forget_contents(&self, oid: ObjectId) {
         if let Some(same) = self.same() {
             same.forget(oid.table(), oid.id());
@@ -323,7 +323,9 @@ impl Store {
     pub fn free(&self, table: u16, id: u64) -> Result<bool, ObjectError> {
         let (_, counted) = self.shape_and_counted(table)?;
         let (oid, lane_id) = self.place(table, id)?;
-        self.forget_contents(oid);
+        if !counted {
+            self.forget_contents(oid);
+        }
         if !self.keeps {
             let mut lane = self.pool.lane(lane_id);
             let was = lane.dir.get(oid);
@@ -345,7 +347,7 @@ impl Store {
         id: u64,
         f: impl FnOnce(&mut [u8]),
     ) -> Result<(), ObjectError> {
-        let shape = self.shape(table)?;
+        let (shape, counted) = self.shape_and_counted(table)?;
         let (oid, lane_id) = self.place(table, id)?;
         let mut bytes = vec![
             0;
@@ -379,7 +381,9 @@ impl Store {
                     State::Zeros | State::Fill(_) => return Ok(false),
                     State::Free => return Err(Refusal::Final(free)),
                 }
-                self.forget_contents(oid);
+                if !counted {
+                    self.forget_contents(oid);
+                }
                 if let Some(f) = f.take() {
                     f(&mut bytes[..len]);
                 }
