@@ -1,5 +1,5 @@
-//! Threads that touch pages by Zipf's law or uniformly, in memory whose faults bare handler threads take, or in plain memory (on swap, in a cgroup): what a
-//! program under `terrace run` could do at best, beside what it does on swap. `cargo run --release -p terrace-vm --example floor -- handlers|plain FILE PAGES
+//! Threads that touch pages by Zipf's law or uniformly, in memory whose faults bare handler threads take, or they themselves, or in plain memory (on swap, in a cgroup): what a
+//! program under `terrace run` could do at best, beside what it does on swap. `cargo run --release -p terrace-vm --example floor -- handlers|in-thread|plain FILE PAGES
 //! RESIDENT SECONDS zipf|uniform THREADS`; it says operations a second, reads and processor time an operation, after a warming of as many seconds. By Zipf's
 //! law pages are written to, as memcached's GETs do; uniformly they are only read.
 
@@ -7,7 +7,7 @@ use std::error::Error;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
-use terrace_vm::floor::Floor;
+use terrace_vm::floor::{Bare, Floor, Sizes};
 
 const PAGE_BYTES: usize = 4096;
 const HANDLERS: usize = 4;
@@ -64,33 +64,53 @@ fn pages_from_swap() -> u64 {
     line.and_then(|count| count.parse().ok()).unwrap_or(0)
 }
 
+/// A file of so many pages, for direct reads.
+fn file_of(path: &str, pages: usize) -> std::io::Result<std::fs::File> {
+    let file = (std::fs::OpenOptions::new()
+        .read(true)
+        .write(true)
+        .create(true))
+    .truncate(false)
+    .custom_flags(libc::O_DIRECT)
+    .open(path)?;
+    let chunk = terrace_media::Buf::zeroed(1 << 20);
+    for at in (0..pages * PAGE_BYTES).step_by(chunk.len()) {
+        file.write_all_at(&chunk, at as u64)?;
+    }
+    file.sync_all()?;
+    Ok(file)
+}
+
 fn main() -> Result<(), Box<dyn Error>> {
     let args: Vec<String> = std::env::args().collect();
     let [_, way, file, pages, resident, seconds, drawn, threads] = &args[..] else {
-        return Err("floor handlers|plain FILE PAGES RESIDENT SECONDS zipf|uniform THREADS".into());
+        return Err(
+            "floor handlers|in-thread|plain FILE PAGES RESIDENT SECONDS zipf|uniform THREADS"
+                .into(),
+        );
     };
     let (uniform, threads): (bool, u64) = (drawn == "uniform", threads.parse()?);
     let (pages, resident): (usize, usize) = (pages.parse()?, resident.parse()?);
     let time = Duration::from_secs(seconds.parse()?);
     let mut plain = Vec::new();
-    let mut floor = None;
+    let (mut floor, mut bare) = (None, None);
     let base = match way.as_str() {
         "handlers" => {
-            let file = (std::fs::OpenOptions::new()
-                .read(true)
-                .write(true)
-                .create(true))
-            .truncate(false)
-            .custom_flags(libc::O_DIRECT)
-            .open(file)?;
-            let chunk = terrace_media::Buf::zeroed(1 << 20);
-            for at in (0..pages * PAGE_BYTES).step_by(chunk.len()) {
-                file.write_all_at(&chunk, at as u64)?;
-            }
-            file.sync_all()?;
+            let file = file_of(file, pages)?;
             floor
                 .insert(Floor::new(file, pages, resident, HANDLERS)?)
                 .base() as usize
+        }
+        "in-thread" => {
+            let sizes = Sizes {
+                objects: pages,
+                object_bytes: PAGE_BYTES,
+                passing: resident,
+            };
+            let file = file_of(file, pages)?;
+            let made = Bare::new(file, sizes, std::iter::empty(), 0, |_, _| 0)?;
+            made.keeps_writes(!uniform);
+            bare.insert(made).base() as usize
         }
         _ => {
             plain.resize(pages * PAGE_BYTES, 1u8);
@@ -99,7 +119,11 @@ fn main() -> Result<(), Box<dyn Error>> {
     };
     let zipf = Zipf::new(pages as u64 * ITEMS_A_PAGE);
     let (done, stop) = (AtomicU64::new(0), AtomicBool::new(false));
-    let reads = || floor.as_ref().map_or_else(pages_from_swap, Floor::reads);
+    let reads = || match (&floor, &bare) {
+        (Some(floor), _) => floor.reads(),
+        (_, Some(bare)) => bare.reads(),
+        _ => pages_from_swap(),
+    };
     std::thread::scope(|scope| {
         for thread in 0..threads {
             let (zipf, done, stop) = (&zipf, &done, &stop);

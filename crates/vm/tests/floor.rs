@@ -51,3 +51,35 @@ fn objects_come_from_dram_and_from_the_file() {
     });
     assert!(bare.reads() > OBJECTS as u64 && bare.faults() > bare.reads());
 }
+
+#[test]
+fn what_is_written_is_kept() {
+    const OBJECTS: usize = 8192;
+    let sizes = Sizes {
+        objects: OBJECTS,
+        object_bytes: 128,
+        passing: 256,
+    };
+    let file = tempfile::tempfile().unwrap();
+    file.write_all_at(&vec![0; OBJECTS * 128], 0).unwrap();
+    let near = (0..OBJECTS as u64).step_by(3);
+    let bare = Bare::new(file, sizes, near, 100, |_, _| 0).unwrap();
+    bare.keeps_writes(true);
+    std::thread::scope(|scope| {
+        for thread in 0..4 {
+            let bare = &bare;
+            // Each has objects of its own, and knows what it wrote to them.
+            scope.spawn(move || {
+                let mut written = vec![0; OBJECTS];
+                for n in 0..20_000 {
+                    let object = (n * 389) % (OBJECTS / 4) * 4 + thread;
+                    let word = bare.word(object as u64, 5);
+                    let before = word.swap(n as u64, Ordering::Relaxed);
+                    assert_eq!(before, written[object], "object {object}, round {n}");
+                    written[object] = n as u64;
+                }
+            });
+        }
+    });
+    assert!(bare.reads() > OBJECTS as u64);
+}

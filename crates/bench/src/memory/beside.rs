@@ -69,7 +69,8 @@ impl Drop for Loaded {
 
 impl Loaded {
     fn start(setting: &Setting, kind: Kind, limit_bytes: u64, data: Data) -> Result<Loaded> {
-        let cgroup = Cgroup::new(kind.name(), limit_bytes, kind == Kind::Swapped)?;
+        let limit_bytes = limit_bytes * kind.limits();
+        let cgroup = Cgroup::new(kind.name(), limit_bytes, kind.is_swapped())?;
         let dir = setting.work_dir.join(kind.name());
         std::fs::create_dir_all(&dir)?;
         let (exe, dir) = (setting.exe.display().to_string(), dir.display().to_string());
@@ -153,7 +154,9 @@ pub fn run(setting: &Setting, report: &mut Report, table: &Table) -> Result<()> 
     if table.cases.iter().any(|case| table.beside_device(case)) {
         part.columns.extend(DEVICE_COLUMNS);
     }
-    let swap_bytes = array_bytes * SWAP_OVER_DATA;
+    let swapped = table.kinds.iter().filter(|kind| kind.is_swapped()).count();
+    // At least one, since the file is made anyway.
+    let swap_bytes = array_bytes * SWAP_OVER_DATA * swapped.max(1) as u64;
     let swap = SwapFile::new(&setting.work_dir.join("swapped-to"), swap_bytes)?;
     let repeats = u64::from(setting.options.repeats);
     let kinds = table.kinds.len() as u64;

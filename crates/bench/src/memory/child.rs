@@ -1,7 +1,7 @@
 //! The process that a load of `bench memory` runs in: one kind of memory, in a cgroup of its own, under commands from its parent.
 //!
 //! Objects of one size, all in one of: a store's handles, objects on pages (OPP), packed pages (MP), anonymous memory that is swapped, a
-//! mapped file, bare faults (which only read). It loads them, says so, and for each line `DISTRIBUTION WRITES% THREADS SECONDS` on its standard input runs that load and
+//! mapped file, bare faults. It loads them, says so, and for each line `DISTRIBUTION WRITES% THREADS SECONDS` on its standard input runs that load and
 //! answers with one line. Promises: every kind does the same to the same objects: a read sums all words of an object, a write
 //! changes those that were not made to pack. Never: measures the device; its parent does.
 
@@ -185,7 +185,7 @@ fn load(kind: Kind, dir: &Path, limit_bytes: u64, data: Data) -> Result<Objects>
             load_pages(&*pages, data)?;
             Objects::Mp(region, heap)
         }
-        Kind::Swapped => {
+        Kind::Swapped | Kind::SwappedTwice => {
             let mut all = Vec::with_capacity(objects as usize * words);
             let each = |n| (0..words).map(move |at| AtomicU64::new(data.word(n, at)));
             all.extend((0..objects).flat_map(each));
@@ -230,6 +230,7 @@ fn bare(path: &Path, limit_bytes: u64, data: Data, best: bool) -> Result<Box<Bar
     };
     let file = OpenOptions::new()
         .read(true)
+        .write(true)
         .custom_flags(rustix::fs::OFlags::DIRECT.bits() as i32)
         .open(path)?;
     // What loading left in the page cache would have to be reclaimed, page by page, by the faults that are measured.
@@ -294,6 +295,9 @@ fn play(held: &Objects, load: &Load) -> Result<Ran> {
     let (stop, ops) = (AtomicBool::new(false), AtomicU64::new(0));
     // Made once: for many objects Zipf's sum takes seconds.
     let keys = KeySource::new(load.choice, load.data.objects);
+    if let Objects::Bare(bare) = held {
+        bare.keeps_writes(load.writes_percent > 0);
+    }
     let (started, faults) = (Instant::now(), held.faults());
     let ended: Result<Vec<()>> = std::thread::scope(|scope| {
         let running: Vec<_> = (0..load.threads)

@@ -13,6 +13,8 @@ pub enum Kind {
     Mp,
     /// Anonymous memory, swapped to a file.
     Swapped,
+    /// The same in twice the memory: what a limit would hold of pages that pack by half, if packing and a second place to look cost nothing.
+    SwappedTwice,
     /// A file mapped with MADV_RANDOM.
     Mapped,
     /// Objects on pages by bare faults, with as much in DRAM as policies that learn reach.
@@ -38,6 +40,7 @@ impl Kind {
             Kind::Opp => "opp",
             Kind::Mp => "mp",
             Kind::Swapped => "swap",
+            Kind::SwappedTwice => "swap-twice",
             Kind::Mapped => "mapped-file",
             Kind::Bare => "bare",
             Kind::BareBest => "bare-best",
@@ -46,7 +49,8 @@ impl Kind {
 
     /// The kind of that name.
     pub fn parse(name: &str) -> Result<Kind> {
-        let mut all = Kind::ALL.iter().chain(&[Kind::Bare, Kind::BareBest]);
+        const OTHERS: &[Kind] = &[Kind::SwappedTwice, Kind::Bare, Kind::BareBest];
+        let mut all = Kind::ALL.iter().chain(OTHERS);
         match all.find(|kind| kind.name() == name) {
             Some(kind) => Ok(*kind),
             None => bail!("there is no kind of memory called `{name}`"),
@@ -56,6 +60,16 @@ impl Kind {
     /// Whether it is ours.
     pub fn is_ours(self) -> bool {
         matches!(self, Kind::Handles | Kind::Opp | Kind::Mp)
+    }
+
+    /// Whether it is swapped.
+    pub fn is_swapped(self) -> bool {
+        matches!(self, Kind::Swapped | Kind::SwappedTwice)
+    }
+
+    /// How many times the limit it has.
+    pub fn limits(self) -> u64 {
+        if self == Kind::SwappedTwice { 2 } else { 1 }
     }
 
     /// Whether it is a peer of ours.

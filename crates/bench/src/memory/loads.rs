@@ -204,8 +204,8 @@ pub const PACKED: Table = Table {
     ..SMALL
 };
 
-/// In-thread faults without any code of the product, beside what is: nothing is judged. What is written to bare pages is lost when they leave: writing
-/// costs them nothing.
+/// In-thread faults without any code of the product, beside what is, and swap in twice the memory: nothing is judged. What is written to bare pages is kept in the least way
+/// there is.
 pub const FLOOR: Table = Table {
     name: "floor",
     kinds: &[
@@ -213,6 +213,7 @@ pub const FLOOR: Table = Table {
         Kind::BareBest,
         Kind::Opp,
         Kind::Swapped,
+        Kind::SwappedTwice,
         Kind::Mapped,
     ],
     cases: &[ZIPF_READS, ZIPF_HALF, ZIPF_WRITES, UNIFORM_WRITES],

@@ -12,7 +12,7 @@ use crate::serve::tiered::ZIPF;
 use crate::server::{Memory, Peer, Server, Spec};
 use crate::swap::SWAP_OVER_DATA;
 use crate::{Setting, stop};
-use anyhow::Result;
+use anyhow::{Context, Result};
 
 const VALUE_BYTES: usize = 1 << 10;
 const CAP_BYTES: u64 = 512 << 20;
@@ -201,18 +201,24 @@ pub fn run(setting: &Setting, report: &mut Report, row: &ServerRow) -> Result<()
     lineup.stop()
 }
 
-/// What more DRAM gives where faults cost what the kernel's do: memcached on swap in a group as large as the others', and in one with twice the cap, which is what a cap would hold of pages that
-/// pack by half if packing cost nothing. Nothing is judged: it is what the bars of `a` are to be seen beside.
+/// What more DRAM gives where faults cost what the kernel's do: memcached and Redis on swap in a group as large as the others', and in one with twice the cap, which is what a cap would hold of pages
+/// that pack by half if packing cost nothing. Nothing is judged: it is what the bars of `a` and `c` are to be seen beside.
 pub fn floor(setting: &Setting, report: &mut Report) -> Result<()> {
-    let row = &ServerRow {
-        name: "floor",
-        packs: false,
-        ..ROWS[0]
-    };
+    for (name, of) in [("floor-memcached", "a"), ("floor-redis", "c")] {
+        let row = ROWS.iter().find(|row| row.name == of);
+        let row = row.context("no such row")?;
+        let row = ServerRow { name, ..*row };
+        floor_of(setting, report, &row)?;
+    }
+    Ok(())
+}
+
+fn floor_of(setting: &Setting, report: &mut Report, row: &ServerRow) -> Result<()> {
     let sizes = Sizes::of(setting, row);
     let large_bytes = sizes.limit_bytes + sizes.cap_bytes;
     let title = format!(
-        "memcached on swap: {} keys of {VALUE_BYTES} B in cgroups of {} and {} MiB, Zipf 0.99",
+        "{}, on swap: {} keys of {VALUE_BYTES} B in cgroups of {} and {} MiB, Zipf 0.99",
+        row.about,
         sizes.keys,
         sizes.limit_bytes >> 20,
         large_bytes >> 20

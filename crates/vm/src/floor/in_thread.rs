@@ -1,26 +1,29 @@
 //! Objects on pages of their own whose faults the touching thread takes: the yardstick of OPP.
 //!
 //! A fault copies the object out of DRAM if it is one of those that are told to lie there, or reads the file's page that it is in; then the page is put in
-//! place, and others are taken away, 128 at a time, when too many are there. Which objects lie in DRAM and which pages stay is told beforehand by
-//! whoever knows how often each will be wanted: no policy has to find out, and no heat is kept.
+//! place, and others are taken away, 128 at a time, by a hand that goes round over the addresses, when too many are there. Which objects lie in DRAM and which pages
+//! stay is told beforehand by whoever knows how often each will be wanted: no policy has to find out, and no heat is kept.
 //!
-//! Pages are never protected, and nothing is written back: what was written to a page is lost when it leaves, so that a program that writes pays for
-//! its faults and reads, and for nothing else.
+//! While a load writes ([`Bare::keeps_writes`]) all pages count as written to, and none stays: those that leave are protected first, in ranges as long as pay, and
+//! their objects go back to where they lie in DRAM, or to the end of a log. That is the least that loses nothing: no entry has a head, nothing is compared or cleaned.
 //!
 //! Promises: one at a time in a process. Never: used by the product.
 
 use crate::backing::{PAGE_BYTES, Page};
 use crate::block::{BLOCK_BYTES, BLOCK_PAGES};
+use crate::floor::log::Log;
 use crate::measure::Bed;
 use crate::memory::VmError;
+use crate::policy;
 use crate::signal::die;
 use crate::sys::Range;
-use std::collections::VecDeque;
 use std::ffi::c_void;
 use std::fs::File;
 use std::os::unix::fs::FileExt;
-use std::sync::atomic::{AtomicPtr, AtomicU8, AtomicU32, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::atomic::{
+    AtomicBool, AtomicPtr, AtomicU8, AtomicU32, AtomicU64, AtomicUsize, Ordering,
+};
+use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 const BATCH_PAGES: usize = 128;
@@ -39,15 +42,27 @@ const STAYS: u8 = 4;
 const BLOCK_LEAVES: u32 = 1 << 31;
 /// Sleep of who meets a page that is on its way. Yielding would give up a slice of milliseconds (docs/adr/0052).
 const LOOKS_AGAIN: Duration = Duration::from_micros(20);
-/// No place in DRAM.
+/// No place in DRAM, and never written.
 const ON_FILE: u32 = u32::MAX;
+/// With this, a slot of the log.
+const IN_LOG: u32 = 1 << 31;
+/// 16 GiB of objects of 128 B.
+const LOG_SLOTS_MAX: u32 = 1 << 27;
+
+/// A page that leaves.
+#[derive(Clone, Copy, Default)]
+struct Victim {
+    page: usize,
+    /// How many blocks with pages the hand had come by, with its own.
+    blocks: u64,
+}
 
 /// How many objects of what size, and how many pages may be there beside those that stay.
 #[derive(Debug, Clone, Copy)]
 pub struct Sizes {
     /// Objects, each on a page.
     pub objects: usize,
-    /// Bytes of an object; a divisor of 256.
+    /// Bytes of an object: a divisor of 256, or a page.
     pub object_bytes: usize,
     /// Pages that come and go.
     pub passing: usize,
@@ -61,10 +76,15 @@ pub struct Bare {
     file: File,
     pages: Vec<AtomicU8>,
     blocks: Vec<AtomicU32>,
-    places: Vec<u32>,
+    places: Vec<AtomicU32>,
     near: Vec<AtomicU64>,
-    passing: AtomicUsize,
-    queue: Mutex<VecDeque<u32>>,
+    log: Log,
+    keeps_writes: AtomicBool,
+    /// How many pages are there or on their way, and how many may be.
+    there: AtomicUsize,
+    there_max: usize,
+    /// The page where the next batch begins.
+    hand: Mutex<usize>,
     faults: AtomicU64,
     reads: AtomicU64,
 }
@@ -104,17 +124,26 @@ impl Bare {
             blocks: (0..sizes.objects.div_ceil(BLOCK_PAGES))
                 .map(|_| AtomicU32::new(0))
                 .collect(),
-            places: vec![ON_FILE; sizes.objects],
+            places: (0..sizes.objects)
+                .map(|_| AtomicU32::new(ON_FILE))
+                .collect(),
             near: Vec::new(),
-            passing: AtomicUsize::new(0),
-            queue: Mutex::new(VecDeque::with_capacity(sizes.passing + BATCH_PAGES)),
+            log: Log::new(
+                (sizes.objects * sizes.object_bytes).next_multiple_of(PAGE_BYTES) as u64,
+                sizes.object_bytes,
+                LOG_SLOTS_MAX,
+            ),
+            keeps_writes: AtomicBool::new(false),
+            there: AtomicUsize::new(0),
+            there_max: sizes.passing + stay,
+            hand: Mutex::new(0),
             faults: AtomicU64::new(0),
             reads: AtomicU64::new(0),
         });
         let words = sizes.object_bytes / size_of::<u64>();
         bare.near.reserve_exact(near.size_hint().0 * words);
         for (n, object) in near.enumerate() {
-            bare.places[object as usize] = n as u32;
+            bare.places[object as usize] = AtomicU32::new(n as u32);
             bare.near
                 .extend((0..words).map(|at| AtomicU64::new(word(object, at))));
             if n < stay {
@@ -134,6 +163,16 @@ impl Bare {
         unsafe { &*(address as *const AtomicU64).add(at) }
     }
 
+    /// Where the page of the first object is.
+    pub fn base(&self) -> *mut u8 {
+        self.base as *mut u8
+    }
+
+    /// Whether what is written to pages is kept from now on.
+    pub fn keeps_writes(&self, keeps: bool) {
+        self.keeps_writes.store(keeps, Ordering::Release);
+    }
+
     /// Faults so far.
     pub fn faults(&self) -> u64 {
         self.faults.load(Ordering::Relaxed)
@@ -145,22 +184,31 @@ impl Bare {
     }
 
     fn offset(&self, object: usize) -> usize {
-        object % PLACES * (PAGE_BYTES / PLACES)
+        match self.sizes.object_bytes {
+            PAGE_BYTES => 0,
+            _ => object % PLACES * (PAGE_BYTES / PLACES),
+        }
     }
 
     fn fault(&self, address: usize) -> std::io::Result<()> {
         let at = (address - self.base) / PAGE_BYTES;
         let state = &self.pages[at];
+        let (done, not) = (Ordering::AcqRel, Ordering::Relaxed);
         loop {
             let seen = state.load(Ordering::Acquire);
-            let stays = seen & STAYS;
-            let (done, not) = (Ordering::AcqRel, Ordering::Relaxed);
-            let next = stays | FILLING;
+            let next = seen & STAYS | FILLING;
             match seen & STATE {
                 ABSENT if state.compare_exchange(seen, next, done, not).is_ok() => {
-                    return self.fill(at, address, stays);
+                    return self.fill(at, address, seen & STAYS);
                 }
-                THERE => return Ok(()),
+                // Another thread brought it, or a range was protected that it lies in.
+                THERE if !self.keeps_writes.load(Ordering::Acquire) => return Ok(()),
+                THERE if state.compare_exchange(seen, next, done, not).is_ok() => {
+                    self.bed.uffd().protect(address, PAGE_BYTES, false)?;
+                    state.store(seen, Ordering::Release);
+                    return Ok(());
+                }
+                ABSENT | THERE => {}
                 _ => std::thread::sleep(LOOKS_AGAIN),
             }
         }
@@ -168,47 +216,48 @@ impl Bare {
 
     fn fill(&self, at: usize, address: usize, stays: u8) -> std::io::Result<()> {
         self.faults.fetch_add(1, Ordering::Relaxed);
-        if stays == 0 && self.passing.fetch_add(1, Ordering::AcqRel) >= self.sizes.passing {
+        if self.there.fetch_add(1, Ordering::AcqRel) >= self.there_max {
             self.evict()?;
         }
         let (mut page, offset) = (Page::ZERO, self.offset(at));
         let object = &mut page.0[offset..][..self.sizes.object_bytes];
-        match self.near_words(at) {
-            Some(words) => {
-                let bytes = object.chunks_exact_mut(size_of::<u64>());
-                for (to, word) in bytes.zip(words) {
-                    to.copy_from_slice(&word.load(Ordering::Relaxed).to_ne_bytes());
+        match self.places[at].load(Ordering::Acquire) {
+            ON_FILE => {
+                let lies = (at * self.sizes.object_bytes) as u64;
+                self.read(&mut page, offset, lies)?;
+            }
+            slot if slot & IN_LOG != 0 => {
+                let slot = slot ^ IN_LOG;
+                if !self.log.near(slot, object) {
+                    self.read(&mut page, offset, self.log.offset(slot))?;
                 }
             }
-            None => {
-                self.reads.fetch_add(1, Ordering::Relaxed);
-                let lies = at * self.sizes.object_bytes;
-                let within = lies % PAGE_BYTES;
-                self.file
-                    .read_exact_at(&mut page.0, (lies - within) as u64)?;
-                let bytes = within..within + self.sizes.object_bytes;
-                page.0.copy_within(bytes, offset);
+            place => {
+                let bytes = object.chunks_exact_mut(size_of::<u64>());
+                for (to, word) in bytes.zip(self.near_words(place)) {
+                    to.copy_from_slice(&word.load(Ordering::Relaxed).to_ne_bytes());
+                }
             }
         }
         self.enter_block(at / BLOCK_PAGES);
         self.bed.uffd().copy(address, &page, false)?;
         self.pages[at].store(stays | THERE, Ordering::Release);
-        if stays == 0 {
-            self.queue().push_back(at as u32);
-        }
         Ok(())
     }
 
-    fn near_words(&self, object: usize) -> Option<&[AtomicU64]> {
-        let words = self.sizes.object_bytes / size_of::<u64>();
-        match self.places[object] {
-            ON_FILE => None,
-            place => Some(&self.near[place as usize * words..][..words]),
-        }
+    /// Reads the page of the file that an object lies in, and puts the object at `offset`.
+    fn read(&self, page: &mut Page, offset: usize, lies: u64) -> std::io::Result<()> {
+        self.reads.fetch_add(1, Ordering::Relaxed);
+        let within = lies as usize % PAGE_BYTES;
+        self.file.read_exact_at(&mut page.0, lies - within as u64)?;
+        let bytes = within..within + self.sizes.object_bytes;
+        page.0.copy_within(bytes, offset);
+        Ok(())
     }
 
-    fn queue(&self) -> MutexGuard<'_, VecDeque<u32>> {
-        self.queue.lock().unwrap_or_else(PoisonError::into_inner)
+    fn near_words(&self, place: u32) -> &[AtomicU64] {
+        let words = self.sizes.object_bytes / size_of::<u64>();
+        &self.near[place as usize * words..][..words]
     }
 
     /// One more page in the block, once nobody takes its table away.
@@ -228,27 +277,27 @@ impl Bare {
         }
     }
 
-    /// Takes the oldest of the pages that come and go, with their tables where they are alone in their block.
+    /// Takes pages away, with their tables where they are alone in their block.
     fn evict(&self) -> std::io::Result<()> {
-        let mut batch = [0; BATCH_PAGES];
-        let mut count = 0;
-        {
-            let mut queue = self.queue();
-            while let (true, Some(at)) = (count < BATCH_PAGES, queue.pop_front()) {
-                batch[count] = at as usize;
-                count += 1;
-            }
-        }
+        let keeps = self.keeps_writes.load(Ordering::Acquire);
+        let mut batch = [Victim::default(); BATCH_PAGES];
+        let count = self.take(&mut batch, keeps);
         let batch = &batch[..count];
+        if keeps {
+            self.protect(batch)?;
+            batch
+                .iter()
+                .try_for_each(|victim| self.store(victim.page))?;
+        }
         let mut ranges = [Range::NONE; BATCH_PAGES];
-        for (at, range) in batch.iter().zip(&mut ranges) {
-            *range = self.leave(*at);
+        for (victim, range) in batch.iter().zip(&mut ranges) {
+            *range = self.leave(victim.page);
         }
         // SAFETY: pages of the bed that are this thread's to take away, and blocks in which there is no other.
         unsafe { self.bed.unmapper().unmap(&ranges[..count]) }?;
-        for (at, range) in batch.iter().zip(&ranges) {
-            self.pages[*at].store(ABSENT, Ordering::Release);
-            let block = &self.blocks[at / BLOCK_PAGES];
+        for (victim, range) in batch.iter().zip(&ranges) {
+            self.pages[victim.page].fetch_and(STAYS, Ordering::AcqRel);
+            let block = &self.blocks[victim.page / BLOCK_PAGES];
             match range.len {
                 BLOCK_BYTES => block.store(0, Ordering::Release),
                 _ => {
@@ -256,14 +305,91 @@ impl Bare {
                 }
             }
         }
-        self.passing.fetch_sub(count, Ordering::AcqRel);
+        self.there.fetch_sub(count, Ordering::AcqRel);
         Ok(())
     }
 
-    /// Begins to take a page away, whose turn it is since nobody else has it: what is to be taken.
+    /// Makes a batch leave, from the hand on, once round at most: how many.
+    fn take(&self, batch: &mut [Victim; BATCH_PAGES], keeps: bool) -> usize {
+        let mut hand = self.hand.lock().unwrap_or_else(PoisonError::into_inner);
+        let (mut count, mut blocks, mut gone) = (0, 0, 0);
+        while count < BATCH_PAGES && gone < self.pages.len() {
+            let block = *hand / BLOCK_PAGES;
+            let end = ((block + 1) * BLOCK_PAGES).min(self.pages.len());
+            if self.blocks[block].load(Ordering::Relaxed) != 0 {
+                blocks += 1;
+                let pages = (*hand..end).filter(|at| self.begin_leave(*at, keeps));
+                for page in pages.take(BATCH_PAGES - count) {
+                    batch[count] = Victim { page, blocks };
+                    count += 1;
+                }
+            }
+            // A block in which the batch became full goes on behind the last of it.
+            let next = match count {
+                BATCH_PAGES => batch[count - 1].page + 1,
+                _ => end,
+            };
+            gone += next - *hand;
+            *hand = next % self.pages.len();
+        }
+        count
+    }
+
+    fn begin_leave(&self, page: usize, keeps: bool) -> bool {
+        let state = &self.pages[page];
+        let seen = state.load(Ordering::Relaxed);
+        let leaves = seen & STATE == THERE && (keeps || seen & STAYS == 0);
+        let next = seen & STAYS | LEAVING;
+        let (done, not) = (Ordering::AcqRel, Ordering::Relaxed);
+        leaves && state.compare_exchange(seen, next, done, not).is_ok()
+    }
+
+    /// Write-protects a batch as the product does: in ranges that go on over as many page tables as are quicker to walk than another range is to begin.
+    fn protect(&self, batch: &[Victim]) -> std::io::Result<()> {
+        let ends = |pair: &[Victim]| {
+            let tables = (pair[1].blocks - pair[0].blocks).saturating_sub(1);
+            pair[1].page < pair[0].page || !policy::walk_on(tables)
+        };
+        let mut rest = batch;
+        while !rest.is_empty() {
+            let ended = rest.windows(2).position(ends);
+            let (range, more) = rest.split_at(ended.map_or(rest.len(), |last| last + 1));
+            let (first, last) = (range[0].page, range[range.len() - 1].page);
+            let start = self.base + first * PAGE_BYTES;
+            let len = (last - first + 1) * PAGE_BYTES;
+            self.bed.uffd().protect(start, len, true)?;
+            rest = more;
+        }
+        Ok(())
+    }
+
+    /// Keeps what is in a protected page.
+    fn store(&self, at: usize) -> std::io::Result<()> {
+        let words = (0..self.sizes.object_bytes / size_of::<u64>())
+            .map(|word| self.word(at as u64, word).load(Ordering::Relaxed));
+        match self.places[at].load(Ordering::Acquire) {
+            place if place & IN_LOG == 0 => {
+                let near = self.near_words(place).iter();
+                near.zip(words)
+                    .for_each(|(to, word)| to.store(word, Ordering::Relaxed));
+            }
+            _ => {
+                let mut object = [0; PAGE_BYTES];
+                let bytes = object.chunks_exact_mut(size_of::<u64>());
+                for (to, word) in bytes.zip(words) {
+                    to.copy_from_slice(&word.to_ne_bytes());
+                }
+                let object = &object[..self.sizes.object_bytes];
+                let slot = self.log.append(&self.file, object)?;
+                self.places[at].store(IN_LOG | slot, Ordering::Release);
+            }
+        }
+        Ok(())
+    }
+
+    /// What of a page that leaves is to be taken.
     fn leave(&self, at: usize) -> Range {
         let address = self.base + at * PAGE_BYTES;
-        self.pages[at].store(LEAVING, Ordering::Release);
         let block = &self.blocks[at / BLOCK_PAGES];
         let (done, not) = (Ordering::AcqRel, Ordering::Relaxed);
         let alone = block.compare_exchange(1, BLOCK_LEAVES, done, not).is_ok();

@@ -1,0 +1,153 @@
+//! Where the yardstick keeps objects that were written to: one after the other behind those of its file, in segments of [`SEGMENT_BYTES`]. Nothing is cleaned, checked or
+//! remembered: the log has an end.
+//!
+//! Promises: an object is found where it was said to lie, in DRAM until its segment is written. Never: holds its lock while it writes.
+
+use crate::backing::{PAGE_BYTES, Page};
+use std::collections::VecDeque;
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+const SEGMENT_BYTES: usize = 1 << 20;
+
+/// Objects that are written together.
+struct Segment {
+    first_slot: u32,
+    pages: Box<[Page]>,
+}
+
+/// The segment that is being filled, and those that are being written.
+struct Open {
+    filling: Segment,
+    objects: u32,
+    writing: VecDeque<Arc<Segment>>,
+}
+
+/// See the head of the file.
+pub(super) struct Log {
+    /// Where it begins in the file.
+    start: u64,
+    object_bytes: usize,
+    slots_max: u32,
+    open: Mutex<Open>,
+}
+
+impl Segment {
+    fn at(first_slot: u32) -> Segment {
+        Segment {
+            first_slot,
+            pages: vec![Page::ZERO; SEGMENT_BYTES / PAGE_BYTES].into_boxed_slice(),
+        }
+    }
+
+    /// Where an object lies: its page, and how far in.
+    fn place(&self, slot: u32, object_bytes: usize) -> (usize, usize) {
+        let lies = (slot - self.first_slot) as usize * object_bytes;
+        (lies / PAGE_BYTES, lies % PAGE_BYTES)
+    }
+}
+
+impl Log {
+    /// A log behind the first `start` bytes of a file, for less than `slots_max` objects.
+    pub fn new(start: u64, object_bytes: usize, slots_max: u32) -> Log {
+        Log {
+            start,
+            object_bytes,
+            slots_max,
+            open: Mutex::new(Open {
+                filling: Segment::at(0),
+                objects: 0,
+                writing: VecDeque::new(),
+            }),
+        }
+    }
+
+    fn open(&self) -> MutexGuard<'_, Open> {
+        self.open.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Puts an object at the end: its slot. Who fills a segment writes it.
+    pub fn append(&self, file: &File, object: &[u8]) -> std::io::Result<u32> {
+        let in_segment = (SEGMENT_BYTES / self.object_bytes) as u32;
+        let (slot, full) = {
+            let mut open = self.open();
+            let slot = open.filling.first_slot + open.objects;
+            if slot >= self.slots_max {
+                return Err(std::io::Error::other("the yardstick's log is full"));
+            }
+            let (page, within) = open.filling.place(slot, self.object_bytes);
+            open.filling.pages[page].0[within..][..object.len()].copy_from_slice(object);
+            open.objects += 1;
+            let full = open.objects == in_segment;
+            (slot, full.then(|| next(&mut open, slot + 1)))
+        };
+        if let Some(segment) = full {
+            let bytes = u64::from(segment.first_slot) * self.object_bytes as u64;
+            write(file, &segment, self.start + bytes)?;
+            self.open().writing.retain(|s| !Arc::ptr_eq(s, &segment));
+        }
+        Ok(slot)
+    }
+
+    /// The object of a slot if it is in DRAM.
+    pub fn near(&self, slot: u32, out: &mut [u8]) -> bool {
+        let open = self.open();
+        let all = open.writing.iter().map(|s| &**s).chain([&open.filling]);
+        let in_segment = (SEGMENT_BYTES / self.object_bytes) as u32;
+        for segment in all {
+            if (segment.first_slot..segment.first_slot + in_segment).contains(&slot) {
+                let (page, within) = segment.place(slot, self.object_bytes);
+                out.copy_from_slice(&segment.pages[page].0[within..][..out.len()]);
+                return true;
+            }
+        }
+        false
+    }
+
+    /// Where in the file a slot's object is.
+    pub fn offset(&self, slot: u32) -> u64 {
+        self.start + u64::from(slot) * self.object_bytes as u64
+    }
+}
+
+fn next(open: &mut Open, first_slot: u32) -> Arc<Segment> {
+    let full = std::mem::replace(&mut open.filling, Segment::at(first_slot));
+    let full = Arc::new(full);
+    open.objects = 0;
+    open.writing.push_back(full.clone());
+    full
+}
+
+fn write(file: &File, segment: &Segment, offset: u64) -> std::io::Result<()> {
+    // SAFETY: pages of bytes, one after the other.
+    let bytes =
+        unsafe { std::slice::from_raw_parts(segment.pages.as_ptr().cast::<u8>(), SEGMENT_BYTES) };
+    file.write_all_at(bytes, offset)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn objects_are_found_in_dram_and_on_the_file() {
+        let file = tempfile::tempfile().expect("a file");
+        let log = Log::new(8192, 128, 20_000);
+        let object = |n: u32| [n as u8 ^ (n >> 8) as u8; 128];
+        for n in 0..20_000 {
+            assert_eq!(log.append(&file, &object(n)).expect("room"), n);
+        }
+        assert!(log.append(&file, &object(0)).is_err(), "it has an end");
+        let (mut near, mut seen) = (0, [0; 128]);
+        for n in 0..20_000 {
+            if log.near(n, &mut seen) {
+                near += 1;
+            } else {
+                file.read_exact_at(&mut seen, log.offset(n)).expect("there");
+            }
+            assert_eq!(seen, object(n), "slot {n}");
+        }
+        assert_eq!(near, 20_000 % (SEGMENT_BYTES as u32 / 128));
+    }
+}
