@@ -204,3 +204,39 @@ fn system_error(pool: &Arc<Pool<Tables>>, error: std::io::Error) -> PoolError {
         error,
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::store::tests::{device, options, pool};
+    use std::time::Instant;
+
+    /// Tries of which the quickest counts: the test's thread may be interrupted.
+    const TRIES: usize = 20;
+
+    #[test]
+    fn who_waits_does_not_sleep_past_what_was_told_before() {
+        let options = options(false);
+        let pool = pool(&device(&options, 64, 7), options);
+        let mut driver = Driver::start(&pool, false).expect("a driver");
+        let shared = driver.shared.clone();
+        // Another thread turns the worker, so that who asks for help only waits.
+        let hands = shared.hands.lock();
+        let quickest = |tells: bool| {
+            let once = |_| {
+                let told = driver.told();
+                if tells {
+                    shared.tell();
+                }
+                let began = Instant::now();
+                driver.help(told);
+                began.elapsed()
+            };
+            (0..TRIES).map(once).min().expect("some tries")
+        };
+        assert!(quickest(true) < HELP_WAIT / 2, "nothing is waited for");
+        assert!(quickest(false) >= HELP_WAIT, "nobody told anything");
+        drop(hands);
+        driver.stop();
+    }
+}
