@@ -3,18 +3,18 @@
 //!
 //! Promises: an object is found where it was said to lie, in DRAM until its segment is written. Never: holds its lock while it writes.
 
-use crate::backing::{PAGE_BYTES, Page};
 use std::collections::VecDeque;
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use terrace_media::Buf;
 
 const SEGMENT_BYTES: usize = 1 << 20;
 
 /// Objects that are written together.
 struct Segment {
     first_slot: u32,
-    pages: Box<[Page]>,
+    bytes: Buf,
 }
 
 /// The segment that is being filled, and those that are being written.
@@ -37,14 +37,13 @@ impl Segment {
     fn at(first_slot: u32) -> Segment {
         Segment {
             first_slot,
-            pages: vec![Page::ZERO; SEGMENT_BYTES / PAGE_BYTES].into_boxed_slice(),
+            bytes: Buf::zeroed(SEGMENT_BYTES),
         }
     }
 
-    /// Where an object lies: its page, and how far in.
-    fn place(&self, slot: u32, object_bytes: usize) -> (usize, usize) {
-        let lies = (slot - self.first_slot) as usize * object_bytes;
-        (lies / PAGE_BYTES, lies % PAGE_BYTES)
+    /// Where an object begins in it.
+    fn place(&self, slot: u32, object_bytes: usize) -> usize {
+        (slot - self.first_slot) as usize * object_bytes
     }
 }
 
@@ -76,15 +75,14 @@ impl Log {
             if slot >= self.slots_max {
                 return Err(std::io::Error::other("the yardstick's log is full"));
             }
-            let (page, within) = open.filling.place(slot, self.object_bytes);
-            open.filling.pages[page].0[within..][..object.len()].copy_from_slice(object);
+            let place = open.filling.place(slot, self.object_bytes);
+            open.filling.bytes[place..][..object.len()].copy_from_slice(object);
             open.objects += 1;
             let full = open.objects == in_segment;
             (slot, full.then(|| next(&mut open, slot + 1)))
         };
         if let Some(segment) = full {
-            let bytes = u64::from(segment.first_slot) * self.object_bytes as u64;
-            write(file, &segment, self.start + bytes)?;
+            file.write_all_at(&segment.bytes, self.offset(segment.first_slot))?;
             self.open().writing.retain(|s| !Arc::ptr_eq(s, &segment));
         }
         Ok(slot)
@@ -97,8 +95,8 @@ impl Log {
         let in_segment = (SEGMENT_BYTES / self.object_bytes) as u32;
         for segment in all {
             if (segment.first_slot..segment.first_slot + in_segment).contains(&slot) {
-                let (page, within) = segment.place(slot, self.object_bytes);
-                out.copy_from_slice(&segment.pages[page].0[within..][..out.len()]);
+                let place = segment.place(slot, self.object_bytes);
+                out.copy_from_slice(&segment.bytes[place..][..out.len()]);
                 return true;
             }
         }
@@ -117,13 +115,6 @@ fn next(open: &mut Open, first_slot: u32) -> Arc<Segment> {
     open.objects = 0;
     open.writing.push_back(full.clone());
     full
-}
-
-fn write(file: &File, segment: &Segment, offset: u64) -> std::io::Result<()> {
-    // SAFETY: pages of bytes, one after the other.
-    let bytes =
-        unsafe { std::slice::from_raw_parts(segment.pages.as_ptr().cast::<u8>(), SEGMENT_BYTES) };
-    file.write_all_at(bytes, offset)
 }
 
 #[cfg(test)]
