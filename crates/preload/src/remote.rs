@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use terrace_vm::heap::{AllocError, Ground};
 use terrace_vm::opp::HeapError;
 use terrace_vm::store::ObjectError;
-use terrace_vm::{Backing, Changed, FetchError, Fetched, PAGE_BYTES, Page, StoreError};
+use terrace_vm::{Backing, Changed, FetchError, Fetched, PAGE_BYTES, Page, Put, StoreError};
 
 /// The connection.
 pub struct Remote(Mutex<State>);
@@ -82,6 +82,15 @@ impl State {
         self.answer()
     }
 
+    /// The answer about a page, with its contents.
+    fn page(&mut self, into: &mut Page) -> Result<Say, Gone> {
+        let say = self.answer()?;
+        if say.errno == 0 && say.found != wire::ABSENT {
+            wire::receive_bytes(&self.end, &mut into.0)?;
+        }
+        Ok(say)
+    }
+
     fn answer(&mut self) -> Result<Say, Gone> {
         let mut say = [Say::default()];
         wire::receive(&self.end, &mut say)?;
@@ -105,6 +114,20 @@ impl State {
     }
 }
 
+/// What the answer about a page says.
+fn fetched(page: u64, said: Say) -> Result<Fetched, FetchError> {
+    match (said.errno, said.found) {
+        (0, wire::ABSENT) => Ok(Fetched::Absent),
+        (0, wire::FILLED) => Ok(Fetched::Filled),
+        (0, _) => Ok(Fetched::Read),
+        (errno, _) => Err(FetchError::Io {
+            offset: page * PAGE_BYTES as u64,
+            len: PAGE_BYTES as u32,
+            errno,
+        }),
+    }
+}
+
 /// One heap's pages.
 pub struct RemotePages {
     pub remote: Arc<Remote>,
@@ -121,26 +144,39 @@ impl Backing for RemotePages {
         };
         let said = self.remote.with(|state| {
             state.settle()?;
-            let say = state.ask(ask)?;
-            if say.errno == 0 && say.found != wire::ABSENT {
-                wire::receive_bytes(&state.end, &mut into.0)?;
-            }
-            Ok(say)
+            wire::send(&state.end, &[ask])?;
+            state.page(into)
         });
-        match said {
-            Err(Gone) => Err(FetchError::Gone),
-            Ok(Say {
-                errno: 0, found, ..
-            }) => Ok(match found {
-                wire::ABSENT => Fetched::Absent,
-                wire::FILLED => Fetched::Filled,
-                _ => Fetched::Read,
-            }),
-            Ok(Say { errno, .. }) => Err(FetchError::Io {
-                offset: page * PAGE_BYTES as u64,
-                len: PAGE_BYTES as u32,
-                errno,
-            }),
+        said.map_or(Err(FetchError::Gone), |said| fetched(page, said))
+    }
+
+    fn fetch_several(&self, pages: &[u64], into: &mut Page, put: &mut Put<'_>) {
+        let mut first = 0;
+        for some in pages.chunks(wire::PAGES_MAX) {
+            let mut heard = 0;
+            let asked = self.remote.with(|state| {
+                state.settle()?;
+                let ask = Ask {
+                    what: wire::FETCH_SEVERAL,
+                    area: self.area,
+                    first: 0,
+                    count: some.len() as u64,
+                };
+                wire::send(&state.end, &[ask])?;
+                wire::send(&state.end, some)?;
+                for page in some {
+                    let said = state.page(into)?;
+                    put(first + heard, fetched(*page, said), into);
+                    into.0.fill(0);
+                    heard += 1;
+                }
+                Ok(())
+            });
+            if asked.is_err() {
+                into.0.fill(0);
+                (heard..some.len()).for_each(|at| put(first + at, Err(FetchError::Gone), into));
+            }
+            first += some.len();
         }
     }
 

@@ -196,6 +196,7 @@ impl Service {
         let view = &self.views[(ask.area & 1) as usize];
         match ask.what {
             wire::FETCH => self.fetch(view, ask.first),
+            wire::FETCH_SEVERAL => self.fetch_several(view, ask.count),
             wire::STORE => self.store(view, ask.count),
             wire::DISCARD => {
                 for page in ask.first..ask.first.saturating_add(ask.count).min(view.pages()) {
@@ -252,7 +253,36 @@ impl Service {
             return Err(Gone);
         }
         let mut contents = Page::ZERO;
-        let found = match view.fetch(page, &mut contents) {
+        let fetched = view.fetch(page, &mut contents);
+        self.answer(fetched, &contents)
+    }
+
+    /// What the device has of them is read together.
+    fn fetch_several(&self, view: &View, count: u64) -> Result<(), Gone> {
+        let mut numbers = [0u64; wire::PAGES_MAX];
+        let numbers = usize::try_from(count)
+            .ok()
+            .and_then(|count| numbers.get_mut(..count));
+        let Some(numbers) = numbers.filter(|numbers| !numbers.is_empty()) else {
+            return Err(Gone);
+        };
+        wire::receive(&self.end, numbers)?;
+        if numbers.iter().any(|page| *page >= view.pages()) {
+            return Err(Gone);
+        }
+        let mut answered = Ok(());
+        let mut answer = |_: usize, fetched: Result<Fetched, FetchError>, contents: &Page| {
+            if answered.is_ok() {
+                answered = self.answer(fetched, contents);
+            }
+        };
+        let mut scratch = Page::ZERO;
+        view.fetch_several(numbers, &mut scratch, &mut answer);
+        answered
+    }
+
+    fn answer(&self, fetched: Result<Fetched, FetchError>, contents: &Page) -> Result<(), Gone> {
+        let found = match fetched {
             Ok(Fetched::Absent) => wire::ABSENT,
             Ok(Fetched::Filled) => wire::FILLED,
             Ok(Fetched::Read) => wire::READ,

@@ -22,6 +22,8 @@ pub const UNPROMISE: u32 = 5;
 pub const COUNT: u32 = 6;
 /// The child forks, and needs a socket for its child, which comes with the answer; `first` is what the two will have in DRAM together.
 pub const FORK: u32 = 7;
+/// The contents of so many pages are asked for, whose numbers follow: an answer for each, in their order.
+pub const FETCH_SEVERAL: u32 = 8;
 
 /// In a page's number: it was surely written to.
 pub const SURELY: u64 = 1 << 63;

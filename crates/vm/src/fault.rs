@@ -416,6 +416,9 @@ impl<'a> Fault<'a> {
         };
         // Before it is there: who waits for it may look at the counts as soon as it is.
         Counters::add(counter, 1);
+        if let Some(follow) = &core.follow {
+            follow.came(core.space.address_of(self.page), contents);
+        }
         self.copy_in(contents, writable)?;
         Ok(fetched)
     }

@@ -120,25 +120,27 @@ fn serve_one(core: &Core, event: Event) {
     };
     let began = Instant::now();
     // Before the thread goes on, or it would meet the next page while that is filling, and wake another handler.
-    let resolved = match core.bring_ahead(event.address, touch) {
+    let came = core.bring_ahead(event.address, touch) || core.bring_followed(event.address, touch);
+    let resolved = match came {
         true => Outcome::Ready { woken: true },
         false => core.resolve(event.address, touch),
     };
     let ns = began.elapsed().as_nanos() as u64;
     Counters::add(&core.counters.fault_ns, ns);
+    let address = event.address & !(PAGE_BYTES - 1);
     match resolved {
         Outcome::Ready { woken: true } => {}
-        Outcome::Ready { woken: false } => wake(core, event.address),
+        Outcome::Ready { woken: false } => wake(core, address),
         Outcome::Failed(failure) => {
             signal::report(&failure);
-            refuse(core, event.address);
+            refuse(core, address);
         }
         Outcome::Foreign => {
             // By its address: whose page it is there is nobody to say.
-            if !core.late.may_be((event.address / PAGE_BYTES) as u64) {
-                let _ = core.uffd.poison(event.address);
+            if !core.late.may_be((address / PAGE_BYTES) as u64) {
+                let _ = core.uffd.poison(address);
             }
-            wake(core, event.address);
+            wake(core, address);
         }
     }
 }

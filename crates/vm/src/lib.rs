@@ -17,6 +17,7 @@ mod evictor;
 mod failing;
 mod fault;
 pub mod floor;
+mod follow;
 mod ghost;
 mod grace;
 mod handler;

@@ -10,6 +10,7 @@ use crate::bell::Bell;
 use crate::beside::Beside;
 use crate::evict::{Hand, Workspace};
 use crate::evictor::EVICTOR;
+use crate::follow::Follow;
 use crate::ghost::Ghost;
 use crate::grace::{Grace, WATCH};
 use crate::handler::Handlers;
@@ -150,6 +151,8 @@ pub(crate) struct Core {
     pub ghost: Ghost,
     pub ahead: Ahead,
     pub beside: Beside,
+    /// What arrays name, where handler threads take faults.
+    pub follow: Option<Follow>,
     pub grace: Grace,
     pub aside: Aside,
     pub late: Late,
@@ -219,6 +222,7 @@ impl Memory {
             scratch: Scratch::new(),
             ahead: Ahead::default(),
             beside: Beside::new(),
+            follow: (options.way != Way::InThread).then(|| Follow::new(start, len)),
             ghost: Ghost::new(
                 options
                     .remembered
@@ -336,7 +340,8 @@ impl Memory {
     /// What it costs beside pages and tables, bytes.
     pub(crate) fn fixed_bytes(&self) -> u64 {
         let core = &self.core;
-        (core.ghost.bytes() + crate::scratch::SCRATCH_BYTES + core.grace.kept_bytes) as u64
+        let follow = core.follow.as_ref().map_or(0, |_| Follow::BYTES);
+        (core.ghost.bytes() + crate::scratch::SCRATCH_BYTES + core.grace.kept_bytes + follow) as u64
     }
 
     /// What threads that evict call now and then; only the first counts.

@@ -16,6 +16,8 @@ const UFFD_API: u64 = 0xAA;
 const GROUP: u8 = 0xAA;
 const FEATURE_PAGEFAULT_FLAG_WP: u64 = 1 << 0;
 const FEATURE_SIGBUS: u64 = 1 << 7;
+/// Since Linux 5.18: a fault's address, not only its page's.
+const FEATURE_EXACT_ADDRESS: u64 = 1 << 11;
 const FEATURE_POISON: u64 = 1 << 14;
 /// Since Linux 6.8.
 const FEATURE_MOVE: u64 = 1 << 16;
@@ -94,6 +96,7 @@ const IOCTL_NEW: Opcode = opcode::none(GROUP, 0x00);
 /// A fault that a handler thread was told of.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Event {
+    /// What was accessed.
     pub address: usize,
     pub write: bool,
 }
@@ -118,7 +121,7 @@ impl Uffd {
     pub fn new(in_thread: bool) -> Result<Uffd, SystemError> {
         let needed = match in_thread {
             true => FEATURE_PAGEFAULT_FLAG_WP | FEATURE_SIGBUS,
-            false => FEATURE_PAGEFAULT_FLAG_WP | FEATURE_POISON,
+            false => FEATURE_PAGEFAULT_FLAG_WP | FEATURE_EXACT_ADDRESS | FEATURE_POISON,
         };
         let there = Uffd::open(in_thread)?.handshake(0)?;
         if there & needed != needed {
