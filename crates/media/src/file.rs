@@ -534,3 +534,20 @@ fn sync_parent(path: &Path) -> Result<(), MediaError> {
         .and_then(|directory| directory.sync_all())
         .map_err(|e| MediaError::setup_io("fsync the directory", parent.display(), &e))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_what_is_known_to_write_through_is_believed() {
+        // Files of tmpfs and of proc.
+        let shared = rustix::fs::memfd_create("terrace-test", rustix::fs::MemfdFlags::CLOEXEC);
+        let shared = File::from(shared.unwrap());
+        let proc = File::open("/proc/self/status").unwrap();
+        for file in [&shared, &proc] {
+            assert!(!writes_through(file, false));
+            assert!(writes_through(file, true));
+        }
+    }
+}

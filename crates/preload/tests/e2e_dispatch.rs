@@ -58,6 +58,24 @@ fn e2e_system_calls_meet_absent_pages_either_way() {
     is_ok("thread", "calls.c", &[], &["."]);
 }
 
+fn storage(faults: &str, args: &[&str]) -> (bool, String) {
+    let dir = tempfile::tempdir().expect("a directory");
+    let program = compiled(dir.path(), "storage.c", &[]);
+    let mut command = command(CAP_MIB, &["--ssd", "1G", "--faults", faults], None);
+    output(command.arg(program).args(args))
+}
+
+/// Its calls are not dispatched, and nothing of ours can run in it: a page that is not there is EFAULT for the kernel, and the end for itself, with the reason.
+#[test]
+fn e2e_a_thread_with_storage_of_its_own_making() {
+    let (well, said) = storage("dispatch", &[]);
+    assert!(well && said.contains("refused\nOK\n"), "{said}");
+    let (well, said) = storage("thread", &["touch"]);
+    assert!(well && said.contains("served\nOK\n"), "{said}");
+    let (well, said) = storage("dispatch", &["touch"]);
+    assert!(!well && said.contains("`--faults thread` serves"), "{said}");
+}
+
 #[test]
 fn e2e_signals_while_it_faults_either_way() {
     let flags = ["-std=c++17", "-Wno-alloc-size-larger-than"];

@@ -51,3 +51,41 @@ impl Bell {
         self.asleep.store(false, Ordering::SeqCst);
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::atomic::AtomicU64;
+    use std::time::{Duration, Instant};
+
+    /// Who would miss a ring sleeps for ever: each piece of work is rung for once, and the next waits for it.
+    #[test]
+    fn no_ring_is_missed() {
+        const ROUNDS: u64 = 20_000;
+        let bell = Bell::new().unwrap();
+        let (asked, done) = (AtomicU64::new(0), AtomicU64::new(0));
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                while done.load(Ordering::SeqCst) < ROUNDS {
+                    let before = done.load(Ordering::SeqCst);
+                    bell.sleep(|| asked.load(Ordering::SeqCst) > before);
+                    done.store(asked.load(Ordering::SeqCst), Ordering::SeqCst);
+                }
+            });
+            for round in 1..=ROUNDS {
+                asked.store(round, Ordering::SeqCst);
+                bell.ring();
+                let until = Instant::now() + Duration::from_secs(20);
+                while done.load(Ordering::SeqCst) < round {
+                    if Instant::now() > until {
+                        // Lets the other one end, too.
+                        asked.store(ROUNDS, Ordering::SeqCst);
+                        bell.ring_anyway();
+                        panic!("round {round} was not heard");
+                    }
+                    std::hint::spin_loop();
+                }
+            }
+        });
+    }
+}

@@ -233,7 +233,7 @@ impl State {
             return None;
         }
         let names = |array: &Array| array.words.iter().position(|word| is_of(*word, address));
-        let mut arrays = self.arrays.iter_mut();
+        let mut arrays = self.arrays.iter_mut().filter(|array| array.page != 0);
         let (at, array) = arrays.find_map(|array| Some((names(array)?, array)))?;
         self.trail = Default::default();
         self.trail[0].address = array.words[at];

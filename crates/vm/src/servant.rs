@@ -79,3 +79,48 @@ impl Drop for Servant {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::memory::{Memory, Options};
+    use std::sync::Mutex;
+    use std::time::{Duration, Instant};
+
+    /// What the thread drops: itself.
+    static SLOT: Mutex<Option<Servant>> = Mutex::new(None);
+    static ENDED: AtomicBool = AtomicBool::new(false);
+
+    /// It looks how the cap is shared at the last moment, and so has the last of the owners in its hands.
+    #[test]
+    fn a_thread_that_drops_itself_does_not_wait_for_itself() {
+        static WORK: Work = Work {
+            name: "terrace-test",
+            starting: "starting a thread of a test",
+            stack_bytes: 256 << 10,
+            bell: |core| core.little_room.as_ref(),
+            run: |_, _, stop| {
+                let began = Instant::now();
+                while began.elapsed() < Duration::from_secs(20) {
+                    if let Some(own) = SLOT.lock().unwrap().take() {
+                        drop(own);
+                        ENDED.store(stop.load(Ordering::SeqCst), Ordering::SeqCst);
+                        return;
+                    }
+                }
+            },
+        };
+        let memory = Memory::new(Options {
+            unmodified: true,
+            ..Options::default()
+        })
+        .unwrap();
+        let servant = Servant::start(&memory.core, &WORK).unwrap();
+        *SLOT.lock().unwrap() = servant;
+        let until = Instant::now() + Duration::from_secs(20);
+        while !ENDED.load(Ordering::SeqCst) {
+            assert!(Instant::now() < until, "it waits for itself");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+}

@@ -1,10 +1,11 @@
 //! `bench policy`: what the policies are worth, in counts of a whole pool over a device in memory.
 //!
-//! Three parts: `hits`, the share of reads that DRAM answers, beside LRU, FIFO with reinsertion and Belady's optimum given the
+//! Four parts: `hits`, the share of reads that DRAM answers, beside LRU, FIFO with reinsertion and Belady's optimum given the
 //! same bytes; `live`, how much of the DRAM terrace live entries take while the sizes of values change; `written`, bytes
-//! written to the device for each byte updated. No timing: see [`bed`].
+//! written to the device for each byte updated; and `pages`, what a page buffer would gain by seeing each use. No timing: see [`bed`].
 
 mod bed;
+mod pages;
 mod reference;
 mod trace;
 
@@ -17,7 +18,7 @@ use terrace_pool::Stats;
 use trace::{Kind, Operation};
 
 /// What may be asked for with `--only`.
-pub const PARTS: &[&str] = &["hits", "live", "written"];
+pub const PARTS: &[&str] = &["hits", "live", "pages", "written"];
 
 const VALUE_BYTES: usize = 1024;
 const MIB: u64 = 1 << 20;
@@ -38,6 +39,9 @@ pub fn run(setting: &Setting, report: &mut Report) -> Result<()> {
     }
     if setting.wants("live") {
         live(setting, report)?;
+    }
+    if setting.wants("pages") {
+        pages::run(setting, report)?;
     }
     if setting.wants("written") {
         written(setting, report)?;

@@ -11,7 +11,11 @@ use std::collections::{BTreeSet, HashMap, VecDeque};
 pub type Policy = fn(&[Operation], usize, usize) -> f64;
 
 /// Share of reads after `from` that hit.
-fn share(trace: &[Operation], from: usize, mut hit: impl FnMut(usize, Operation) -> bool) -> f64 {
+pub fn share(
+    trace: &[Operation],
+    from: usize,
+    mut hit: impl FnMut(usize, Operation) -> bool,
+) -> f64 {
     let (mut reads, mut hits) = (0u64, 0u64);
     for (at, &operation) in trace.iter().enumerate() {
         let hit = hit(at, operation);

@@ -8,6 +8,7 @@ use super::bounce::{is_served, text_bytes, touched};
 use super::own;
 use crate::{raw, tls};
 use libc::{c_char, c_int, c_long, c_void};
+use std::sync::atomic::{AtomicI64, Ordering};
 
 type Args = [c_long; 6];
 
@@ -120,6 +121,28 @@ unsafe extern "C" {
 extern "C" fn refused(said: c_int) -> c_int {
     raw::set_errno(-said);
     -1
+}
+
+/// What the C library mixes into pointers, as all threads of its making have it.
+static MIXED: AtomicI64 = AtomicI64::new(0);
+
+fn mixed() -> i64 {
+    let mixed;
+    // SAFETY: reads a word of what every thread has where fs points; one that has nothing there cannot run code of the C library's either.
+    unsafe {
+        std::arch::asm!("mov {}, fs:[{guard}]", out(reg) mixed, guard = const GUARD * 8, options(nostack, readonly, preserves_flags));
+    }
+    mixed
+}
+
+/// Notes, in a thread of the C library's making, how such threads are told.
+pub fn note_storage() {
+    MIXED.store(mixed(), Ordering::Relaxed);
+}
+
+/// Whether this thread's storage is of the C library's making; nothing of ours may be called in it otherwise.
+pub fn has_storage() -> bool {
+    mixed() == MIXED.load(Ordering::Relaxed)
 }
 
 /// What a thread begins with that has thread-local storage of its own, where `tls` has its words: the C library's own threads (thrd_create, timers, aio) come here, `pthread_create` is met

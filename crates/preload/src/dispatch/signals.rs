@@ -4,7 +4,7 @@
 //! of the program's returns to the kernel without being dispatched. Never: allocates.
 
 use super::{STACK_BYTES, Thread, own, process};
-use crate::{raw, tls};
+use crate::{raw, runtime, tls};
 use libc::{c_int, c_long, c_void};
 use std::cell::UnsafeCell;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -139,6 +139,7 @@ pub fn install() {
         handler: sysgen as usize,
         ..base
     };
+    process::note_storage();
     let said = act(libc::SIGSYS, &call, None) | take_sigbus();
     if said != 0 {
         raw::die(format_args!("handlers of signals are refused: {said}"));
@@ -232,6 +233,10 @@ unsafe extern "C-unwind" fn on_sigbus(
     info: *mut libc::siginfo_t,
     context: *mut c_void,
 ) {
+    if !process::has_storage() {
+        // SAFETY: as below.
+        return unsafe { met_by_stranger(signal, info, context) };
+    }
     let ends = !HANDLED.load(Ordering::Relaxed);
     let again = {
         let _inside = tls::enter();
@@ -242,6 +247,28 @@ unsafe extern "C-unwind" fn on_sigbus(
         // SAFETY: as above.
         unsafe { forward(0, signal, info, context) };
     }
+}
+
+/// In a thread whose storage is not of the C library's making: nothing here may run that keeps anything there.
+unsafe fn met_by_stranger(signal: c_int, info: *mut libc::siginfo_t, context: *mut c_void) {
+    // SAFETY: what the kernel gives for SA_SIGINFO.
+    unsafe {
+        let address = (*info).si_addr() as usize;
+        if !runtime::has(address) {
+            return forward(0, signal, info, context);
+        }
+        raw::say(format_args!(
+            "address {address:#x} is not in DRAM, and its thread was made by a raw clone with thread-local storage of its own: `--faults thread` serves such threads"
+        ));
+    }
+    let default = Action {
+        handler: libc::SIG_DFL,
+        flags: 0,
+        restorer: restorer(),
+        mask: 0,
+    };
+    // It tries again, and ends.
+    act(signal, &default, None);
 }
 
 /// To the program's own handler, as the kernel would.

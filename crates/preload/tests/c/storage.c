@@ -1,4 +1,5 @@
-// A thread by a raw clone whose thread-local storage the program made itself: its calls are not dispatched, and what is not in DRAM is EFAULT for them. Prints OK, or the line that failed.
+// A thread by a raw clone whose thread-local storage the program made itself: its calls are not dispatched, and what is not in DRAM is EFAULT for them; with `touch` it
+// touches what is not there, too. Prints OK, or the line that failed.
 #define _GNU_SOURCE
 #include <errno.h>
 #include <sched.h>
@@ -25,6 +26,7 @@ static volatile int tid;
 static int ends[2];
 static char *cold;
 static volatile long into_warm, into_cold;
+static volatile int touches, seen;
 
 static long raw(long number, long a, long b, long c) {
     long said;
@@ -36,6 +38,8 @@ static long raw(long number, long a, long b, long c) {
 __attribute__((used, no_stack_protector)) static void body(void) {
     into_warm = raw(SYS_read, ends[0], (long)warm, 4);
     into_cold = raw(SYS_read, ends[0], (long)cold, 4);
+    if (touches)
+        seen = cold[MUCH / 2];
 }
 
 static long begin(long flags, void *top, volatile int *cleared, void *own) {
@@ -56,7 +60,8 @@ static long begin(long flags, void *top, volatile int *cleared, void *own) {
     return said;
 }
 
-int main(void) {
+int main(int argc, char **argv) {
+    touches = argc > 1 && strcmp(argv[1], "touch") == 0;
     cold = malloc(MUCH);
     MUST(cold && pipe(ends) == 0 && write(ends[1], "terrace!", 8) == 8);
     // What was there stays: nobody but its thread knows what is in it.
@@ -71,6 +76,7 @@ int main(void) {
     MUST(into_warm == 4 && memcmp(warm, "terr", 4) == 0);
     // Where handler threads take faults, they serve the kernel too.
     MUST(into_cold == -EFAULT || (into_cold == 4 && memcmp(cold, "ace!", 4) == 0));
+    MUST(!touches || seen == 1);
     for (int n = 0; n < STORAGE; n++)
         MUST(storage[n] == OLD);
     printf("%s\nOK\n", into_cold == 4 ? "served" : "refused");
