@@ -23,6 +23,8 @@ use terrace_vm::{Memory, Options, PAGES_MIN, VmError, Way, descriptors};
 
 /// Handler threads of a child.
 const THREADS: usize = 2;
+/// Of a child's part of the cap, what is kept of arrays that its faults go along (`vm`'s `follow`).
+const KEPT_BYTES: u64 = 68 << 10;
 /// DRAM of a page that lies apart from others, with its table.
 const PAGE_AND_TABLE_BYTES: u64 = 9 << 10;
 
@@ -265,7 +267,9 @@ fn in_child(
     }
     let memory = Memory::new(Options {
         way: Way::Handlers(THREADS),
-        pages_max: ((share / PAGE_AND_TABLE_BYTES) as usize).max(PAGES_MIN),
+        pages_max: (share.saturating_sub(KEPT_BYTES) / PAGE_AND_TABLE_BYTES)
+            .try_into()
+            .map_or(PAGES_MIN, |pages: usize| pages.max(PAGES_MIN)),
         reserve_bytes: bytes,
         base: Some(base),
         remembered: Some(0),

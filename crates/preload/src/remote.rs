@@ -19,6 +19,8 @@ struct State {
     end: OwnedFd,
     /// Pages that were discarded and not yet told: area, first and how many.
     discarded: Option<(u32, u64, u64)>,
+    /// The other process is, or what it says cannot be followed any more.
+    is_gone: bool,
 }
 
 impl Remote {
@@ -27,13 +29,21 @@ impl Remote {
         Remote(Mutex::new(State {
             end,
             discarded: None,
+            is_gone: false,
         }))
     }
 
     /// Does something with the connection, alone.
     fn with<R>(&self, work: impl FnOnce(&mut State) -> Result<R, Gone>) -> Result<R, Gone> {
         let before = raw::block_signals();
-        let result = work(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner));
+        let mut state = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let result = match state.is_gone {
+            true => Err(Gone),
+            false => work(&mut state),
+        };
+        // Whatever failed in the middle, the next question would get the answers to this one.
+        state.is_gone |= result.is_err();
+        drop(state);
         raw::restore_signals(&before);
         result
     }

@@ -8,6 +8,9 @@ use terrace_vm::descriptors::keep;
 /// Pages of one message.
 pub const PAGES_MAX: usize = 64;
 
+/// Room for the answers to one message, which are sent while what was read for them is held: the kernel counts some 5 KiB for a page, and doubles this.
+const ANSWERS_BYTES: libc::c_int = (PAGES_MAX * 4096) as libc::c_int;
+
 /// One page's contents are asked for.
 pub const FETCH: u32 = 1;
 /// Changed pages follow: their numbers, then their bytes.
@@ -85,10 +88,18 @@ pub fn pair() -> Result<[OwnedFd; 2], i32> {
     match unsafe { libc::socketpair(libc::AF_UNIX, kind, 0, ends.as_mut_ptr()) } {
         0 => {
             let yes: libc::c_int = 1;
-            // SAFETY: a number that is there; without it nobody greets, and all else is as ever.
+            let room: libc::c_int = ANSWERS_BYTES;
+            // SAFETY: numbers that are there; without them nobody greets, or who answers may wait, and all else is as ever.
             unsafe {
-                let (level, what) = (libc::SOL_SOCKET, libc::SO_PASSCRED);
-                libc::setsockopt(ends[0], level, what, (&raw const yes).cast(), 4)
+                let level = libc::SOL_SOCKET;
+                libc::setsockopt(
+                    ends[0],
+                    level,
+                    libc::SO_PASSCRED,
+                    (&raw const yes).cast(),
+                    4,
+                );
+                libc::setsockopt(ends[0], level, libc::SO_SNDBUF, (&raw const room).cast(), 4);
             };
             // SAFETY: made just now, for us.
             Ok(ends.map(|fd| keep(unsafe { OwnedFd::from_raw_fd(fd) })))

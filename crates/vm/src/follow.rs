@@ -5,14 +5,13 @@
 //! faulted, twice as many each time. From objects it is followed on: at which offset the address lies that is touched next is learnt from the faults after the one in the array, which
 //! nobody foresees for that object.
 //!
-//! Promises: bounded by [`policy::ahead_pages`]; a page that cannot be had ahead is left to the fault that will ask for it. Never: reads memory of a region (only contents on their way there), waits for room, or
+//! Promises: with one fault come at most [`PAGES_OF_TURN`] times what [`policy::ahead_pages`] allows, that many at a time; a page that cannot be had ahead is left to the fault that will ask for it. Never: reads memory of a region (only contents on their way there), waits for room, or
 //! believes an address that no region has.
 
 use crate::backing::{PAGE_BYTES, Page};
 use crate::fault::Touch;
 use crate::memory::Core;
 use crate::policy;
-use crate::region::RegionCore;
 use crate::sys::Lock;
 
 /// Pages of addresses that are remembered; 4 KiB each.
@@ -37,6 +36,10 @@ const LINE: usize = 8;
 const BEFORE: u64 = 16;
 /// Bytes from the beginning of a page within which an access goes on from the page before.
 const GOES_ON: u64 = 64;
+/// Bytes from an object to an access in the next page that may be one to it: more may as well be something else.
+const REACH_MAX: u64 = PAGE_BYTES as u64 / 2;
+/// Pages of all rounds, by those that may come with a fault: an object of each kind for each of them, and what chains add.
+const PAGES_OF_TURN: usize = 5;
 /// Objects of one round; those that come with a fault are at most half of them.
 const OBJECTS_MAX: usize = 2 * TOGETHER_MAX;
 /// Objects brought in by one call.
@@ -315,8 +318,9 @@ impl State {
         let goes_on = address % PAGE_BYTES as u64 <= GOES_ON;
         for kind in (1..KINDS).filter(|_| goes_on) {
             let object = self.trail[kind].address;
-            if object != 0 && page_of(object) + 1 == page_of(address) {
-                self.reach[kind] = self.reach[kind].max(address - object + 1);
+            let by = address.wrapping_sub(object);
+            if object != 0 && by <= REACH_MAX && page_of(object) + 1 == page_of(address) {
+                self.reach[kind] = self.reach[kind].max(by + 1);
                 return true;
             }
         }
@@ -396,60 +400,82 @@ impl Core {
         let Some(objects) = faulted else {
             return false;
         };
-        let page_at = |address: u64| self.space.page_at(address as usize);
-        let place = |object: &Object| page_at(object.address);
         let asked = match self.ahead.has_ended() {
             true => false,
             false => {
-                let here = self.region_of(page);
-                let pages = objects.each().iter().filter_map(place);
-                let pages = pages.filter(|other| *other != page && self.region_of(*other) == here);
+                let here = self.space.slot_of(page);
+                let pages = objects
+                    .each()
+                    .iter()
+                    .filter_map(|object| self.page_of(object));
+                let pages = pages.filter(|other| *other != page);
+                let pages = pages.filter(|other| self.space.slot_of(*other) == here);
                 let brought = self.bring_together(pages, Touch::Read, Some(page), touch);
                 brought.asked
             }
         };
-        loop {
-            // A guard in the condition would live as long as the body, which fills pages.
-            let next = follow.0.lock().next_round();
-            let Some((objects, reach)) = next.filter(|_| asked) else {
-                break;
-            };
-            let end = |object: &Object| {
-                let end = object.address + reach[usize::from(object.kind)].saturating_sub(1);
-                page_at(end).filter(|_| page_of(end) != page_of(object.address))
-            };
-            for some in objects.each().chunks(TOGETHER_MAX / 2) {
-                // Those that go on in the next page with it.
-                let pages = some.iter().filter_map(place);
-                self.bring_by_region(pages.chain(some.iter().filter_map(end)));
-            }
+        if asked {
+            self.bring_rounds(follow, most);
         }
         follow.0.lock().turn = None;
         asked
     }
 
-    /// Which region a page lies in, for comparing only: it may go at any time.
-    fn region_of(&self, page: u64) -> Option<*const RegionCore> {
-        self.space.region(page).map(std::ptr::from_ref)
+    fn page_of(&self, object: &Object) -> Option<u64> {
+        self.space.page_at(object.address as usize)
     }
 
-    /// Brings in pages of any region, [`TOGETHER_MAX`] at most.
-    fn bring_by_region(&self, pages: impl Iterator<Item = u64>) {
+    /// Brings in what the objects of the turn name, and so on; `most` pages at a time.
+    fn bring_rounds(&self, follow: &Follow, most: usize) {
+        let mut left = most * PAGES_OF_TURN;
+        loop {
+            // A guard in the condition would live as long as the body, which fills pages.
+            let next = follow.0.lock().next_round();
+            let Some((objects, reach)) = next else {
+                return;
+            };
+            let end = |object: &Object| {
+                let reach = reach[usize::from(object.kind)].saturating_sub(1);
+                let end = object.address + reach;
+                let goes_on = page_of(end) != page_of(object.address);
+                goes_on.then(|| self.space.page_at(end as usize))?
+            };
+            for some in objects.each().chunks((most / 2).max(1)) {
+                // Those that go on in the next page with it.
+                let pages = some.iter().filter_map(|object| self.page_of(object));
+                let pages = pages.chain(some.iter().filter_map(end));
+                match self.bring_by_region(pages.take(left)) {
+                    Some(came) if came < left => left -= came,
+                    // What has no room is left to faults.
+                    _ => return,
+                }
+            }
+        }
+    }
+
+    /// Brings in pages of any region, [`TOGETHER_MAX`] at most. How many; none if one had to be left.
+    fn bring_by_region(&self, pages: impl Iterator<Item = u64>) -> Option<usize> {
         let (mut left, mut len) = ([0; TOGETHER_MAX], 0);
+        let pages = pages.filter(|page| self.space.slot_of(*page).is_some());
         for (to, page) in left.iter_mut().zip(pages) {
             (*to, len) = (page, len + 1);
         }
+        let all = len;
         while len > 0 {
-            let region = self.region_of(left[0]);
-            let is_here = |page: &u64| self.region_of(*page) == region;
+            let region = self.space.slot_of(left[0]);
+            let is_here = |page: &u64| self.space.slot_of(*page) == region;
             let here = left[..len].iter().copied().filter(is_here);
-            self.bring_together(here, Touch::Read, None, Touch::Read);
+            let brought = self.bring_together(here, Touch::Read, None, Touch::Read);
+            if !brought.whole {
+                return None;
+            }
             let (mut others, mut kept) = (left, 0);
             for page in left[..len].iter().filter(|page| !is_here(page)) {
                 (others[kept], kept) = (*page, kept + 1);
             }
             (left, len) = (others, kept);
         }
+        Some(all)
     }
 }
 

@@ -172,6 +172,12 @@ impl Space {
         self.base + page as usize * PAGE_BYTES
     }
 
+    /// Which slot's region a page may lie in, for comparing only: it is not looked into, and may go at any time. None: no region's.
+    pub fn slot_of(&self, page: u64) -> Option<*const RegionCore> {
+        let slot = self.slots[(page / SLOT_PAGES) as usize].load(Ordering::Acquire);
+        (!slot.is_null()).then_some(slot.cast_const())
+    }
+
     /// The region that page lies in; valid as long as the caller is a user of the page's block.
     pub fn region(&self, page: u64) -> Option<&RegionCore> {
         let region = self.slots[(page / SLOT_PAGES) as usize].load(Ordering::Acquire);

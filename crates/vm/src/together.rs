@@ -85,10 +85,15 @@ impl Core {
                 }
             }
         }
-        if let Some(region) = region.filter(|_| count > 0) {
+        if let (Some(region), Some(first)) = (region, &filling[0]) {
+            // The pins of pages end as they come, and with the last of them the region could go while its backing still has things to put away.
+            let held = self.space.pin(first.pinned.block).ok();
             let (others, is_there) = self.fill_together(region, &filling[..count], asked);
             came += others;
             brought.asked |= is_there;
+            if let Some(held) = held {
+                self.unpin(held, 1);
+            }
         }
         Counters::add(&self.counters.ahead, came);
         brought

@@ -1,4 +1,4 @@
-//! Parts `b`, `b256`, `c`, `e`, `f`, `floor` with the bars of `d` and `h`: objects in several times the memory there is, beside swap and a
+//! Parts `b`, `b256`, `c`, `e`, `f`, `floor`, `floor256`, `floor-f` with the bars of `d` and `h`: objects in several times the memory there is, beside swap and a
 //! mapped file (`loads` has the tables).
 //!
 //! Each kind of memory has a process of its own in a cgroup of the same limit, loaded once; then each case is run in turns, one process
@@ -70,7 +70,9 @@ impl Drop for Loaded {
 impl Loaded {
     fn start(setting: &Setting, kind: Kind, limit_bytes: u64, data: Data) -> Result<Loaded> {
         let limit_bytes = limit_bytes * kind.limits();
-        let cgroup = Cgroup::new(kind.name(), limit_bytes, kind.is_swapped())?;
+        // The tables of bare pages have a byte an object more than the product's.
+        let more_bytes = if kind.is_bare() { data.objects } else { 0 };
+        let cgroup = Cgroup::new(kind.name(), limit_bytes + more_bytes, kind.is_swapped())?;
         let dir = setting.work_dir.join(kind.name());
         std::fs::create_dir_all(&dir)?;
         let (exe, dir) = (setting.exe.display().to_string(), dir.display().to_string());

@@ -219,14 +219,23 @@ fn load_file(path: &Path, data: Data) -> Result<()> {
 /// Bare faults over a file of objects. With a limit of 512 MiB and 32 Mi objects by Zipf's law, 0.55 of the accesses fault and 0.205 read, as a simulation of
 /// the product's own policies and sizes has it (docs/adr/0035); with the best choice, pages and objects for as much DRAM as the product has for each.
 fn bare(path: &Path, limit_bytes: u64, data: Data, best: bool) -> Result<Box<Bare>> {
+    // Each of them takes a page and a page table; where objects are large, those of DRAM are worth less of them.
+    let scattered_bytes = 8800;
+    let passing = limit_bytes / (300 << 10);
+    let stay = passing * 2 * (data.object_bytes / 256).max(1);
+    // What is left of the limit beside tables as the product has them, some for all else, and pages: with 512 MiB and objects of 128 B 256 MiB.
+    let tables_bytes = data.objects * 4;
+    let pages_bytes = (stay + passing) * scattered_bytes;
+    let near_bytes = (limit_bytes / 25 * 21).saturating_sub(tables_bytes + pages_bytes);
+    let near = near_bytes / data.object_bytes;
     let (stay, near) = match best {
-        true => (limit_bytes / (150 << 10), limit_bytes / 256),
-        false => (limit_bytes / (300 << 10), limit_bytes / 640),
+        true => (stay, near),
+        false => (stay / 2, near / 5 * 2),
     };
     let sizes = Sizes {
         objects: data.objects as usize,
         object_bytes: data.object_bytes as usize,
-        passing: (limit_bytes / (300 << 10)) as usize,
+        passing: passing as usize,
     };
     let file = OpenOptions::new()
         .read(true)

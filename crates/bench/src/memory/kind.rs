@@ -72,6 +72,11 @@ impl Kind {
         if self == Kind::SwappedTwice { 2 } else { 1 }
     }
 
+    /// Whether it is the yardstick of bare faults.
+    pub fn is_bare(self) -> bool {
+        matches!(self, Kind::Bare | Kind::BareBest)
+    }
+
     /// Whether it is a peer of ours.
     pub fn is_peer(self) -> bool {
         matches!(self, Kind::Swapped | Kind::Mapped)

@@ -221,6 +221,22 @@ pub const FLOOR: Table = Table {
     ..SMALL
 };
 
+/// The same for what `b256` asks.
+pub const FLOOR_SMALLER_LIMIT: Table = Table {
+    name: "floor256",
+    limit_bytes: SMALLER_LIMIT.limit_bytes,
+    cases: &[ZIPF_READS],
+    ..FLOOR
+};
+
+/// The same for what `f` asks.
+pub const FLOOR_LARGER: Table = Table {
+    name: "floor-f",
+    object_bytes: LARGER.object_bytes,
+    cases: &[ZIPF_READS, ZIPF_WRITES],
+    ..FLOOR
+};
+
 /// Larger objects.
 pub const LARGER: Table = Table {
     name: "f",

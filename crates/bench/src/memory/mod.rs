@@ -42,13 +42,21 @@ const ROWS: &[Row] = &[
     ("floor", |setting, report| {
         beside::run(setting, report, &loads::FLOOR)
     }),
+    ("floor256", |setting, report| {
+        beside::run(setting, report, &loads::FLOOR_SMALLER_LIMIT)
+    }),
+    ("floor-f", |setting, report| {
+        beside::run(setting, report, &loads::FLOOR_LARGER)
+    }),
     ("g", applications::run),
     ("i", tables::run),
     ("sync", regions::run),
 ];
 
 /// What may be asked for with `--only`.
-pub const PARTS: &[&str] = &["a", "b", "b256", "c", "e", "f", "floor", "g", "i", "sync"];
+pub const PARTS: &[&str] = &[
+    "a", "b", "b256", "c", "e", "f", "floor", "floor256", "floor-f", "g", "i", "sync",
+];
 
 /// Runs the parts that are wanted.
 pub fn run(setting: &Setting, report: &mut Report) -> Result<()> {
