@@ -22,33 +22,43 @@ fn a_bare_cycle_touches_and_takes_away() {
 }
 
 /// Few pages for so many objects.
-fn sizes(objects: usize) -> Sizes {
+fn sizes(objects: usize, object_bytes: usize) -> Sizes {
     Sizes {
         objects,
-        object_bytes: 128,
+        object_bytes,
         passing: 256,
     }
 }
 
 #[test]
 fn objects_come_from_dram_and_from_the_file() {
+    // Such of which several places are in a page, and such that fill a quarter of it.
+    for object_bytes in [128, 1024] {
+        come_from_dram_and_from_the_file(object_bytes);
+    }
+}
+
+fn come_from_dram_and_from_the_file(object_bytes: usize) {
     const OBJECTS: usize = 4096;
+    let words = object_bytes / 8;
     let word = |object: u64, at: usize| object * 31 + at as u64;
     let file = tempfile::tempfile().unwrap();
     let bytes: Vec<u8> = (0..OBJECTS as u64)
-        .flat_map(|object| (0..16).flat_map(move |at| word(object, at).to_ne_bytes()))
+        .flat_map(|object| (0..words).flat_map(move |at| word(object, at).to_ne_bytes()))
         .collect();
     file.write_all_at(&bytes, 0).unwrap();
     let near = (0..OBJECTS as u64).step_by(3);
-    let bare = Bare::new(file, sizes(OBJECTS), near, 100, word).unwrap();
+    let bare = Bare::new(file, sizes(OBJECTS, object_bytes), near, 100, word).unwrap();
     std::thread::scope(|scope| {
         for thread in 0..4u64 {
             let bare = &bare;
             scope.spawn(move || {
                 for n in 0..20_000 {
                     let object = (n * 389 + thread * 7) % OBJECTS as u64;
-                    let seen = bare.word(object, 5).load(Ordering::Relaxed);
-                    assert_eq!(seen, word(object, 5));
+                    for at in [5, words - 1] {
+                        let seen = bare.word(object, at).load(Ordering::Relaxed);
+                        assert_eq!(seen, word(object, at));
+                    }
                 }
             });
         }
@@ -58,11 +68,18 @@ fn objects_come_from_dram_and_from_the_file() {
 
 #[test]
 fn what_is_written_is_kept() {
+    for object_bytes in [128, 1024] {
+        written_is_kept(object_bytes);
+    }
+}
+
+fn written_is_kept(object_bytes: usize) {
     const OBJECTS: usize = 8192;
     let file = tempfile::tempfile().unwrap();
-    file.write_all_at(&vec![0; OBJECTS * 128], 0).unwrap();
+    file.write_all_at(&vec![0; OBJECTS * object_bytes], 0)
+        .unwrap();
     let near = (0..OBJECTS as u64).step_by(3);
-    let bare = Bare::new(file, sizes(OBJECTS), near, 100, |_, _| 0).unwrap();
+    let bare = Bare::new(file, sizes(OBJECTS, object_bytes), near, 100, |_, _| 0).unwrap();
     bare.keeps_writes(true);
     std::thread::scope(|scope| {
         for thread in 0..4 {
@@ -72,7 +89,7 @@ fn what_is_written_is_kept() {
                 let mut written = vec![0; OBJECTS];
                 for n in 0..20_000 {
                     let object = (n * 389) % (OBJECTS / 4) * 4 + thread;
-                    let word = bare.word(object as u64, 5);
+                    let word = bare.word(object as u64, object_bytes / 8 - 1);
                     let before = word.swap(n as u64, Ordering::Relaxed);
                     assert_eq!(before, written[object], "object {object}, round {n}");
                     written[object] = n as u64;

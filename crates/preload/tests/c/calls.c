@@ -20,13 +20,7 @@
 #include <time.h>
 #include <unistd.h>
 
-#define MUST(what)                                                                                                                   \
-    do {                                                                                                                             \
-        if (!(what)) {                                                                                                               \
-            printf("line %d: %s (errno %d)\n", __LINE__, #what, errno);                                                              \
-            exit(1);                                                                                                                 \
-        }                                                                                                                            \
-    } while (0)
+#include "must.h"
 
 enum { PAGE = 4096, LEN = 3 * PAGE, MIB = 1 << 20, PUSH = 48 * MIB };
 static char *arena, *pushed;

@@ -28,13 +28,7 @@
 #include <ucontext.h>
 #include <unistd.h>
 
-#define MUST(what)                                                                                                                   \
-    do {                                                                                                                             \
-        if (!(what)) {                                                                                                               \
-            printf("line %d: %s (errno %d)\n", __LINE__, #what, errno);                                                              \
-            exit(1);                                                                                                                 \
-        }                                                                                                                            \
-    } while (0)
+#include "must.h"
 
 enum { PAGE = 4096, MIB = 1 << 20, PUSH = 48 * MIB, MUCH = 3 * MIB };
 static char *arena, *pushed;

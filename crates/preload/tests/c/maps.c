@@ -11,13 +11,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-#define MUST(what)                                                                                                                   \
-    do {                                                                                                                             \
-        if (!(what)) {                                                                                                               \
-            printf("line %d: %s (errno %d)\n", __LINE__, #what, errno);                                                              \
-            exit(1);                                                                                                                 \
-        }                                                                                                                            \
-    } while (0)
+#include "must.h"
 
 enum { PAGE = 4096, MIB = 1 << 20 };
 static sigjmp_buf back;

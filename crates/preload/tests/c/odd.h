@@ -2,14 +2,7 @@
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
-
-#define MUST(what)                                                                                                                   \
-    do {                                                                                                                             \
-        if (!(what)) {                                                                                                               \
-            printf("line %d: %s (errno %d)\n", __LINE__, #what, errno);                                                              \
-            exit(1);                                                                                                                 \
-        }                                                                                                                            \
-    } while (0)
+#include "must.h"
 
 enum { PAGE = 4096, WORDS = PAGE / 8 };
 static const size_t MIB = 1 << 20;

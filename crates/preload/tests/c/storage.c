@@ -10,13 +10,7 @@
 #include <time.h>
 #include <unistd.h>
 
-#define MUST(what)                                                                                                                   \
-    do {                                                                                                                             \
-        if (!(what)) {                                                                                                               \
-            printf("line %d: %s (errno %d)\n", __LINE__, #what, errno);                                                              \
-            exit(1);                                                                                                                 \
-        }                                                                                                                            \
-    } while (0)
+#include "must.h"
 
 enum { PAGE = 4096, MIB = 1 << 20, MUCH = 48 * MIB, STACK = 64 << 10, STORAGE = 64 << 10, OLD = 0x5a };
 static char stack[STACK] __attribute__((aligned(16)));

@@ -27,7 +27,7 @@ use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 const BATCH_PAGES: usize = 128;
-/// So many places within a page, so that objects do not share the same sets of a cache.
+/// So many places within a page at most, so that objects do not share the same sets of a cache.
 const PLACES: usize = 16;
 
 const ABSENT: u8 = 0;
@@ -62,7 +62,7 @@ struct Victim {
 pub struct Sizes {
     /// Objects, each on a page.
     pub objects: usize,
-    /// Bytes of an object: a divisor of 256, or a page.
+    /// Bytes of an object: a power of two from 8 up to a page.
     pub object_bytes: usize,
     /// Pages that come and go.
     pub passing: usize,
@@ -184,10 +184,8 @@ impl Bare {
     }
 
     fn offset(&self, object: usize) -> usize {
-        match self.sizes.object_bytes {
-            PAGE_BYTES => 0,
-            _ => object % PLACES * (PAGE_BYTES / PLACES),
-        }
+        let apart = self.sizes.object_bytes.max(PAGE_BYTES / PLACES);
+        object % (PAGE_BYTES / apart) * apart
     }
 
     fn fault(&self, address: usize) -> std::io::Result<()> {
