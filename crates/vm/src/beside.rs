@@ -155,7 +155,7 @@ impl Core {
     }
 
     /// Whether a page seems to be absent, of the region that another one is in.
-    fn is_away(&self, page: u64, other: u64) -> bool {
+    pub(crate) fn is_away(&self, page: u64, other: u64) -> bool {
         let (block, at) = place(page);
         let Some(pinned) = self.space.pin_live(block) else {
             return false;

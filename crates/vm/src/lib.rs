@@ -23,6 +23,7 @@ mod grace;
 mod handler;
 pub mod handles;
 pub mod heap;
+mod indices;
 mod inside;
 pub mod kept;
 mod late;

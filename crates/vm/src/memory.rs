@@ -11,6 +11,7 @@ use crate::beside::Beside;
 use crate::evict::{Hand, Workspace};
 use crate::evictor::EVICTOR;
 use crate::follow::Follow;
+use crate::indices::Indices;
 use crate::ghost::Ghost;
 use crate::grace::{Grace, WATCH};
 use crate::handler::Handlers;
@@ -153,6 +154,8 @@ pub(crate) struct Core {
     pub beside: Beside,
     /// What arrays name, where handler threads take faults.
     pub follow: Option<Follow>,
+    /// What they name, where threads that do not know this library take their own.
+    pub indices: Option<Indices>,
     pub grace: Grace,
     pub aside: Aside,
     pub late: Late,
@@ -223,6 +226,7 @@ impl Memory {
             ahead: Ahead::default(),
             beside: Beside::new(),
             follow: (options.way != Way::InThread).then(|| Follow::new(start, len)),
+            indices: (options.way == Way::InThread && options.unmodified).then(Indices::new),
             ghost: Ghost::new(
                 options
                     .remembered
@@ -341,7 +345,8 @@ impl Memory {
     pub(crate) fn fixed_bytes(&self) -> u64 {
         let core = &self.core;
         let follow = core.follow.as_ref().map_or(0, |_| Follow::BYTES);
-        (core.ghost.bytes() + crate::scratch::SCRATCH_BYTES + core.grace.kept_bytes + follow) as u64
+        let indices = core.indices.as_ref().map_or(0, |_| Indices::BYTES);
+        (core.ghost.bytes() + crate::scratch::SCRATCH_BYTES + core.grace.kept_bytes + follow + indices) as u64
     }
 
     /// What threads that evict call now and then; only the first counts.

@@ -235,12 +235,16 @@ fn take(core: &Core, address: usize, context: *mut libc::c_void, ends: bool) -> 
             return core.resolve(address, touch);
         }
         let began = Instant::now();
+        let registers = registers(context);
         let is_there = match core.bring_ahead(address, touch) {
             true => {
                 beside::forget();
                 true
             }
-            false => core.bring_beside(address, touch, &registers(context)),
+            false => {
+                core.bring_indexed(address, touch, &registers)
+                    || core.bring_beside(address, touch, &registers)
+            }
         };
         let resolved = match is_there {
             true => Outcome::Ready { woken: true },

@@ -1,0 +1,63 @@
+//! Reading memory of this process that may not be there, or may go at any moment.
+
+use crate::PAGE_BYTES;
+
+/// Copies from any address, as far as memory is there and in DRAM, at most up to the end of the page behind the first. How many bytes came: those from the beginning on.
+///
+/// Nothing is brought in for it, and an address that nothing has is none to be afraid of: the kernel does the reading, as for a debugger.
+pub(crate) fn peek(address: usize, into: &mut [u8]) -> usize {
+    let to_border = PAGE_BYTES - address % PAGE_BYTES;
+    let (first, second) = (
+        to_border.min(into.len()),
+        into.len().saturating_sub(to_border).min(PAGE_BYTES),
+    );
+    let local = libc::iovec {
+        iov_base: into.as_mut_ptr().cast(),
+        iov_len: first + second,
+    };
+    // Only whole pieces come, so each page is one.
+    let piece = |at: usize, len| libc::iovec {
+        iov_base: std::ptr::with_exposed_provenance_mut(at),
+        iov_len: len,
+    };
+    let remote = [
+        piece(address, first),
+        piece(address.wrapping_add(first), second),
+    ];
+    let pieces = if second == 0 { 1 } else { 2 };
+    // SAFETY: the kernel writes to `into` only, as many bytes as it has; what it reads may be anything, and errors are answers.
+    let came = unsafe {
+        let this = rustix::process::getpid().as_raw_nonzero().get();
+        libc::process_vm_readv(this, &local, 1, remote.as_ptr(), pieces, 0)
+    };
+    usize::try_from(came).unwrap_or(0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_there_comes_and_what_is_not_is_no_harm() {
+        let bytes: Vec<u8> = (0..20_000u32).map(|n| (n % 251) as u8).collect();
+        let mut into = [0; 5000];
+        assert_eq!(peek(bytes.as_ptr() as usize + 7, &mut into), 5000);
+        assert_eq!(into, bytes[7..5007]);
+        assert_eq!(peek(0, &mut into), 0);
+        assert_eq!(peek(usize::MAX - 3, &mut into), 0);
+        // Two pages, of which the second may not be read.
+        let mapped = crate::sys::map_addresses(2 * PAGE_BYTES).unwrap();
+        // SAFETY: the mapping is this test's.
+        unsafe {
+            let second = mapped.byte_add(PAGE_BYTES);
+            assert_eq!(libc::mprotect(second, PAGE_BYTES, libc::PROT_NONE), 0);
+            mapped.cast::<u8>().write_bytes(7, PAGE_BYTES);
+        }
+        let near = mapped as usize + PAGE_BYTES - 100;
+        assert_eq!(peek(near, &mut into[..200]), 100);
+        assert_eq!(into[..100], [7; 100]);
+        assert_eq!(peek(near + 100, &mut into), 0);
+        // SAFETY: as above, and nobody looks at it any more.
+        unsafe { libc::munmap(mapped, 2 * PAGE_BYTES) };
+    }
+}
