@@ -30,6 +30,8 @@ const SURE: u8 = 6;
 pub(crate) struct Registers {
     /// The instruction.
     pub instruction: usize,
+    /// Where its stack ends.
+    pub stack: usize,
     /// What the others hold.
     pub values: [usize; REGISTERS],
 }

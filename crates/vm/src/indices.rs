@@ -14,16 +14,19 @@ use crate::memory::Core;
 use crate::policy;
 use crate::sys::{Lock, peek};
 
-/// Instructions of which something is known.
-const SITES: usize = 32;
+/// Instructions of which something is known, of each thread.
+const SITES: usize = 64;
+/// Words of the stack that are looked at as registers are: there functions keep those of who called them.
+const STACK_WORDS: usize = 48;
+const VALUES: usize = REGISTERS + STACK_WORDS;
 /// Faults of other instructions before one that goes along an array gives its place away.
 const STAYS: u8 = 32;
 /// Bytes around what a register points to that are looked at: half of them before (what was loaded already), half from there on.
 const AROUND: usize = 64;
 /// What a register may go on by from one fault to the next: between them are elements that did not fault.
 const STEP_BYTES_MAX: usize = 64 << 10;
-/// Registers that are looked behind.
-const LOOKED_MAX: usize = 4;
+/// Registers and words of the stack that are looked behind.
+const LOOKED_MAX: usize = 6;
 /// Arrays that one instruction may go along in turn (the two sides of a comparison).
 const RULES: usize = 2;
 /// Bytes from one element of what is indexed to the next, at most.
@@ -157,10 +160,10 @@ fn gcd(a: usize, b: usize) -> usize {
     }
 }
 
-/// What is known of an instruction.
-#[derive(Clone, Copy, Default)]
+/// What is known of an instruction of a thread.
+#[derive(Clone, Copy)]
 struct Site {
-    instruction: usize,
+    key: usize,
     /// How long it stays while others want its place.
     stays: u8,
     /// Faults in a row that nothing was found for.
@@ -168,9 +171,24 @@ struct Site {
     faults: u32,
     /// Of its last fault.
     address: usize,
-    values: [usize; REGISTERS],
+    values: [usize; VALUES],
     around: [Around; LOOKED_MAX],
     rules: [Rule; RULES],
+}
+
+impl Default for Site {
+    fn default() -> Site {
+        Site {
+            key: 0,
+            stays: 0,
+            vain: 0,
+            faults: 0,
+            address: 0,
+            values: [0; VALUES],
+            around: [Around::default(); LOOKED_MAX],
+            rules: [Rule::default(); RULES],
+        }
+    }
 }
 
 impl Site {
@@ -178,27 +196,32 @@ impl Site {
     fn faulted(
         &mut self,
         address: usize,
-        values: &[usize; REGISTERS],
+        registers: &Registers,
         is_served: impl Fn(usize) -> bool,
         peek: &mut Peek<'_>,
     ) -> Option<usize> {
         self.faults = self.faults.wrapping_add(1);
-        let found = self.explained(address, values, peek);
+        // Three faults make a rule: what went on, what lay there, and what lies there now.
+        let looks = self.vain < VAIN_MAX || self.faults % LOOKS_ONE_IN < 3;
+        if !looks && self.rules.iter().all(|rule| rule.sure == 0) {
+            return None;
+        }
+        let values = values(registers, peek);
+        let found = self.explained(address, &values, peek);
         if found.is_some() {
             (self.vain, self.stays) = (0, STAYS);
-        } else if self.vain < VAIN_MAX || self.faults % LOOKS_ONE_IN < 3 {
-            // Two faults make a rule.
+        } else if looks {
             self.vain = (self.vain + 1).min(VAIN_MAX);
-            self.learns(address, values, is_served, peek);
+            self.learns(address, &values, is_served, peek);
         }
-        (self.address, self.values) = (address, *values);
+        (self.address, self.values) = (address, values);
         found.filter(|nth| self.rules[*nth].sure >= SURE && self.rules[*nth].step != 0)
     }
 
     fn explained(
         &mut self,
         address: usize,
-        values: &[usize; REGISTERS],
+        values: &[usize; VALUES],
         peek: &mut Peek<'_>,
     ) -> Option<usize> {
         let rules = (0..).zip(&mut self.rules);
@@ -221,7 +244,7 @@ impl Site {
     fn learns(
         &mut self,
         address: usize,
-        values: &[usize; REGISTERS],
+        values: &[usize; VALUES],
         is_served: impl Fn(usize) -> bool,
         peek: &mut Peek<'_>,
     ) {
@@ -231,7 +254,7 @@ impl Site {
             let by = values[*register].abs_diff(self.values[*register]);
             by != 0 && by <= STEP_BYTES_MAX && values[*register] > STEP_BYTES_MAX
         };
-        let registers = (0..REGISTERS).filter(went_on).take(LOOKED_MAX);
+        let registers = (0..VALUES).filter(went_on).take(LOOKED_MAX);
         let mut found = None;
         for (register, kept) in registers.zip(&mut self.around) {
             let Some(around) = Around::of(register, values[register], peek) else {
@@ -251,6 +274,17 @@ impl Site {
             *least = rule;
         }
     }
+}
+
+/// What registers and the end of the stack hold.
+fn values(registers: &Registers, peek: &mut Peek<'_>) -> [usize; VALUES] {
+    let mut stack = [0; STACK_WORDS * 8];
+    peek(registers.stack, &mut stack);
+    let stack = stack.as_chunks::<8>().0;
+    std::array::from_fn(|nth| match nth.checked_sub(REGISTERS) {
+        None => registers.values[nth],
+        Some(nth) => usize::from_ne_bytes(stack[nth]),
+    })
 }
 
 /// The rule that explains two faults which are `by` bytes apart, if there is one.
@@ -307,17 +341,18 @@ impl Indices {
         Indices(Lock::new(vec![Site::default(); SITES]))
     }
 
-    /// What is known of an instruction, for a look without the lock; none if its place is another's, or somebody is at it.
+    /// What is known of an instruction of this thread, for a look without the lock; none if its place is another's, or somebody is at it.
     fn site(&self, instruction: usize) -> Option<Site> {
+        let key = instruction ^ THREAD.with(|thread| (&raw const *thread).addr()).rotate_left(20);
         let mut sites = self.0.try_lock()?;
-        let site = &mut sites[place(instruction)];
-        if site.instruction != instruction {
+        let site = &mut sites[place(key)];
+        if site.key != key {
             if site.stays > 0 {
                 site.stays -= 1;
                 return None;
             }
             *site = Site {
-                instruction,
+                key,
                 ..Site::default()
             };
         }
@@ -325,15 +360,20 @@ impl Indices {
     }
 
     fn keep(&self, site: Site) {
-        // What another thread learnt of it meanwhile is lost: it is a hint.
+        // What another thread learnt meanwhile in its place is lost: it is a hint.
         if let Some(mut sites) = self.0.try_lock() {
-            sites[place(site.instruction)] = site;
+            sites[place(site.key)] = site;
         }
     }
 }
 
-fn place(instruction: usize) -> usize {
-    let hash = (instruction as u64).wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 32;
+thread_local! {
+    /// Its address tells threads apart.
+    static THREAD: u8 = const { 0 };
+}
+
+fn place(key: usize) -> usize {
+    let hash = (key as u64).wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 32;
     hash as usize % SITES
 }
 
@@ -353,7 +393,7 @@ impl Core {
             return false;
         };
         let is_served = |base| self.space.page_at(base).is_some();
-        let found = site.faulted(address, &registers.values, is_served, &mut peek);
+        let found = site.faulted(address, registers, is_served, &mut peek);
         let pages = found.map(|nth| {
             let most = policy::ahead_pages(self.pages_now()) as usize;
             let rule = &mut site.rules[nth];

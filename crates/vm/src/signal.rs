@@ -303,6 +303,7 @@ fn registers(context: *mut libc::c_void) -> Registers {
     let held = unsafe { &(*context.cast::<libc::ucontext_t>()).uc_mcontext.gregs };
     Registers {
         instruction: held[libc::REG_RIP as usize] as usize,
+        stack: held[libc::REG_RSP as usize] as usize,
         values: std::array::from_fn(|nth| held[nth] as usize),
     }
 }
