@@ -1,6 +1,8 @@
 //! Pages that a thread is about to touch, as its registers tell: code that has loaded two pointers and faults on what the first one points to mostly goes on to the second (an element that
 //! leaves a list: its neighbours). Both are read at the same time then, where one would be waited for after the other.
 //!
+//! As good as a register is how far from the one access the next is, where that is always the same (sqlite3 looks at the header of a page of its own, which lies behind it, and then at its beginning).
+//!
 //! Which registers of which instruction are worth it is learnt: what a register pointed to is remembered until the thread's next fault, and that tells. Once it is brought in, one of
 //! [`SAMPLE_EVERY`] faults is left to tell again.
 //!
@@ -12,10 +14,14 @@ use crate::page::Phase;
 use crate::policy::SAMPLE_EVERY;
 use crate::space::place;
 use std::cell::Cell;
-use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::atomic::{AtomicIsize, AtomicU8, Ordering};
 
 /// Registers looked at: all but the stack's.
 pub(crate) const REGISTERS: usize = 15;
+/// What stands beside them as one: where the next access is, if it is as far away as the last time.
+const NEAR: usize = REGISTERS;
+/// How far that may be, in bytes.
+const NEAR_MAX: isize = 64 << 10;
 /// Instructions told apart; others share.
 const SITES: usize = 512;
 /// What is remembered of one fault that may not be sure.
@@ -49,22 +55,27 @@ struct Open {
     site: u16,
     count: u8,
     faults: u32,
+    /// Where it was; 0: not to be told of.
+    address: usize,
     pages: [Pointed; POINTED_MAX],
 }
 
 thread_local! {
-    static OPEN: Cell<Open> = const { Cell::new(Open { site: 0, count: 0, faults: 0, pages: [Pointed { page: 0, register: 0 }; POINTED_MAX] }) };
+    static OPEN: Cell<Open> = const { Cell::new(Open { site: 0, count: 0, faults: 0, address: 0, pages: [Pointed { page: 0, register: 0 }; POINTED_MAX] }) };
 }
 
 /// See the head of the file.
 pub(crate) struct Beside {
-    sure: [[AtomicU8; REGISTERS]; SITES],
+    sure: [[AtomicU8; REGISTERS + 1]; SITES],
+    /// How far the next access was from the last one, bytes.
+    near: [AtomicIsize; SITES],
 }
 
 impl Beside {
     pub const fn new() -> Beside {
         Beside {
-            sure: [const { [const { AtomicU8::new(0) }; REGISTERS] }; SITES],
+            sure: [const { [const { AtomicU8::new(0) }; REGISTERS + 1] }; SITES],
+            near: [const { AtomicIsize::new(0) }; SITES],
         }
     }
 
@@ -88,22 +99,41 @@ impl Beside {
         self.sure[usize::from(site)][usize::from(register)].load(Ordering::Relaxed) >= SURE
     }
 
+    /// Takes note of how far two accesses in a row are from each other, where nothing is known of that.
+    fn told_near(&self, site: u16, by: isize) {
+        let site = usize::from(site);
+        let is_free = self.sure[site][NEAR].load(Ordering::Relaxed) == 0;
+        if is_free && by.abs() <= NEAR_MAX {
+            self.near[site].store(by, Ordering::Relaxed);
+        }
+    }
+
+    /// Where the next access would be then.
+    fn near(&self, address: usize, instruction: usize) -> usize {
+        let site = usize::from(Beside::site(instruction));
+        address.wrapping_add_signed(self.near[site].load(Ordering::Relaxed))
+    }
+
     /// A thread faults on `page`, and its registers point to pages that are not there. Which is to come with it; `open` is what it left open before, and leaves now.
     fn beside(
         &self,
         open: &mut Open,
-        page: u64,
+        (address, page): (usize, u64),
         instruction: usize,
         pointed: impl Iterator<Item = Pointed>,
     ) -> Option<u64> {
         for before in &open.pages[..usize::from(open.count)] {
             self.told(open.site, before.register, before.page == page);
         }
+        if open.address != 0 {
+            self.told_near(open.site, address.wrapping_sub(open.address) as isize);
+        }
         let (site, mut comes) = (Beside::site(instruction), None);
         let faults = open.faults.wrapping_add(1);
         *open = Open {
             site,
             faults,
+            address,
             ..Open::default()
         };
         for pointed in pointed.filter(|pointed| pointed.page != page) {
@@ -125,6 +155,7 @@ impl Beside {
 pub(crate) fn forget() {
     OPEN.set(Open {
         count: 0,
+        address: 0,
         ..OPEN.get()
     });
 }
@@ -135,7 +166,9 @@ impl Core {
         let Some(page) = self.space.page_at(address) else {
             return false;
         };
-        let values = (0..).zip(registers.values);
+        let instruction = registers.instruction;
+        let near = self.beside.near(address, instruction);
+        let values = (0..).zip(registers.values.into_iter().chain([near]));
         let pointed = values.filter_map(|(register, value)| {
             let pointed = self.space.page_at(value)?;
             let is_away = pointed != page && self.is_away(pointed, page);
@@ -145,8 +178,9 @@ impl Core {
             })
         });
         let mut open = OPEN.get();
-        let instruction = registers.instruction;
-        let comes = self.beside.beside(&mut open, page, instruction, pointed);
+        let comes = self
+            .beside
+            .beside(&mut open, (address, page), instruction, pointed);
         OPEN.set(open);
         if comes.is_none() || self.ahead.has_ended() {
             return false;
@@ -173,6 +207,40 @@ impl Core {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::PAGE_BYTES;
+
+    fn at(page: u64) -> (usize, u64) {
+        (page as usize * PAGE_BYTES, page)
+    }
+
+    #[test]
+    fn what_is_always_as_far_away_comes_along() {
+        let beside = Beside::new();
+        let (mut open, mut brought) = (Open::default(), 0);
+        for n in 0..1000usize {
+            // A header, then what lies 4,102 bytes before it; now and then something else first.
+            let header = (1000 + n * 77) * PAGE_BYTES + n * 531 % PAGE_BYTES;
+            let page = |address: usize| (address / PAGE_BYTES) as u64;
+            let near = Pointed {
+                page: page(beside.near(header, 0x33f9)),
+                register: NEAR as u8,
+            };
+            let comes = beside.beside(&mut open, (header, page(header)), 0x33f9, [near].into_iter());
+            let then = header - 4102;
+            match comes {
+                Some(comes) => {
+                    assert_eq!(comes, page(then));
+                    brought += 1;
+                }
+                None => {
+                    let other = if n % 10 == 9 { header + 999_999 } else { then };
+                    let at = (other, page(other));
+                    assert_eq!(beside.beside(&mut open, at, 0x8984, std::iter::empty()), None);
+                }
+            }
+        }
+        assert!((850..960).contains(&brought), "{brought}");
+    }
 
     /// A thread that takes elements out of lists: it faults on one neighbour, and a register holds the other.
     fn runs(beside: &Beside, goes_on: impl Fn(u64) -> bool) -> usize {
@@ -183,7 +251,7 @@ mod tests {
             let pages = [77, 78, 77, previous, previous, 79];
             let pointed = (0..).zip(pages);
             let pointed = pointed.map(|(register, page)| Pointed { page, register });
-            let comes = beside.beside(&mut open, next, 0x4042, pointed);
+            let comes = beside.beside(&mut open, at(next), 0x4042, pointed);
             assert!(
                 comes.is_none_or(|page| page == previous),
                 "nobody ever touches it"
@@ -191,7 +259,7 @@ mod tests {
             if comes.is_some() {
                 brought += 1;
             } else if goes_on(n) {
-                let none = beside.beside(&mut open, previous, 0x404f, std::iter::empty());
+                let none = beside.beside(&mut open, at(previous), 0x404f, std::iter::empty());
                 assert_eq!(none, None);
             }
         }
@@ -220,7 +288,7 @@ mod tests {
             pointed.map(|(register, page)| Pointed { page, register })
         };
         let mut open = Open::default();
-        assert_eq!(beside.beside(&mut open, 5, 9, pages([5, 6, 7])), Some(6));
-        assert_eq!(beside.beside(&mut open, 5, 9, pages([5, 5, 5])), None);
+        assert_eq!(beside.beside(&mut open, at(5), 9, pages([5, 6, 7])), Some(6));
+        assert_eq!(beside.beside(&mut open, at(5), 9, pages([5, 5, 5])), None);
     }
 }
