@@ -225,7 +225,12 @@ mod tests {
                 page: page(beside.near(header, 0x33f9)),
                 register: NEAR as u8,
             };
-            let comes = beside.beside(&mut open, (header, page(header)), 0x33f9, [near].into_iter());
+            let comes = beside.beside(
+                &mut open,
+                (header, page(header)),
+                0x33f9,
+                [near].into_iter(),
+            );
             let then = header - 4102;
             match comes {
                 Some(comes) => {
@@ -235,7 +240,10 @@ mod tests {
                 None => {
                     let other = if n % 10 == 9 { header + 999_999 } else { then };
                     let at = (other, page(other));
-                    assert_eq!(beside.beside(&mut open, at, 0x8984, std::iter::empty()), None);
+                    assert_eq!(
+                        beside.beside(&mut open, at, 0x8984, std::iter::empty()),
+                        None
+                    );
                 }
             }
         }
@@ -288,7 +296,10 @@ mod tests {
             pointed.map(|(register, page)| Pointed { page, register })
         };
         let mut open = Open::default();
-        assert_eq!(beside.beside(&mut open, at(5), 9, pages([5, 6, 7])), Some(6));
+        assert_eq!(
+            beside.beside(&mut open, at(5), 9, pages([5, 6, 7])),
+            Some(6)
+        );
         assert_eq!(beside.beside(&mut open, at(5), 9, pages([5, 5, 5])), None);
     }
 }

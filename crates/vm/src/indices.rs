@@ -23,8 +23,8 @@ const VALUES: usize = REGISTERS + STACK_WORDS;
 const STAYS: u8 = 32;
 /// Bytes around what a register points to that are looked at: half of them before (what was loaded already), half from there on.
 const AROUND: usize = 64;
-/// What a register may go on by from one fault to the next: between them are elements that did not fault.
-const STEP_BYTES_MAX: usize = 64 << 10;
+/// What a register may go on by from one fault to the next: between them are elements that did not fault. As much as is looked at for what comes next.
+const STEP_BYTES_MAX: usize = LOOK_BYTES;
 /// Registers and words of the stack that are looked behind.
 const LOOKED_MAX: usize = 6;
 /// Arrays that one instruction may go along in turn (the two sides of a comparison).
@@ -33,12 +33,17 @@ const RULES: usize = 2;
 const SCALE_MAX: i64 = 4096;
 /// Bytes from where an address in an array points to what is touched, at most.
 const FIELD_MAX: i64 = 4096;
-/// How sure a rule is: one more for each fault that bears it out, one less for each that no rule explains. From [`SURE`] on pages come.
+/// How sure a rule is: one more for each fault further along the same array, half for one elsewhere (another array; or what lies around a register is only where the address was taken from),
+/// one less for each that no rule explains. From [`SURE`] on pages come.
 const SURE_MAX: u8 = 8;
-const SURE: u8 = 2;
-/// Faults without anything found after which an instruction is looked at only now and then, and how often then.
+const SURE: u8 = 3;
+/// Faults in a row that are looked at for a rule, and after how many the next are: a look costs some microseconds, and most instructions go along nothing. The first are not looked at: where
+/// many instructions fault, each is forgotten before.
+const LOOKS: u32 = 4;
+const LOOKS_ONE_IN: u32 = 16;
+/// The same for an instruction that was looked at so often in vain.
 const VAIN_MAX: u8 = 16;
-const LOOKS_ONE_IN: u32 = 32;
+const LOOKS_ONE_IN_VAIN: u32 = 256;
 /// Bytes of an array that are looked at for what comes next: a page of it.
 const LOOK_BYTES: usize = crate::PAGE_BYTES;
 /// Pages brought in by one call.
@@ -116,7 +121,7 @@ struct Rule {
     base: usize,
     /// The element of the last fault.
     at: usize,
-    /// Bytes from one element to the next, less than 0 where they go down; 0: not known.
+    /// Bytes from one element to the next, less than 0 where they go down.
     step: isize,
 }
 
@@ -142,14 +147,21 @@ impl Rule {
     /// The instruction is at this element now.
     fn goes_on(&mut self, at: usize) {
         let by = at.wrapping_sub(self.at) as isize;
-        if self.at != 0 && by != 0 && by.unsigned_abs() <= STEP_BYTES_MAX {
-            let step = match self.step.signum() == by.signum() {
-                true => gcd(self.step.unsigned_abs(), by.unsigned_abs()),
-                false => by.unsigned_abs(),
+        let is_near = by != 0 && by.unsigned_abs() <= STEP_BYTES_MAX;
+        let is_along = is_near && self.step.signum() == by.signum();
+        if is_near {
+            let before = if is_along {
+                self.step.unsigned_abs()
+            } else {
+                0
             };
-            self.step = step as isize * by.signum();
+            self.step = gcd(before, by.unsigned_abs()) as isize * by.signum();
         }
-        (self.at, self.sure) = (at, (self.sure + 1).min(SURE_MAX));
+        self.sure = match is_along {
+            true => (self.sure + 1).min(SURE_MAX),
+            false => (self.sure / 2).max(1),
+        };
+        self.at = at;
     }
 }
 
@@ -201,8 +213,12 @@ impl Site {
         peek: &mut Peek<'_>,
     ) -> Option<usize> {
         self.faults = self.faults.wrapping_add(1);
+        let one_in = match self.vain < VAIN_MAX {
+            true => LOOKS_ONE_IN,
+            false => LOOKS_ONE_IN_VAIN,
+        };
         // Three faults make a rule: what went on, what lay there, and what lies there now.
-        let looks = self.vain < VAIN_MAX || self.faults % LOOKS_ONE_IN < 3;
+        let looks = self.faults % one_in >= one_in - LOOKS;
         if !looks && self.rules.iter().all(|rule| rule.sure == 0) {
             return None;
         }
@@ -215,7 +231,7 @@ impl Site {
             self.learns(address, &values, is_served, peek);
         }
         (self.address, self.values) = (address, values);
-        found.filter(|nth| self.rules[*nth].sure >= SURE && self.rules[*nth].step != 0)
+        found.filter(|nth| self.rules[*nth].sure >= SURE)
     }
 
     fn explained(
@@ -305,15 +321,15 @@ fn rule_of(
                 continue;
             };
             let apart = element.wrapping_sub(then);
-            if apart == 0 || by.checked_rem(apart) != Some(0) {
+            let at = now.address_of(place);
+            let step = at.wrapping_sub(last.address_of(place)) as isize;
+            if apart == 0 || step == 0 || by.checked_rem(apart) != Some(0) {
                 continue;
             }
             let scale = by / apart;
             let base = address.wrapping_sub(element.wrapping_mul(scale) as usize);
             let is_field = scale == 1 && (base as i64).unsigned_abs() <= FIELD_MAX as u64;
             if (1..=SCALE_MAX).contains(&scale) && (is_field || is_served(base)) {
-                let at = now.address_of(place);
-                let step = at.wrapping_sub(last.address_of(place)) as isize;
                 return Some(Rule {
                     register: now.register,
                     width: width as u8,
@@ -343,7 +359,10 @@ impl Indices {
 
     /// What is known of an instruction of this thread, for a look without the lock; none if its place is another's, or somebody is at it.
     fn site(&self, instruction: usize) -> Option<Site> {
-        let key = instruction ^ THREAD.with(|thread| (&raw const *thread).addr()).rotate_left(20);
+        let key = instruction
+            ^ THREAD
+                .with(|thread| (&raw const *thread).addr())
+                .rotate_left(20);
         let mut sites = self.0.try_lock()?;
         let site = &mut sites[place(key)];
         if site.key != key {

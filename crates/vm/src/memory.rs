@@ -11,10 +11,10 @@ use crate::beside::Beside;
 use crate::evict::{Hand, Workspace};
 use crate::evictor::EVICTOR;
 use crate::follow::Follow;
-use crate::indices::Indices;
 use crate::ghost::Ghost;
 use crate::grace::{Grace, WATCH};
 use crate::handler::Handlers;
+use crate::indices::Indices;
 use crate::inside::Inside;
 use crate::late::Late;
 use crate::policy;
@@ -346,7 +346,11 @@ impl Memory {
         let core = &self.core;
         let follow = core.follow.as_ref().map_or(0, |_| Follow::BYTES);
         let indices = core.indices.as_ref().map_or(0, |_| Indices::BYTES);
-        (core.ghost.bytes() + crate::scratch::SCRATCH_BYTES + core.grace.kept_bytes + follow + indices) as u64
+        (core.ghost.bytes()
+            + crate::scratch::SCRATCH_BYTES
+            + core.grace.kept_bytes
+            + follow
+            + indices) as u64
     }
 
     /// What threads that evict call now and then; only the first counts.

@@ -40,9 +40,11 @@ mod tests {
     #[test]
     fn what_is_there_comes_and_what_is_not_is_no_harm() {
         let bytes: Vec<u8> = (0..20_000u32).map(|n| (n % 251) as u8).collect();
-        let mut into = [0; 5000];
-        assert_eq!(peek(bytes.as_ptr() as usize + 7, &mut into), 5000);
-        assert_eq!(into, bytes[7..5007]);
+        let mut into = [0; 4000];
+        for from in [7, 2011, 9999] {
+            assert_eq!(peek(bytes.as_ptr() as usize + from, &mut into), 4000);
+            assert_eq!(into, bytes[from..from + 4000]);
+        }
         assert_eq!(peek(0, &mut into), 0);
         assert_eq!(peek(usize::MAX - 3, &mut into), 0);
         // Two pages, of which the second may not be read.
