@@ -108,8 +108,11 @@ impl Beside {
         }
     }
 
-    /// Where the next access would be then.
+    /// Where the next access would be then; where the processor's registers are not seen, nowhere.
     fn near(&self, address: usize, instruction: usize) -> usize {
+        if instruction == 0 {
+            return 0;
+        }
         let site = usize::from(Beside::site(instruction));
         address.wrapping_add_signed(self.near[site].load(Ordering::Relaxed))
     }
@@ -191,7 +194,7 @@ impl Core {
     }
 
     /// Whether a page seems to be absent, of the region that another one is in.
-    pub(crate) fn is_away(&self, page: u64, other: u64) -> bool {
+    fn is_away(&self, page: u64, other: u64) -> bool {
         let (block, at) = place(page);
         let Some(pinned) = self.space.pin_live(block) else {
             return false;
@@ -201,6 +204,17 @@ impl Core {
         let is_away = phase == Phase::Absent && region.is_some_and(|region| region.contains(other));
         self.unpin(pinned, 1);
         is_away
+    }
+
+    /// The same of a page of which the region is known already; a block without pages has none that is there.
+    pub(crate) fn is_absent(&self, page: u64) -> bool {
+        let (block, at) = place(page);
+        let Some(pinned) = self.space.pin_live(block) else {
+            return self.space.is_empty(block);
+        };
+        let phase = self.space.record(pinned).pages[at].look().phase();
+        self.unpin(pinned, 1);
+        phase == Phase::Absent
     }
 }
 

@@ -3,10 +3,10 @@
 //! A loop over `a[index[i]]` (a gather of numpy's, a join, lines that are sorted by pointers) touches pages that lie anywhere, one fault after the other, each a read of its own that the thread waits for. But
 //! where they will be stands in memory already, and one of the thread's registers points there. So for each instruction that faults, registers that went on a little since its last
 //! fault are looked behind: if what lies there, times the same scale, is as far apart as the two faults are, the instruction's faults go along that array (S. Yu et al., "IMP: Indirect Memory Prefetcher",
-//! MICRO 2015, does this in hardware, section 3). An address is an index with scale one. After a fault that bears it out, the pages of the next elements come along, twice as many each time.
+//! MICRO 2015, has hardware do this for loads like `A[B[i]]`). An address is an index with scale one. After a fault that bears it out, the pages of the next elements come along, twice as many each time.
 //!
-//! Promises: bounded by [`policy::ahead_pages`]; a page that cannot be had at once is left to the fault that will ask for it; an array is read as far as it is there, and no page comes in for that. Never: waits for
-//! room or for another thread.
+//! Promises: bounded by [`policy::ahead_pages`], but for two; a page that cannot be had at once is left to the fault that will ask for it; only the thread's stack and memory that is served are looked at, an array
+//! as far as it is there, and no page comes in for that; where what came was not touched next, no more comes. Never: waits for room or for another thread.
 
 use crate::beside::{self, REGISTERS, Registers};
 use crate::fault::Touch;
@@ -34,14 +34,17 @@ const SCALE_MAX: i64 = 4096;
 /// Bytes from where an address in an array points to what is touched, at most.
 const FIELD_MAX: i64 = 4096;
 /// How sure a rule is: one more for each fault further along the same array, half for one elsewhere (another array; or what lies around a register is only where the address was taken from),
-/// one less for each that no rule explains. From [`SURE`] on pages come.
+/// one less for [`UNEXPLAINED`] that no rule explains, a quarter where the thread went past what it would have touched next. From [`SURE`] on pages come.
 const SURE_MAX: u8 = 8;
 const SURE: u8 = 3;
+/// Two faults have told of it.
+const SURE_AT_FIRST: u8 = 2;
+const UNEXPLAINED: u32 = 4;
 /// Faults in a row that are looked at for a rule, and after how many the next are: a look costs some microseconds, and most instructions go along nothing. The first are not looked at: where
 /// many instructions fault, each is forgotten before.
 const LOOKS: u32 = 4;
 const LOOKS_ONE_IN: u32 = 16;
-/// The same for an instruction that was looked at so often in vain.
+/// The same for an instruction that was looked at so often without any page that came for it being wanted.
 const VAIN_MAX: u8 = 16;
 const LOOKS_ONE_IN_VAIN: u32 = 256;
 /// Bytes of an array that are looked at for what comes next: a page of it.
@@ -55,6 +58,8 @@ struct Around {
     register: u8,
     /// Where the register pointed to; 0: nothing is known.
     at: usize,
+    /// What faulted then.
+    address: usize,
     words: [u64; AROUND / 8],
     /// What of it could be read, in bytes.
     from: u8,
@@ -62,7 +67,7 @@ struct Around {
 }
 
 impl Around {
-    fn of(register: usize, at: usize, peek: &mut Peek<'_>) -> Option<Around> {
+    fn of(register: usize, at: usize, address: usize, peek: &mut Peek<'_>) -> Option<Around> {
         const HALF: usize = AROUND / 2;
         let mut bytes = [0; AROUND];
         let (behind, before) = match peek(at.wrapping_sub(HALF), &mut bytes) {
@@ -74,6 +79,7 @@ impl Around {
         (behind + before > 0).then(|| Around {
             register: register as u8,
             at,
+            address,
             words: std::array::from_fn(|nth| {
                 let word = bytes.as_chunks::<8>().0[nth];
                 u64::from_ne_bytes(word)
@@ -117,6 +123,8 @@ struct Rule {
     sure: u8,
     /// Pages that came with the last fault.
     window: u8,
+    /// The element that is to fault next then: the first that was left out of them. 0: there was none in what was looked at.
+    then: usize,
     scale: i64,
     base: usize,
     /// The element of the last fault.
@@ -144,11 +152,14 @@ impl Rule {
         found.min_by_key(|at| at.abs_diff(expected))
     }
 
-    /// The instruction is at this element now.
-    fn goes_on(&mut self, at: usize) {
+    /// The instruction is at this element now. Whether pages that came for it were wanted.
+    fn goes_on(&mut self, at: usize) -> bool {
         let by = at.wrapping_sub(self.at) as isize;
         let is_near = by != 0 && by.unsigned_abs() <= STEP_BYTES_MAX;
         let is_along = is_near && self.step.signum() == by.signum();
+        let past = at.wrapping_sub(self.then) as isize;
+        let came = self.window > 0 && is_along;
+        let is_past = came && self.then != 0 && past.signum() == by.signum();
         if is_near {
             let before = if is_along {
                 self.step.unsigned_abs()
@@ -157,11 +168,18 @@ impl Rule {
             };
             self.step = gcd(before, by.unsigned_abs()) as isize * by.signum();
         }
-        self.sure = match is_along {
-            true => (self.sure + 1).min(SURE_MAX),
-            false => (self.sure / 2).max(1),
+        self.sure = match (is_past, is_along) {
+            (true, _) => self.sure / 4,
+            (_, true) => (self.sure + 1).min(SURE_MAX),
+            // The same once more: it came and went.
+            _ if by == 0 => self.sure,
+            _ => self.sure / 2,
         };
+        if is_past || !is_along {
+            self.window = 0;
+        }
         self.at = at;
+        came && !is_past
     }
 }
 
@@ -178,11 +196,10 @@ struct Site {
     key: usize,
     /// How long it stays while others want its place.
     stays: u8,
-    /// Faults in a row that nothing was found for.
+    /// Looks that led to nothing, more than pages that came were wanted.
     vain: u8,
     faults: u32,
-    /// Of its last fault.
-    address: usize,
+    /// Of the last fault that was looked at.
     values: [usize; VALUES],
     around: [Around; LOOKED_MAX],
     rules: [Rule; RULES],
@@ -195,7 +212,6 @@ impl Default for Site {
             stays: 0,
             vain: 0,
             faults: 0,
-            address: 0,
             values: [0; VALUES],
             around: [Around::default(); LOOKED_MAX],
             rules: [Rule::default(); RULES],
@@ -224,14 +240,13 @@ impl Site {
         }
         let values = values(registers, peek);
         let found = self.explained(address, &values, peek);
-        if found.is_some() {
-            (self.vain, self.stays) = (0, STAYS);
-        } else if looks {
+        let found = found.filter(|nth| self.rules[*nth].sure >= SURE);
+        if found.is_none() && looks {
             self.vain = (self.vain + 1).min(VAIN_MAX);
             self.learns(address, &values, is_served, peek);
+            self.values = values;
         }
-        (self.address, self.values) = (address, values);
-        found.filter(|nth| self.rules[*nth].sure >= SURE)
+        found
     }
 
     fn explained(
@@ -243,15 +258,19 @@ impl Site {
         let rules = (0..).zip(&mut self.rules);
         for (nth, rule) in rules.filter(|(_, rule)| rule.sure > 0) {
             let register = usize::from(rule.register);
-            let around = Around::of(register, values[register], peek);
+            let around = Around::of(register, values[register], address, peek);
             let at = around.and_then(|around| rule.explains(address, &around));
             if let Some(at) = at {
-                rule.goes_on(at);
+                if rule.goes_on(at) {
+                    (self.vain, self.stays) = (self.vain.saturating_sub(1), STAYS);
+                }
                 return Some(nth);
             }
         }
-        for rule in &mut self.rules {
-            (rule.sure, rule.window) = (rule.sure.saturating_sub(1), 0);
+        if self.faults.is_multiple_of(UNEXPLAINED) {
+            for rule in &mut self.rules {
+                (rule.sure, rule.window) = (rule.sure.saturating_sub(1), 0);
+            }
         }
         None
     }
@@ -264,28 +283,39 @@ impl Site {
         is_served: impl Fn(usize) -> bool,
         peek: &mut Peek<'_>,
     ) {
-        let by = address.wrapping_sub(self.address) as i64;
         let before = std::mem::take(&mut self.around);
-        let went_on = |register: &usize| {
-            let by = values[*register].abs_diff(self.values[*register]);
-            by != 0 && by <= STEP_BYTES_MAX && values[*register] > STEP_BYTES_MAX
+        let last_of = |register: usize| {
+            let mut known = before.iter().filter(|last| last.at != 0);
+            known.find(|last| usize::from(last.register) == register)
         };
-        let registers = (0..VALUES).filter(went_on).take(LOOKED_MAX);
-        let mut found = None;
-        for (register, kept) in registers.zip(&mut self.around) {
-            let Some(around) = Around::of(register, values[register], peek) else {
+        let went_on = |register: &usize| {
+            let value = values[*register];
+            let is_near = |before: usize| (1..=STEP_BYTES_MAX).contains(&value.abs_diff(before));
+            value > STEP_BYTES_MAX
+                && (is_near(self.values[*register])
+                    || last_of(*register).is_some_and(|last| is_near(last.at)))
+        };
+        let mut rule = None;
+        let (mut kept, mut len) = ([Around::default(); LOOKED_MAX], 0);
+        for register in (0..VALUES).filter(went_on).take(LOOKED_MAX) {
+            let Some(now) = Around::of(register, values[register], address, peek) else {
                 continue;
             };
-            *kept = around;
-            let last = before
-                .iter()
-                .find(|last| last.at != 0 && usize::from(last.register) == register);
-            if let Some(last) = last.filter(|_| found.is_none()) {
-                found = rule_of(address, by, last, &around, &is_served);
+            let found = last_of(register).and_then(|last| rule_of(last, &now, &is_served));
+            rule = rule.or(found);
+            (kept[len], len) = (now, len + 1);
+        }
+        // Others' faults may lie between two of one array.
+        for last in before.iter().filter(|last| last.at != 0) {
+            let is_seen = kept[..len].iter().any(|now| now.register == last.register);
+            if len < LOOKED_MAX && !is_seen {
+                (kept[len], len) = (*last, len + 1);
             }
         }
-        if let Some(rule) = found
+        self.around = kept;
+        if let Some(rule) = rule
             && let Some(least) = self.rules.iter_mut().min_by_key(|rule| rule.sure)
+            && least.sure < SURE
         {
             *least = rule;
         }
@@ -303,14 +333,9 @@ fn values(registers: &Registers, peek: &mut Peek<'_>) -> [usize; VALUES] {
     })
 }
 
-/// The rule that explains two faults which are `by` bytes apart, if there is one.
-fn rule_of(
-    address: usize,
-    by: i64,
-    last: &Around,
-    now: &Around,
-    is_served: impl Fn(usize) -> bool,
-) -> Option<Rule> {
+/// The rule that explains two faults, if there is one.
+fn rule_of(last: &Around, now: &Around, is_served: impl Fn(usize) -> bool) -> Option<Rule> {
+    let by = now.address.wrapping_sub(last.address) as i64;
     for width in [8, 4] {
         // It points to whole elements each time, or never.
         let places = last.places(width).zip(now.places(width));
@@ -327,14 +352,17 @@ fn rule_of(
                 continue;
             }
             let scale = by / apart;
-            let base = address.wrapping_sub(element.wrapping_mul(scale) as usize);
+            let base = now
+                .address
+                .wrapping_sub(element.wrapping_mul(scale) as usize);
             let is_field = scale == 1 && (base as i64).unsigned_abs() <= FIELD_MAX as u64;
             if (1..=SCALE_MAX).contains(&scale) && (is_field || is_served(base)) {
                 return Some(Rule {
                     register: now.register,
                     width: width as u8,
-                    sure: 1,
+                    sure: SURE_AT_FIRST,
                     window: 0,
+                    then: 0,
                     scale,
                     base,
                     at,
@@ -352,6 +380,8 @@ pub(crate) struct Indices(Lock<Vec<Site>>);
 impl Indices {
     /// DRAM it takes.
     pub const BYTES: usize = SITES * size_of::<Site>();
+    /// Whether this processor's registers are.
+    pub const ARE_SEEN: bool = cfg!(target_arch = "x86_64");
 
     pub fn new() -> Indices {
         Indices(Lock::new(vec![Site::default(); SITES]))
@@ -379,9 +409,12 @@ impl Indices {
     }
 
     fn keep(&self, site: Site) {
-        // What another thread learnt meanwhile in its place is lost: it is a hint.
+        // If another thread's site has its place meanwhile, or somebody is at it, what was learnt is lost: it is a hint.
         if let Some(mut sites) = self.0.try_lock() {
-            sites[place(site.key)] = site;
+            let here = &mut sites[place(site.key)];
+            if here.key == site.key || here.stays == 0 {
+                *here = site;
+            }
         }
     }
 }
@@ -391,15 +424,75 @@ thread_local! {
     static THREAD: u8 = const { 0 };
 }
 
+/// The block that a page lies in.
+fn place_of(page: u64) -> usize {
+    crate::space::place(page).0
+}
+
 fn place(key: usize) -> usize {
     let hash = (key as u64).wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 32;
     hash as usize % SITES
 }
 
 /// Pages that are to come.
+#[derive(Default)]
 struct Pages {
     all: [u64; TOGETHER_MAX],
     len: usize,
+    /// The first element that is left out; 0: none.
+    then: usize,
+}
+
+/// Part of an array from an element on, in the order in which it is gone along.
+struct Part {
+    bytes: [u8; LOOK_BYTES],
+    /// Bytes that could be read, and where the first element is in them; the others are `step` bytes apart.
+    came: usize,
+    first: usize,
+    step: isize,
+    width: usize,
+}
+
+impl Part {
+    fn of(rule: &Rule, peek: &mut Peek<'_>) -> Part {
+        let (width, step) = (usize::from(rule.width), rule.step);
+        let next = rule.at.wrapping_add_signed(step);
+        let mut bytes = [0; LOOK_BYTES];
+        let (came, first) = match step < 0 {
+            false => (peek(next, &mut bytes), 0),
+            true => {
+                let end = next.wrapping_add(width);
+                let mut read = |len: usize| {
+                    let came = peek(end.wrapping_sub(len), &mut bytes[..len]);
+                    // It is the end that is wanted.
+                    if came == len { len } else { 0 }
+                };
+                // The page before the one where it ends need not be there.
+                let came = match read(LOOK_BYTES) {
+                    0 => read(end.wrapping_sub(1) % LOOK_BYTES + 1),
+                    all => all,
+                };
+                (came, came.saturating_sub(width))
+            }
+        };
+        Part {
+            bytes,
+            came,
+            first,
+            step,
+            width,
+        }
+    }
+
+    fn element(&self, nth: usize) -> Option<i64> {
+        let by = self.step.checked_mul(isize::try_from(nth).ok()?)?;
+        let at = self.first.checked_add_signed(by)?;
+        let element = self.bytes[..self.came].get(at..at.checked_add(self.width)?)?;
+        Some(match element.as_array::<8>() {
+            Some(element) => i64::from_ne_bytes(*element),
+            None => i32::from_ne_bytes(*element.as_array::<4>()?).into(),
+        })
+    }
 }
 
 impl Core {
@@ -408,76 +501,68 @@ impl Core {
         let Some((indices, page)) = self.indices.as_ref().zip(self.space.page_at(address)) else {
             return false;
         };
-        let Some(mut site) = indices.site(registers.instruction) else {
-            return false;
-        };
-        let is_served = |base| self.space.page_at(base).is_some();
-        let found = site.faulted(address, registers, is_served, &mut peek);
-        let pages = found.map(|nth| {
-            let most = policy::ahead_pages(self.pages_now()) as usize;
-            let rule = &mut site.rules[nth];
-            rule.window = (rule.window * 2).clamp(2, most.clamp(2, TOGETHER_MAX) as u8);
-            self.named_by(rule, page)
-        });
-        indices.keep(site);
-        let Some(pages) = pages.filter(|pages| pages.len > 0) else {
-            return false;
-        };
         if self.ahead.has_ended() {
             return false;
         }
+        let Some(mut site) = indices.site(registers.instruction) else {
+            return false;
+        };
+        let is_served = |address: usize| self.space.page_at(address).is_some();
+        // What others have mapped is not looked at: it might have to be brought in.
+        let mut look = |at: usize, into: &mut [u8]| match at == registers.stack || is_served(at) {
+            true => peek(at, into),
+            false => 0,
+        };
+        let found = site.faulted(address, registers, is_served, &mut look);
+        let found = found.map(|nth| {
+            let most = policy::ahead_pages(self.pages_now()) as usize;
+            let rule = &mut site.rules[nth];
+            let window = (usize::from(rule.window) * 2).clamp(2, most.clamp(2, TOGETHER_MAX));
+            let part = Part::of(rule, &mut look);
+            let pages = self.named_by(rule, &part, page, window);
+            (rule.window, rule.then) = (pages.len as u8, pages.then);
+            // What is not sure to be written to would be written back for nothing.
+            (pages, rule.sure == SURE_MAX)
+        });
+        indices.keep(site);
+        let Some((pages, is_sure)) = found.filter(|(pages, _)| pages.len > 0) else {
+            return false;
+        };
         // The next fault is not one that the last told of.
         beside::forget();
+        let touch_ahead = if is_sure { touch } else { Touch::Read };
         let pages = pages.all[..pages.len].iter().copied();
-        self.bring_together(pages, touch, Some(page), touch).asked
+        self.bring_together(pages, touch_ahead, Some(page), touch)
+            .asked
     }
 
-    /// Pages that the next elements name and that are not there, of the region of `page` and without it: as many as the rule's window.
-    fn named_by(&self, rule: &Rule, page: u64) -> Pages {
-        let mut pages = Pages {
-            all: [0; TOGETHER_MAX],
-            len: 0,
+    /// Pages that the next elements name and that are not there, of the region of `page` and without it: at most `window`.
+    fn named_by(&self, rule: &Rule, part: &Part, page: u64, window: usize) -> Pages {
+        let mut pages = Pages::default();
+        let Ok(pinned) = self.space.pin(place_of(page)) else {
+            return pages;
         };
-        let mut bytes = [0; LOOK_BYTES];
-        let (width, by) = (usize::from(rule.width), rule.step.unsigned_abs());
-        let next = rule.at.wrapping_add_signed(rule.step);
-        let is_down = rule.step < 0;
-        let (from, len) = match is_down {
-            false => (next, LOOK_BYTES),
-            // What lies before, as far as the page that it begins in goes.
-            true => {
-                let end = next.wrapping_add(width);
-                let len = end.wrapping_sub(1) % LOOK_BYTES + 1;
-                (end.wrapping_sub(len), len)
-            }
-        };
-        let came = peek(from, &mut bytes[..len]);
-        let count = came.saturating_sub(width) / by.max(1) + usize::from(came >= width);
-        let here = self.space.slot_of(page);
-        for nth in 0..count {
-            let at = match is_down {
-                false => nth * by,
-                true => came - width - nth * by,
-            };
-            let element = &bytes[at..at + width];
-            let element = match element.as_array::<8>() {
-                Some(element) => i64::from_ne_bytes(*element),
-                None => element
-                    .as_array::<4>()
-                    .map_or(0, |element| i32::from_ne_bytes(*element).into()),
-            };
-            let Some(other) = self.space.page_at(rule.names(element)) else {
-                continue;
-            };
-            let is_new = other != page && !pages.all[..pages.len].contains(&other);
-            if is_new && self.space.slot_of(other) == here && self.is_away(other, page) {
-                pages.all[pages.len] = other;
-                pages.len += 1;
-                if pages.len == usize::from(rule.window) {
+        if let Some(region) = self.space.region(page) {
+            for nth in 0.. {
+                let Some(element) = part.element(nth as usize) else {
                     break;
+                };
+                let Some(other) = self.space.page_at(rule.names(element)) else {
+                    continue;
+                };
+                let is_new = other != page && !pages.all[..pages.len].contains(&other);
+                if is_new && region.contains(other) && self.is_absent(other) {
+                    if pages.len == window {
+                        let by = rule.step.wrapping_mul(nth + 1);
+                        pages.then = rule.at.wrapping_add_signed(by);
+                        break;
+                    }
+                    pages.all[pages.len] = other;
+                    pages.len += 1;
                 }
             }
         }
+        self.unpin(pinned, 1);
         pages
     }
 }

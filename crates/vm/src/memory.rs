@@ -226,7 +226,8 @@ impl Memory {
             ahead: Ahead::default(),
             beside: Beside::new(),
             follow: (options.way != Way::InThread).then(|| Follow::new(start, len)),
-            indices: (options.way == Way::InThread && options.unmodified).then(Indices::new),
+            indices: (Indices::ARE_SEEN && options.way == Way::InThread && options.unmodified)
+                .then(Indices::new),
             ghost: Ghost::new(
                 options
                     .remembered

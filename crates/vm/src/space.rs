@@ -228,6 +228,11 @@ impl Space {
         }
     }
 
+    /// Whether a block seemed to have no page a moment ago.
+    pub fn is_empty(&self, block: usize) -> bool {
+        self.blocks[block].record().is_none()
+    }
+
     /// Waits while a block is being released, boundedly.
     pub fn wait_for_block(&self, block: usize) {
         let number = block_number(block);

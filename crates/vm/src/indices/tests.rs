@@ -126,15 +126,21 @@ fn two_arrays_of_addresses_that_the_stack_tells_of() {
     let words = |n: usize| [text(n) as i64, 1000, chance(n) as i64, 0];
     let mut fake = Fake::default();
     fake.add(ARRAY, (0..4000).flat_map(words), 8);
-    let (mut site, mut comes, mut ends) = (Site::default(), 0, [2000, 4000]);
-    for n in 0..3000 {
+    let (mut site, mut faults, mut ends) = (Site::default(), 0, [2000, 4000]);
+    let mut brought = ends;
+    for n in 0.. {
         let side = chance(n + 5) % 2;
+        if ends[side] == side * 2000 {
+            break;
+        }
         ends[side] -= 1;
+        if ends[side] >= brought[side] {
+            continue;
+        }
         let mut stack = [0; STACK_WORDS];
-        (stack[5], stack[11]) = (
-            (ARRAY + ends[0] * LINE) as i64,
-            (ARRAY + ends[1] * LINE) as i64,
-        );
+        for side in 0..2 {
+            stack[5 + side * 6] = (ARRAY + ends[side] * LINE) as i64;
+        }
         fake.0.truncate(1);
         fake.add(STACK, stack.into_iter(), 8);
         let address = text(ends[side]);
@@ -142,17 +148,17 @@ fn two_arrays_of_addresses_that_the_stack_tells_of() {
         let found = site.faulted(address, &registers, is_served, &mut |at, into| {
             fake.peek(at, into)
         });
+        faults += 1;
         if let Some(nth) = found {
-            let rule = site.rules[nth];
-            comes += 1;
+            let rule = &mut site.rules[nth];
             assert_eq!((rule.scale, rule.base, rule.step), (1, 0, -(LINE as isize)));
             assert_eq!(rule.at, ARRAY + ends[side] * LINE);
-        }
-        if ends[side] == side * 2000 {
-            break;
+            brings(rule, 8);
+            brought[side] = ends[side] - usize::from(rule.window).min(ends[side]);
         }
     }
-    assert!(comes > 2000, "{comes}");
+    let touched = 2000 - ends[0] + 4000 - ends[1];
+    assert!(faults * 5 < touched, "{faults} of {touched}");
 }
 
 #[test]
@@ -179,8 +185,94 @@ fn another_array_is_gone_along_at_once_and_what_ends_is_forgotten() {
             "{array}: {comes}"
         );
     }
+    // What no element names, and then what one does, once.
     let comes = (0..100).map(|n| fault(DATA + 8 * chance(n + 700), ARRAY + n * 8));
     assert_eq!(comes.filter(|comes| *comes).count(), 0);
+    assert!(!fault(DATA + 8 * index(70), ARRAY + 70 * 8));
+}
+
+/// What a rule would bring and what is to fault next then, as `named_by` says if nothing is there: `window` pages.
+fn brings(rule: &mut Rule, most: u8) {
+    rule.window = (rule.window * 2).clamp(2, most);
+    let behind = isize::from(rule.window) + 1;
+    rule.then = rule.at.wrapping_add_signed(rule.step * behind);
+}
+
+#[test]
+fn who_skips_what_would_have_faulted_has_little_brought() {
+    let index = |n: usize| chance(n) % 60_000;
+    let mut fake = Fake::default();
+    fake.add(ARRAY, (0..400_000).map(|n| index(n) as i64), 8);
+    let comes = |skips: bool| {
+        let (mut site, mut came, mut n, mut faults) = (Site::default(), 0, 0, 0);
+        while faults < 5000 {
+            faults += 1;
+            n += 1 + if skips { chance(n + 3) % 50 } else { 0 };
+            let registers = registers(&[(4, ARRAY + n * 8)]);
+            let address = DATA + 8 * index(n);
+            let peek = &mut |at: usize, into: &mut [u8]| fake.peek(at, into);
+            if let Some(nth) = site.faulted(address, &registers, is_served, peek) {
+                brings(&mut site.rules[nth], 32);
+                let window = usize::from(site.rules[nth].window);
+                came += window;
+                n += if skips { 0 } else { window };
+            }
+        }
+        came
+    };
+    let (all, few) = (comes(false), comes(true));
+    assert!(all > 150_000, "{all}");
+    assert!(few < 300, "{few} pages of 5,000 faults");
+}
+
+#[test]
+fn what_is_explained_but_not_gone_along_costs_little_and_does_not_stand_in_the_way() {
+    let index = |n: usize| chance(n) % 60_000;
+    let frame = |n: usize| STACK + (1 << 20) + n % 7 * 64;
+    let (mut site, mut peeks, mut comes) = (Site::default(), 0, 0);
+    for n in 0..3000 {
+        // The address itself lies near what a register points to, which goes to and fro; from the middle on another one goes along an array.
+        let address = DATA + 8 * index(n);
+        let pointer = if n < 1500 { 17 } else { ARRAY + n * 8 };
+        let mut fake = Fake::default();
+        fake.add(frame(n), [address as i64, 0, 0].into_iter(), 8);
+        fake.add(ARRAY + n * 8, (n..n + 8).map(|n| index(n) as i64), 8);
+        let registers = registers(&[(5, frame(n) + 8), (6, pointer)]);
+        let found = site.faulted(address, &registers, is_served, &mut |at, into| {
+            peeks += usize::from(n < 1500);
+            fake.peek(at, into)
+        });
+        comes += usize::from(found.is_some_and(|nth| site.rules[nth].register == 6));
+    }
+    assert!(peeks < 1500, "{peeks}");
+    assert!(comes > 1000, "{comes}");
+}
+
+#[test]
+fn an_array_is_looked_at_in_both_directions_as_far_as_it_is_there() {
+    let mut fake = Fake::default();
+    // Two pages and a half.
+    fake.add(ARRAY, 0..1280, 8);
+    let part = |n: usize, step: isize| {
+        let rule = Rule {
+            width: 8,
+            at: ARRAY + n * 8,
+            step: step * 8,
+            ..Rule::default()
+        };
+        let part = Part::of(&rule, &mut |at, into| fake.peek(at, into));
+        (0..).map_while(|nth| part.element(nth)).collect::<Vec<_>>()
+    };
+    assert_eq!(part(99, 1), (100..612).collect::<Vec<_>>());
+    assert_eq!(part(99, 100), [199, 299, 399, 499, 599, 699]);
+    assert_eq!(part(1270, 1), (1271..1280).collect::<Vec<_>>());
+    assert_eq!(part(1279, 1), []);
+    assert_eq!(part(1000, -1), (488..1000).rev().collect::<Vec<_>>());
+    assert_eq!(part(513, -1), (1..513).rev().collect::<Vec<_>>());
+    assert_eq!(part(1000, -128), [872, 744, 616, 488]);
+    // The page before is not there.
+    assert_eq!(part(100, -1), (0..100).rev().collect::<Vec<_>>());
+    assert_eq!(part(0, -1), []);
 }
 
 #[test]

@@ -2,9 +2,10 @@
 
 use crate::PAGE_BYTES;
 
-/// Copies from any address, as far as memory is there and in DRAM, at most up to the end of the page behind the first. How many bytes came: those from the beginning on.
+/// Copies from any address, as far as memory is there, at most up to the end of the page behind the first. How many bytes came: those from the beginning on.
 ///
-/// Nothing is brought in for it, and an address that nothing has is none to be afraid of: the kernel does the reading, as for a debugger.
+/// The kernel does the reading, as for a debugger: an address that nothing has, or a page that is absent from a region where threads take their own faults, is an answer. But it brings in what others
+/// have mapped (a file's pages, what another user of userfaultfd has to bring), and waits for that: not to be asked for what is not ours.
 pub(crate) fn peek(address: usize, into: &mut [u8]) -> usize {
     let to_border = PAGE_BYTES - address % PAGE_BYTES;
     let (first, second) = (
@@ -27,7 +28,8 @@ pub(crate) fn peek(address: usize, into: &mut [u8]) -> usize {
     let pieces = if second == 0 { 1 } else { 2 };
     // SAFETY: the kernel writes to `into` only, as many bytes as it has; what it reads may be anything, and errors are answers.
     let came = unsafe {
-        let this = rustix::process::getpid().as_raw_nonzero().get();
+        // A thread's number: the process's is of its first thread, which may have ended.
+        let this = rustix::thread::gettid().as_raw_nonzero().get();
         libc::process_vm_readv(this, &local, 1, remote.as_ptr(), pieces, 0)
     };
     usize::try_from(came).unwrap_or(0)
@@ -36,6 +38,34 @@ pub(crate) fn peek(address: usize, into: &mut [u8]) -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn it_goes_on_after_the_first_thread_has_ended() {
+        let bytes = [7; 100];
+        // SAFETY: the child only makes system calls, by a thread that the first does not wait for.
+        unsafe {
+            let child = libc::fork();
+            if child == 0 {
+                let mut thread = 0;
+                let from = (&raw const bytes).cast_mut().cast();
+                libc::pthread_create(&mut thread, std::ptr::null(), after_the_first, from);
+                libc::syscall(libc::SYS_exit, 1);
+            }
+            let mut status = 0;
+            assert_eq!(libc::waitpid(child, &mut status, 0), child);
+            assert!(libc::WIFEXITED(status));
+            assert_eq!(libc::WEXITSTATUS(status), 100);
+        }
+    }
+
+    extern "C" fn after_the_first(bytes: *mut libc::c_void) -> *mut libc::c_void {
+        let mut into = [0; 100];
+        // The first thread's end is not told.
+        std::thread::sleep(std::time::Duration::from_millis(200));
+        let came = peek(bytes as usize, &mut into);
+        // SAFETY: ends the process.
+        unsafe { libc::_exit(came as i32) }
+    }
 
     #[test]
     fn what_is_there_comes_and_what_is_not_is_no_harm() {
