@@ -1,3 +1,7 @@
+//! Instructions that go along arrays, simulated: which rules are found, how long they are believed, and what it costs where there is none.
+//!
+//! Promises: memory that is looked at is a map of its own, and chance comes from a number. Never: faults.
+
 use super::*;
 
 /// Memory that can be looked at: pieces, by where they begin.
