@@ -12,6 +12,7 @@ use crate::beside::{self, REGISTERS, Registers};
 use crate::fault::Touch;
 use crate::memory::Core;
 use crate::policy;
+use crate::space::place;
 use crate::sys::{Lock, peek};
 
 /// Instructions of which something is known, of each thread.
@@ -394,7 +395,7 @@ impl Indices {
                 .with(|thread| (&raw const *thread).addr())
                 .rotate_left(20);
         let mut sites = self.0.try_lock()?;
-        let site = &mut sites[place(key)];
+        let site = &mut sites[place_of(key)];
         if site.key != key {
             if site.stays > 0 {
                 site.stays -= 1;
@@ -411,7 +412,7 @@ impl Indices {
     fn keep(&self, site: Site) {
         // If another thread's site has its place meanwhile, or somebody is at it, what was learnt is lost: it is a hint.
         if let Some(mut sites) = self.0.try_lock() {
-            let here = &mut sites[place(site.key)];
+            let here = &mut sites[place_of(site.key)];
             if here.key == site.key || here.stays == 0 {
                 *here = site;
             }
@@ -424,12 +425,7 @@ thread_local! {
     static THREAD: u8 = const { 0 };
 }
 
-/// The block that a page lies in.
-fn place_of(page: u64) -> usize {
-    crate::space::place(page).0
-}
-
-fn place(key: usize) -> usize {
+fn place_of(key: usize) -> usize {
     let hash = (key as u64).wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 32;
     hash as usize % SITES
 }
@@ -514,55 +510,62 @@ impl Core {
             false => 0,
         };
         let found = site.faulted(address, registers, is_served, &mut look);
-        let found = found.map(|nth| {
-            let most = policy::ahead_pages(self.pages_now()) as usize;
-            let rule = &mut site.rules[nth];
-            let window = (usize::from(rule.window) * 2).clamp(2, most.clamp(2, TOGETHER_MAX));
-            let part = Part::of(rule, &mut look);
-            let pages = self.named_by(rule, &part, page, window);
-            (rule.window, rule.then) = (pages.len as u8, pages.then);
-            // What is not sure to be written to would be written back for nothing.
-            (pages, rule.sure == SURE_MAX)
-        });
-        indices.keep(site);
-        let Some((pages, is_sure)) = found.filter(|(pages, _)| pages.len > 0) else {
+        let Some(rule) = found.map(|nth| &mut site.rules[nth]) else {
+            indices.keep(site);
             return false;
         };
-        // The next fault is not one that the last told of.
-        beside::forget();
-        let touch_ahead = if is_sure { touch } else { Touch::Read };
-        let pages = pages.all[..pages.len].iter().copied();
-        self.bring_together(pages, touch_ahead, Some(page), touch)
-            .asked
-    }
-
-    /// Pages that the next elements name and that are not there, of the region of `page` and without it: at most `window`.
-    fn named_by(&self, rule: &Rule, part: &Part, page: u64, window: usize) -> Pages {
-        let mut pages = Pages::default();
-        let Ok(pinned) = self.space.pin(place_of(page)) else {
-            return pages;
+        // Held until they have come: who is the last to use a block gives its page table back.
+        let Ok(pinned) = self.space.pin(place(page).0) else {
+            return false;
         };
-        if let Some(region) = self.space.region(page) {
-            for nth in 0.. {
-                let Some(element) = part.element(nth as usize) else {
-                    break;
-                };
-                let Some(other) = self.space.page_at(rule.names(element)) else {
-                    continue;
-                };
-                let is_new = other != page && !pages.all[..pages.len].contains(&other);
-                if is_new && region.contains(other) && self.is_absent(other) {
-                    if pages.len == window {
-                        let by = rule.step.wrapping_mul(nth + 1);
-                        pages.then = rule.at.wrapping_add_signed(by);
-                        break;
-                    }
-                    pages.all[pages.len] = other;
-                    pages.len += 1;
-                }
-            }
+        let most = policy::ahead_pages(self.pages_now()) as usize;
+        let window = (usize::from(rule.window) * 2).clamp(2, most.clamp(2, TOGETHER_MAX));
+        let part = Part::of(rule, &mut look);
+        let pages = self.named_by(rule, &part, page, window);
+        (rule.window, rule.then) = (pages.len as u8, pages.then);
+        // What is not sure to be written to would be written back for nothing.
+        let touch_ahead = match rule.sure == SURE_MAX {
+            true => touch,
+            false => Touch::Read,
+        };
+        indices.keep(site);
+        let mut is_there = false;
+        if pages.len > 0 {
+            // The next fault is not one that the last told of.
+            beside::forget();
+            let pages = pages.all[..pages.len].iter().copied();
+            is_there = self
+                .bring_together(pages, touch_ahead, Some(page), touch)
+                .asked;
         }
         self.unpin(pinned, 1);
+        is_there
+    }
+
+    /// Pages that the next elements name and that are not there, of the region of `page` and without it: at most `window`. The caller uses the block of `page`.
+    fn named_by(&self, rule: &Rule, part: &Part, page: u64, window: usize) -> Pages {
+        let mut pages = Pages::default();
+        let Some(region) = self.space.region(page) else {
+            return pages;
+        };
+        for nth in 0..LOOK_BYTES {
+            let Some(element) = part.element(nth) else {
+                break;
+            };
+            let Some(other) = self.space.page_at(rule.names(element)) else {
+                continue;
+            };
+            let is_new = other != page && !pages.all[..pages.len].contains(&other);
+            if is_new && region.contains(other) && self.is_absent(other) {
+                if pages.len == window {
+                    let by = rule.step.wrapping_mul(nth as isize + 1);
+                    pages.then = rule.at.wrapping_add_signed(by);
+                    break;
+                }
+                pages.all[pages.len] = other;
+                pages.len += 1;
+            }
+        }
         pages
     }
 }

@@ -295,7 +295,7 @@ fn threads_and_instructions_have_places_of_their_own() {
     // Who wants its place waits a while for it.
     let key = mine.key;
     let rival = (0x4001..)
-        .find(|rival| place(key ^ 0x4000 ^ rival) == place(key))
+        .find(|rival| place_of(key ^ 0x4000 ^ rival) == place_of(key))
         .unwrap();
     let refused = (0..).take_while(|_| indices.site(rival).is_none()).count();
     assert!((20..=usize::from(STAYS)).contains(&refused), "{refused}");
