@@ -20,20 +20,11 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "must.h"
+#include "pushed.h"
 
-enum { PAGE = 4096, LEN = 3 * PAGE, MIB = 1 << 20, PUSH = 48 * MIB };
-static char *arena, *pushed;
+enum { LEN = 3 * PAGE };
 static char expected[LEN];
 static int file, in_thread;
-
-// Everything else leaves DRAM.
-static void push_out(void) {
-    static char round;
-    round++;
-    for (size_t n = 0; n < PUSH; n += PAGE)
-        pushed[n] = round;
-}
 
 // A buffer that begins and ends in the middle of pages, none of which is in DRAM.
 static char *cold(int n, char value) {

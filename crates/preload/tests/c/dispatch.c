@@ -28,18 +28,10 @@
 #include <ucontext.h>
 #include <unistd.h>
 
-#include "must.h"
+#include "pushed.h"
 
-enum { PAGE = 4096, MIB = 1 << 20, PUSH = 48 * MIB, MUCH = 3 * MIB };
-static char *arena, *pushed;
+enum { MUCH = 3 * MIB };
 extern char **environ;
-
-static void push_out(void) {
-    static char round;
-    round++;
-    for (size_t n = 0; n < PUSH; n += PAGE)
-        pushed[n] = round;
-}
 
 // A place of its own in the arena, each time; pages are pushed out before it is used.
 static char *place(size_t bytes) {

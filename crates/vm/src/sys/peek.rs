@@ -1,4 +1,6 @@
 //! Reading memory of this process that may not be there, or may go at any moment.
+//!
+//! Promises: what cannot be read is an answer. Never: raises a signal, or writes to what it reads.
 
 use crate::PAGE_BYTES;
 
@@ -42,7 +44,7 @@ mod tests {
     #[test]
     fn it_goes_on_after_the_first_thread_has_ended() {
         let bytes = [7; 100];
-        // SAFETY: the child only makes system calls, by a thread that the first does not wait for.
+        // SAFETY: the child makes one thread, whose memory it does not share with its parent, and ends its first; neither takes a lock that another thread of the parent's may have had.
         unsafe {
             let child = libc::fork();
             if child == 0 {
