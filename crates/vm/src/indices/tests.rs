@@ -232,14 +232,15 @@ fn who_skips_what_would_have_faulted_has_little_brought() {
 #[test]
 fn what_is_explained_but_not_gone_along_costs_little_and_does_not_stand_in_the_way() {
     let index = |n: usize| chance(n) % 60_000;
-    let frame = |n: usize| STACK + (1 << 20) + n % 7 * 64;
+    let frame = |n: usize| STACK + (1 << 20) + chance(n + 1) % 7 * 128;
     let (mut site, mut peeks, mut comes) = (Site::default(), 0, 0);
     for n in 0..3000 {
         // The address itself lies near what a register points to, which goes to and fro; from the middle on another one goes along an array.
         let address = DATA + 8 * index(n);
         let pointer = if n < 1500 { 17 } else { ARRAY + n * 8 };
         let mut fake = Fake::default();
-        fake.add(frame(n), [address as i64, 0, 0].into_iter(), 8);
+        let around = [0, 0, 0, address as i64, 0, 0, 0, 0];
+        fake.add(frame(n) - 24, around.into_iter(), 8);
         fake.add(ARRAY + n * 8, (n..n + 8).map(|n| index(n) as i64), 8);
         let registers = registers(&[(5, frame(n) + 8), (6, pointer)]);
         let found = site.faulted(address, &registers, is_served, &mut |at, into| {
