@@ -1,4 +1,4 @@
-//! Parts `b`, `b256`, `c`, `e`, `f`, `floor`, `floor256`, `floor-f` with the bars of `d` and `h`: objects in several times the memory there is, beside swap and a
+//! Parts `b`, `b256`, `c`, `e`, `f` and those named `floor…` with the bars of `d` and `h`: objects in several times the memory there is, beside swap and a
 //! mapped file (`loads` has the tables).
 //!
 //! Each kind of memory has a process of its own in a cgroup of the same limit, loaded once; then each case is run in turns, one process
@@ -17,10 +17,13 @@ use crate::swap::{SWAP_OVER_DATA, SwapFile};
 use crate::{Setting, device, process, stop};
 use anyhow::{Context, Result, bail};
 use std::io::{BufRead, BufReader, Write};
+use std::path::PathBuf;
 use std::process::{Child, ChildStdin, ChildStdout, Stdio};
 
 /// The limit may not fall below this when scaled down: a store needs some.
 const LIMIT_BYTES_MIN: u64 = 128 << 20;
+/// What bare faults have for page tables that were given back: twice what the product keeps.
+const TABLES_WAITING_BYTES: u64 = 16 << 20;
 const COLUMNS: &[&str] = &[
     "ops_per_s",
     "device_reads_an_op",
@@ -55,38 +58,47 @@ struct Loaded {
     output: BufReader<ChildStdout>,
     /// The case before.
     last: Option<Case>,
+    /// What it keeps on the disk.
+    dir: PathBuf,
     // Dropped after the child is gone.
     cgroup: Cgroup,
 }
 
 impl Drop for Loaded {
     fn drop(&mut self) {
-        // Both fail only when it is gone already.
+        // Each fails only when it is gone already.
         let _ = self.child.kill();
         let _ = self.child.wait();
+        // The next part begins with nothing.
+        let _ = std::fs::remove_dir_all(&self.dir);
     }
 }
 
 impl Loaded {
     fn start(setting: &Setting, kind: Kind, limit_bytes: u64, data: Data) -> Result<Loaded> {
         let limit_bytes = limit_bytes * kind.limits();
-        // The tables of bare pages have a byte an object more than the product's.
-        let more_bytes = if kind.is_bare() { data.objects } else { 0 };
+        // The tables of bare pages have a byte an object more than the product's, and nobody waits for page tables that the kernel has not freed yet.
+        let more_bytes = match kind.is_bare() {
+            true => data.objects + TABLES_WAITING_BYTES,
+            false => 0,
+        };
         let cgroup = Cgroup::new(kind.name(), limit_bytes + more_bytes, kind.is_swapped())?;
         let dir = setting.work_dir.join(kind.name());
         std::fs::create_dir_all(&dir)?;
-        let (exe, dir) = (setting.exe.display().to_string(), dir.display().to_string());
+        let exe = setting.exe.display().to_string();
+        let work_dir = dir.display().to_string();
         let numbers = [limit_bytes, data.objects, data.object_bytes].map(|n| n.to_string());
-        let packs = data.packs.to_string();
+        let (packs, pattern) = (data.packs.to_string(), data.pattern.name());
         let argv = [
             &exe,
             "bench-memory-child",
             kind.name(),
-            &dir,
+            &work_dir,
             &numbers[0],
             &numbers[1],
             &numbers[2],
             &packs,
+            pattern,
         ];
         let mut child = process::command(&argv, Some(&cgroup), None)
             .stdin(Stdio::piped())
@@ -100,6 +112,7 @@ impl Loaded {
             input: input.context("no pipe to the child")?,
             output: BufReader::new(output.context("no pipe from the child")?),
             last: None,
+            dir,
             cgroup,
         };
         loaded.line().map(|_| loaded)
@@ -137,13 +150,14 @@ impl Loaded {
 /// Runs a table.
 pub fn run(setting: &Setting, report: &mut Report, table: &Table) -> Result<()> {
     let scale = setting.options.scale_divisor;
-    let limit_bytes = (table.limit_bytes / scale).max(LIMIT_BYTES_MIN);
+    let limit_bytes = (table.limit_bytes / scale).max(LIMIT_BYTES_MIN.min(table.limit_bytes));
     let times = table.array_bytes / table.limit_bytes;
     let array_bytes = (table.array_bytes / scale).max(times / 2 * limit_bytes);
     let data = Data {
         objects: array_bytes / table.object_bytes,
         object_bytes: table.object_bytes,
         packs: table.packs,
+        pattern: table.pattern,
     };
     let title = format!(
         "{} objects of {} B{}, cgroup of {} MiB each; Zipf 0.99 over scattered objects",

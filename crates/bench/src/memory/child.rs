@@ -6,9 +6,11 @@
 //! changes those that were not made to pack. Never: measures the device; its parent does.
 
 use super::kind::Kind;
-use crate::load::keys::{KeyChoice, KeySource, Rng, Zipf, mix};
+use super::paths::{Paths, Pattern};
+use crate::load::keys::{KeyChoice, KeySource, Rng, mix};
 use crate::swap::SWAP_OVER_DATA;
 use anyhow::{Context, Result, bail};
+use std::collections::HashSet;
 use std::fs::OpenOptions;
 use std::io::{BufRead, Write};
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
@@ -22,8 +24,21 @@ use terrace_vm::opp::{Array, Heap};
 use terrace_vm::store::{Pages, Shape, Store, StoreOptions, Value};
 use terrace_vm::{Backing, Changed, PAGE_BYTES, Page, Region, Way};
 
-/// Of the limit, what the program itself and its stacks may take beside what a store counts.
+/// Of the limit, what the program itself and its stacks may take beside what a store counts; a part of it where that is less.
 const OWN_BYTES: u64 = 12 << 20;
+const OWN_ONE_IN: u64 = 10;
+/// The exponent of Zipf's law.
+const THETA: f64 = 0.99;
+/// Of a limit, a page that comes and goes for each so many bytes, and at least four times as many as leave together.
+const PASSING_ONE_IN: u64 = 300 << 10;
+const PASSING_MIN: u64 = 512;
+/// What a page takes that lies alone in its block: a page table and the product's record, too.
+const SCATTERED_BYTES: u64 = PAGE_BYTES as u64 + TABLE_BYTES;
+const TABLE_BYTES: u64 = 4704;
+/// Pages of a page table.
+const BLOCK_PAGES: u64 = 512;
+/// What a read costs a processor beside a fault (docs/adr/0022).
+const READ_OVER_FAULT: f64 = 3.0;
 /// Objects asked for together where that is possible.
 const TOGETHER: usize = 256;
 /// Operations between two looks at the clock.
@@ -53,6 +68,8 @@ pub struct Data {
     pub object_bytes: u64,
     /// Half of each is zeros, and stays so: then pages pack to about half.
     pub packs: bool,
+    /// Which of them an operation touches.
+    pub pattern: Pattern,
 }
 
 impl Data {
@@ -90,11 +107,20 @@ enum Objects {
     Bare(Box<Bare>),
 }
 
-/// What the parent says on the command line: kind, directory, limit in bytes, objects, bytes of each, whether they pack.
+/// What the parent says on the command line: kind, directory, limit in bytes, objects, bytes of each, whether they pack, the pattern of operations.
 pub fn run(args: &[String]) -> Result<()> {
-    let [kind, dir, limit_bytes, objects, object_bytes, packs] = args else {
+    let [
+        kind,
+        dir,
+        limit_bytes,
+        objects,
+        object_bytes,
+        packs,
+        pattern,
+    ] = args
+    else {
         bail!(
-            "a kind, a directory, a limit in bytes, a number of objects, their length and whether they pack are needed"
+            "a kind, a directory, a limit in bytes, a number of objects, their length, whether they pack and a pattern are needed"
         );
     };
     let kind = Kind::parse(kind)?;
@@ -102,6 +128,7 @@ pub fn run(args: &[String]) -> Result<()> {
         objects: objects.parse()?,
         object_bytes: object_bytes.parse()?,
         packs: packs.parse()?,
+        pattern: Pattern::parse(pattern)?,
     };
     let held = load(kind, &PathBuf::from(dir), limit_bytes.parse()?, data)?;
     answer("ready")?;
@@ -112,7 +139,7 @@ pub fn run(args: &[String]) -> Result<()> {
             bail!("`{line}` is no load");
         };
         let choice = match distribution {
-            "zipf" => KeyChoice::Zipf { theta: 0.99 },
+            "zipf" => KeyChoice::Zipf { theta: THETA },
             _ => KeyChoice::Uniform,
         };
         let load = Load {
@@ -155,7 +182,7 @@ fn load(kind: Kind, dir: &Path, limit_bytes: u64, data: Data) -> Result<Objects>
         ..
     } = data;
     let (bytes, words) = (objects * object_bytes, data.words());
-    let cap_bytes = limit_bytes - OWN_BYTES;
+    let cap_bytes = limit_bytes - OWN_BYTES.min(limit_bytes / OWN_ONE_IN);
     let store = || -> Result<Arc<Store>> {
         Ok(Store::open(&StoreOptions::scratch(
             dir,
@@ -217,17 +244,23 @@ fn load_file(path: &Path, data: Data) -> Result<()> {
 }
 
 /// Bare faults over a file of objects. With a limit of 512 MiB and 32 Mi objects by Zipf's law, 0.55 of the accesses fault and 0.205 read, as a simulation of
-/// the product's own policies and sizes has it (docs/adr/0035); with the best choice, pages and objects for as much DRAM as the product has for each.
+/// the product's own policies and sizes has it (docs/adr/0035); with the best choice, pages and objects for as much DRAM as the product has for each, or, for what
+/// applications touch, as much for each as costs least (docs/adr/0058).
 fn bare(path: &Path, limit_bytes: u64, data: Data, best: bool) -> Result<Box<Bare>> {
-    // Each of them takes a page and a page table; where objects are large, those of DRAM are worth less of them.
-    let scattered_bytes = 8800;
-    let passing = limit_bytes / (300 << 10);
-    let stay = passing * 2 * (data.object_bytes / 256).max(1);
-    // What is left of the limit beside tables as the product has them, some for all else, and pages: with 512 MiB and objects of 128 B 256 MiB.
+    let passing = (limit_bytes / PASSING_ONE_IN).max(PASSING_MIN);
+    // What is left of the limit beside tables as the product has them and some for all else: with 512 MiB and objects of 128 B 286 MiB.
     let tables_bytes = data.objects * 4;
-    let pages_bytes = (stay + passing) * scattered_bytes;
-    let near_bytes = (limit_bytes / 25 * 21).saturating_sub(tables_bytes + pages_bytes);
-    let near = near_bytes / data.object_bytes;
+    let room_bytes =
+        (limit_bytes / 25 * 21).saturating_sub(tables_bytes + passing * SCATTERED_BYTES);
+    let paths = Paths::new(data.pattern, data.objects);
+    let usual = passing * 2 * (data.object_bytes / 256).max(1);
+    let (stay, near) = match data.pattern {
+        Pattern::One => (
+            usual,
+            room_bytes.saturating_sub(usual * SCATTERED_BYTES) / data.object_bytes,
+        ),
+        _ => cheapest(&paths, room_bytes, data.object_bytes),
+    };
     let (stay, near) = match best {
         true => (stay, near),
         false => (stay / 2, near / 5 * 2),
@@ -244,9 +277,44 @@ fn bare(path: &Path, limit_bytes: u64, data: Data, best: bool) -> Result<Box<Bar
         .open(path)?;
     // What loading left in the page cache would have to be reclaimed, page by page, by the faults that are measured.
     rustix::fs::fadvise(&file, 0, None, rustix::fs::Advice::DontNeed)?;
-    let near = Zipf::by_rank(data.objects).take(near as usize);
+    let near = (paths.by_popularity(THETA))
+        .map(|(object, _)| object)
+        .take(near as usize);
     let word = |object, at| data.word(object, at);
     Ok(Bare::new(file, sizes, near, stay as usize, word)?)
+}
+
+/// How many pages stay and how many objects are in DRAM, in so many bytes for both, where faults and reads together cost least.
+fn cheapest(paths: &Paths, room_bytes: u64, object_bytes: u64) -> (u64, u64) {
+    let most = room_bytes / object_bytes;
+    let popular: Vec<(u64, f64)> = paths.by_popularity(THETA).take(most as usize).collect();
+    let shares: Vec<f64> = (popular.iter())
+        .scan(0.0, |sum, (_, weight)| {
+            *sum += weight;
+            Some(*sum)
+        })
+        .collect();
+    // The part of what is touched that is among the first `n`, where all are 1.
+    let among = |n: u64| match n.min(shares.len() as u64) {
+        0 => 0.0,
+        n => shares[n as usize - 1],
+    };
+    let all = paths.weight(THETA);
+    let (mut blocks, mut best) = (HashSet::new(), (0, most));
+    let mut least = f64::MAX;
+    for stay in 0..popular.len() as u64 {
+        let taken = stay * PAGE_BYTES as u64 + blocks.len() as u64 * TABLE_BYTES;
+        let Some(left) = room_bytes.checked_sub(taken) else {
+            break;
+        };
+        let near = left / object_bytes;
+        let cost = (all - among(stay)) + READ_OVER_FAULT * (all - among(near.max(stay)));
+        if cost < least {
+            (least, best) = (cost, (stay, near.max(stay)));
+        }
+        blocks.insert(popular[stay as usize].0 / BLOCK_PAGES);
+    }
+    best
 }
 
 fn load_table(store: &Store, data: Data) -> Result<()> {
@@ -303,7 +371,8 @@ struct Load {
 fn play(held: &Objects, load: &Load) -> Result<Ran> {
     let (stop, ops) = (AtomicBool::new(false), AtomicU64::new(0));
     // Made once: for many objects Zipf's sum takes seconds.
-    let keys = KeySource::new(load.choice, load.data.objects);
+    let paths = Paths::new(load.data.pattern, load.data.objects);
+    let keys = KeySource::new(load.choice, paths.keys());
     if let Objects::Bare(bare) = held {
         bare.keeps_writes(load.writes_percent > 0);
     }
@@ -311,8 +380,8 @@ fn play(held: &Objects, load: &Load) -> Result<Ran> {
     let ended: Result<Vec<()>> = std::thread::scope(|scope| {
         let running: Vec<_> = (0..load.threads)
             .map(|thread| {
-                let (stop, ops, keys) = (&stop, &ops, keys.clone());
-                scope.spawn(move || play_thread(held, load, thread, keys, stop, ops))
+                let (stop, ops, paths, keys) = (&stop, &ops, &paths, keys.clone());
+                scope.spawn(move || play_thread(held, load, paths, thread, keys, stop, ops))
             })
             .collect();
         std::thread::sleep(load.time);
@@ -333,6 +402,7 @@ fn play(held: &Objects, load: &Load) -> Result<Ran> {
 fn play_thread(
     held: &Objects,
     load: &Load,
+    paths: &Paths,
     thread: u64,
     mut keys: KeySource,
     stop: &AtomicBool,
@@ -348,31 +418,32 @@ fn play_thread(
     let mut reads = Vec::with_capacity(TOGETHER);
     while !stop.load(Relaxed) {
         for _ in 0..BREATH {
-            let (n, is_write) = (keys.next(&mut rng), rng.below(100) < load.writes_percent);
-            match (held, is_write) {
-                (Objects::Handles(store), true) => {
-                    value[..full_words * 8].fill(rng.next() as u8);
-                    store.put(0, n, &value)?
-                }
-                (Objects::Handles(_), false) => reads.push(n),
-                (Objects::Opp(array, _), write) => {
-                    touch(write, words, full_words, &mut sum, |at| array.word(n, at))
-                }
-                (Objects::Bare(bare), write) => {
-                    touch(write, words, full_words, &mut sum, |at| bare.word(n, at))
-                }
-                (Objects::Mp(region, _), write) => {
-                    touch(write, words, full_words, &mut sum, |at| {
-                        region.word(n as usize * words + at)
-                    })
-                }
-                (Objects::Swapped(all), write) => touch(write, words, full_words, &mut sum, |at| {
-                    &all[n as usize * words + at]
-                }),
-                (Objects::Mapped(mapped), write) => {
-                    touch(write, words, full_words, &mut sum, |at| {
-                        &mapped.words()[n as usize * words + at]
-                    })
+            let (drawn, writes) = (keys.next(&mut rng), rng.below(100) < load.writes_percent);
+            let mut path = paths.objects(thread, drawn).peekable();
+            while let Some(n) = path.next() {
+                let write = writes && path.peek().is_none();
+                let word = |at| n as usize * words + at;
+                match held {
+                    Objects::Handles(store) if write => {
+                        value[..full_words * 8].fill(rng.next() as u8);
+                        store.put(0, n, &value)?
+                    }
+                    Objects::Handles(_) => reads.push(n),
+                    Objects::Opp(array, _) => {
+                        touch(write, words, full_words, &mut sum, |at| array.word(n, at))
+                    }
+                    Objects::Bare(bare) => {
+                        touch(write, words, full_words, &mut sum, |at| bare.word(n, at))
+                    }
+                    Objects::Mp(region, _) => touch(write, words, full_words, &mut sum, |at| {
+                        region.word(word(at))
+                    }),
+                    Objects::Swapped(all) => {
+                        touch(write, words, full_words, &mut sum, |at| &all[word(at)])
+                    }
+                    Objects::Mapped(mapped) => touch(write, words, full_words, &mut sum, |at| {
+                        &mapped.words()[word(at)]
+                    }),
                 }
             }
         }

@@ -3,6 +3,7 @@
 //! Promises: nothing but data and names. Never: measures.
 
 use super::kind::Kind;
+use super::paths::Pattern;
 use crate::report::Side;
 
 /// One load.
@@ -142,6 +143,8 @@ pub struct Table {
     pub limit_bytes: u64,
     pub object_bytes: u64,
     pub packs: bool,
+    /// Which of them an operation touches.
+    pub pattern: Pattern,
     pub kinds: &'static [Kind],
     pub cases: &'static [Case],
     pub bars: &'static [Ratio],
@@ -154,6 +157,7 @@ pub const SMALL: Table = Table {
     limit_bytes: 512 << 20,
     object_bytes: 128,
     packs: false,
+    pattern: Pattern::One,
     kinds: Kind::ALL,
     cases: &ALL_CASES,
     bars: &[
@@ -235,6 +239,33 @@ pub const FLOOR_LARGER: Table = Table {
     object_bytes: LARGER.object_bytes,
     cases: &[ZIPF_READS, ZIPF_WRITES],
     ..FLOOR
+};
+
+/// The same for what `g` asks, where operations touch what those of its applications do and do nothing else; and pages, which `g` compares with, too. On swap `g` has the
+/// applications themselves: here the kernel may end a process that fills ten times its memory as quickly as it can.
+pub const FLOOR_TREE: Table = Table {
+    name: "floor-btree",
+    array_bytes: 640 << 20,
+    limit_bytes: 64 << 20,
+    object_bytes: 512,
+    pattern: Pattern::Tree,
+    kinds: &[Kind::Bare, Kind::BareBest, Kind::Opp, Kind::Mp],
+    cases: &[ZIPF_READS, ZIPF_WRITES],
+    ..FLOOR
+};
+/// The packet cache has an index of 20 MiB in the memory there is.
+pub const FLOOR_PACKETS: Table = Table {
+    name: "floor-packetcache",
+    limit_bytes: FLOOR_TREE.limit_bytes - (20 << 20),
+    object_bytes: 1024,
+    pattern: Pattern::Packets,
+    ..FLOOR_TREE
+};
+pub const FLOOR_BINS: Table = Table {
+    name: "floor-hashcache",
+    object_bytes: 128,
+    pattern: Pattern::Bins,
+    ..FLOOR_TREE
 };
 
 /// Larger objects.

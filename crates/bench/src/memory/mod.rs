@@ -12,6 +12,7 @@ pub mod child;
 mod fault_cost;
 mod kind;
 mod loads;
+mod paths;
 mod regions;
 mod tables;
 
@@ -48,6 +49,15 @@ const ROWS: &[Row] = &[
     ("floor-f", |setting, report| {
         beside::run(setting, report, &loads::FLOOR_LARGER)
     }),
+    ("floor-btree", |setting, report| {
+        beside::run(setting, report, &loads::FLOOR_TREE)
+    }),
+    ("floor-packetcache", |setting, report| {
+        beside::run(setting, report, &loads::FLOOR_PACKETS)
+    }),
+    ("floor-hashcache", |setting, report| {
+        beside::run(setting, report, &loads::FLOOR_BINS)
+    }),
     ("g", applications::run),
     ("i", tables::run),
     ("sync", regions::run),
@@ -55,7 +65,21 @@ const ROWS: &[Row] = &[
 
 /// What may be asked for with `--only`.
 pub const PARTS: &[&str] = &[
-    "a", "b", "b256", "c", "e", "f", "floor", "floor256", "floor-f", "g", "i", "sync",
+    "a",
+    "b",
+    "b256",
+    "c",
+    "e",
+    "f",
+    "floor",
+    "floor256",
+    "floor-f",
+    "floor-btree",
+    "floor-packetcache",
+    "floor-hashcache",
+    "g",
+    "i",
+    "sync",
 ];
 
 /// Runs the parts that are wanted.
