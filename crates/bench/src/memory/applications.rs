@@ -250,7 +250,7 @@ impl Running {
     ) -> Result<Running> {
         let path = program(setting, application.name, kind)?;
         // Read before by this process, its file is in the page cache already, and so not in the group's: it is as large as a fifth of that.
-        fs::read(&path)?;
+        fs::read(&path).with_context(|| format!("reading {}", path.display()))?;
         let program = path.display().to_string();
         let pool = setting.work_dir.join(format!("g-pool-{kind}"));
         let arguments = arguments(application, sizes, &pool);

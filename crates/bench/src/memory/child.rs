@@ -488,3 +488,27 @@ fn sum_of(value: Value<'_>) -> u64 {
         _ => 0,
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_costs_least_is_shared_between_pages_and_objects() {
+        let (bytes, all) = (512, 16 * 4000);
+        let paths = Paths::new(Pattern::Tree, all);
+        let mut before = 0;
+        for room in [1 << 20, 4 << 20, 16 << 20] {
+            let (stay, near) = cheapest(&paths, room, bytes);
+            assert!(stay > before && near > stay, "{stay} {near} of {room}");
+            assert!(stay * PAGE_BYTES as u64 + near * bytes <= room);
+            before = stay;
+        }
+        // The root of each shard is touched by every operation.
+        assert!(before >= 16);
+        // With room for all of them on pages, all stay that are ever touched.
+        assert!(cheapest(&paths, 1 << 30, bytes).0 > all / 10 * 9);
+        // Without room for a page, nothing but objects.
+        assert_eq!(cheapest(&paths, 3 * bytes, bytes), (0, 3));
+    }
+}
