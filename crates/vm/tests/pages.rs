@@ -229,6 +229,72 @@ fn objects_lie_where_their_span_says() {
 }
 
 #[test]
+fn objects_that_pack_take_less_and_come_back_as_they_were() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let store = open(&dir);
+    let objects = Objects::new(store.clone(), 2, 512).expect("objects");
+    // What is in the span of a page is an object; half of them begin in noise and end in zeros.
+    let of = |n: u64, version: u64| {
+        let (whole, mut page) = (page_of(n, version), Page::ZERO);
+        let object = &whole.0[PAGE_BYTES / 2 - 256..][..512];
+        page.0[objects.span(n)].copy_from_slice(object);
+        page
+    };
+    // Each is stored as another kind in each round: packed where it was whole, and whole where it was packed.
+    for round in 0..6 {
+        for n in 0..PAGES {
+            let page = of(n, round);
+            assert_eq!(objects.store(&[changed(n, &page)]).expect("store"), 1);
+        }
+        (0..PAGES).for_each(|n| check(&objects, n, &of(n, round)));
+    }
+    // Said to be perhaps changed, and is not: packed again it is as the one that is there.
+    let n = (0..8)
+        .map(|back| PAGES - 1 - back)
+        .find(|n| (n + 5) % 8 > 3)
+        .expect("one that packs");
+    let page = of(n, 5);
+    let store_perhaps = |page: &Page| {
+        let perhaps = Changed {
+            page: n,
+            bytes: page,
+            surely: false,
+        };
+        assert_eq!(objects.store(&[perhaps]).expect("store"), 1);
+        store.stats().lanes.updates
+    };
+    let once = store_perhaps(&page);
+    assert_eq!(store_perhaps(&page), once);
+    let mut other = page.clone();
+    other.0[objects.span(n).start] ^= 1;
+    store_perhaps(&other);
+    check(&objects, n, &other);
+}
+
+#[test]
+fn what_packs_writes_less() {
+    let written = |packs: bool| {
+        let dir = tempfile::tempdir().expect("a directory");
+        let store = open(&dir);
+        let objects = Objects::new(store.clone(), 2, 1024).expect("objects");
+        for n in 0..3 * PAGES {
+            // Noise in all of it, or in the first half.
+            let (noise, mut page) = (page_of(8 * n + 2, 0), Page::ZERO);
+            let end = if packs { 512 } else { 1024 };
+            let span = objects.span(n);
+            page.0[span.start..span.start + end].copy_from_slice(&noise.0[..end]);
+            assert_eq!(objects.store(&[changed(n, &page)]).expect("store"), 1);
+        }
+        store.stats().lanes.written_log_bytes as f64
+    };
+    let (whole, packed) = (written(false), written(true));
+    assert!(
+        packed < 0.6 * whole,
+        "{packed} bytes, {whole} where nothing packs"
+    );
+}
+
+#[test]
 fn what_is_read_ahead_is_a_hit() {
     let dir = tempfile::tempdir().expect("a directory");
     let store = open(&dir);

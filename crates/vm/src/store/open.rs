@@ -96,7 +96,7 @@ const SAME_PER_PAGE: u64 = 4;
 
 /// A table that was made.
 #[derive(Clone, Copy)]
-struct Made {
+pub(super) struct Made {
     shape: Shape,
     /// Whoever has it promises room for what is in it, and nobody else may use it by number.
     owned: bool,
@@ -243,7 +243,7 @@ impl Store {
         Ok(self.made(table)?.shape)
     }
 
-    fn made(&self, table: u16) -> Result<Made, ObjectError> {
+    pub(super) fn made(&self, table: u16) -> Result<Made, ObjectError> {
         let shapes = self.shapes.read();
         let made = shapes.get(usize::from(table)).copied().flatten();
         made.ok_or(ObjectError::NoTable { table })

@@ -1,18 +1,19 @@
-//! Pages packed for DRAM and SSD: what lz4 makes of them where that saves a quarter, one byte where they have no other.
+//! Pages and objects packed for DRAM and SSD: what lz4 makes of them where that saves a quarter, one byte where they have no other.
 //!
 //! Promises: what is unpacked is what was packed. Never: keeps anything.
 
 use crate::PAGE_BYTES;
+use lz4_flex::block::{CompressTable, compress_into_with_table, decompress_into};
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 
-/// A packed page is at most so long; a longer one is kept as it is.
-const PACKED_MAX_BYTES: usize = PAGE_BYTES / 4 * 3;
-/// What packing may write while it tries.
+/// What packing a page may write while it tries.
 pub(super) const ROOM_BYTES: usize = lz4_flex::block::get_maximum_output_size(PAGE_BYTES);
+/// What is shorter is not tried: an entry has a header of a third of that.
+pub(super) const PACKED_FROM_BYTES: usize = 64;
 
-/// While packing is in vain, every so manyth page is tried all the same.
+/// While packing is in vain, every so manyth is tried all the same.
 const TRY_EVERY: u32 = 16;
-/// Pages in a row that could not be packed, after which it is in vain.
+/// So many in a row that could not be packed, after which it is in vain.
 const VAIN_MAX: u32 = 32;
 
 /// Whether packing saves anything lately: trying takes lz4 some microseconds a page.
@@ -23,15 +24,26 @@ pub(super) struct Packing {
 }
 
 impl Packing {
-    /// Whether the next page is to be packed.
-    pub fn is_tried(&self) -> bool {
+    /// Whether the next one is to be packed.
+    fn is_tried(&self) -> bool {
         self.in_vain.load(Relaxed) < VAIN_MAX
             || self.asked.fetch_add(1, Relaxed).is_multiple_of(TRY_EVERY)
     }
 
-    /// What a page that was tried came to, bytes.
-    pub fn came_to(&self, len: usize) {
-        match len < PAGE_BYTES {
+    /// Packs into the start of `room`, if that is worth trying; or copies there. Says how long it is.
+    pub fn pack(&self, packer: &mut Packer, bytes: &[u8], room: &mut [u8]) -> usize {
+        if !self.is_tried() {
+            room[..bytes.len()].copy_from_slice(bytes);
+            return bytes.len();
+        }
+        let len = packer.pack(bytes, room);
+        self.came_to(len < bytes.len());
+        len
+    }
+
+    /// Whether one that was tried became shorter.
+    fn came_to(&self, shorter: bool) {
+        match shorter {
             true => self.in_vain.store(0, Relaxed),
             false => {
                 self.in_vain.fetch_add(1, Relaxed);
@@ -40,39 +52,45 @@ impl Packing {
     }
 }
 
-/// The byte that a page consists of, if it is one.
-pub(super) fn one_byte(bytes: &[u8; PAGE_BYTES]) -> Option<u8> {
-    // A page equals itself moved by one exactly if all its bytes are equal.
-    (bytes[1..] == bytes[..PAGE_BYTES - 1]).then_some(bytes[0])
+/// The byte that something consists of, if it is one.
+pub(super) fn one_byte(bytes: &[u8]) -> Option<u8> {
+    let first = *bytes.first()?;
+    // It equals itself moved by one exactly if all its bytes are equal.
+    (bytes[1..] == bytes[..bytes.len() - 1]).then_some(first)
 }
 
-/// Packs a page into the start of `room`, which has [`ROOM_BYTES`]; says how long it is.
-pub(super) fn pack(bytes: &[u8; PAGE_BYTES], room: &mut [u8]) -> usize {
-    if let Some(byte) = one_byte(bytes) {
-        room[0] = byte;
-        return 1;
-    }
-    match lz4_flex::block::compress_into(bytes, room) {
-        Ok(len) if len <= PACKED_MAX_BYTES => len,
-        // The room is enough for any page, so it is only that nothing is saved.
-        _ => {
-            room[..PAGE_BYTES].copy_from_slice(bytes);
-            PAGE_BYTES
+/// Packs one after the other.
+#[derive(Default)]
+pub(super) struct Packer {
+    /// What lz4 has seen, 8 KiB: made when something is packed.
+    table: Option<CompressTable>,
+}
+
+impl Packer {
+    /// Packs up to a page into the start of `room`, which has [`ROOM_BYTES`]; says how long it is: as long as `bytes` where nothing is saved.
+    pub fn pack(&mut self, bytes: &[u8], room: &mut [u8]) -> usize {
+        if let Some(byte) = one_byte(bytes) {
+            room[0] = byte;
+            return 1;
+        }
+        let table = self.table.get_or_insert_with(CompressTable::small);
+        match compress_into_with_table(bytes, room, table) {
+            Ok(len) if len <= bytes.len() / 4 * 3 => len,
+            // The room is enough for any page, so it is only that nothing is saved.
+            _ => {
+                room[..bytes.len()].copy_from_slice(bytes);
+                bytes.len()
+            }
         }
     }
 }
 
-/// Unpacks a page. False: it was not packed here.
-pub(super) fn unpack(packed: &[u8], into: &mut [u8; PAGE_BYTES]) -> bool {
+/// Unpacks what is as long as `into`. False: it was not packed here.
+pub(super) fn unpack(packed: &[u8], into: &mut [u8]) -> bool {
     match packed.len() {
+        len if len == into.len() => into.copy_from_slice(packed),
         1 => into.fill(packed[0]),
-        PAGE_BYTES => into.copy_from_slice(packed),
-        _ => {
-            return matches!(
-                lz4_flex::block::decompress_into(packed, into),
-                Ok(PAGE_BYTES)
-            );
-        }
+        _ => return decompress_into(packed, into).is_ok_and(|len| len == into.len()),
     }
     true
 }
@@ -85,14 +103,14 @@ mod tests {
     #[test]
     fn what_does_not_pack_is_tried_rarely_until_something_packs() {
         let packing = Packing::default();
-        let tried = |pages: u32, len: usize| {
+        let tried = |pages: u32, shorter: bool| {
             let tried = (0..pages).filter(|_| packing.is_tried());
-            tried.inspect(|_| packing.came_to(len)).count()
+            tried.inspect(|_| packing.came_to(shorter)).count()
         };
-        assert_eq!(tried(VAIN_MAX, PAGE_BYTES), VAIN_MAX as usize);
-        assert_eq!(tried(1600, PAGE_BYTES), 100);
-        assert!((1..=TRY_EVERY).any(|_| tried(1, 1000) == 1));
-        assert_eq!(tried(100, 1000), 100);
+        assert_eq!(tried(VAIN_MAX, false), VAIN_MAX as usize);
+        assert_eq!(tried(1600, false), 100);
+        assert!((1..=TRY_EVERY).any(|_| tried(1, true) == 1));
+        assert_eq!(tried(100, true), 100);
     }
 
     #[test]
@@ -107,16 +125,20 @@ mod tests {
 
     proptest! {
         #[test]
-        fn pages_come_back(fill: u8, noise in prop::collection::vec(any::<u8>(), 0..PAGE_BYTES), at in 0..PAGE_BYTES) {
+        fn what_is_packed_comes_back(
+            fill: u8, noise in prop::collection::vec(any::<u8>(), 0..PAGE_BYTES), at in 0..PAGE_BYTES, len in 1..PAGE_BYTES + 1
+        ) {
             let mut page = [fill; PAGE_BYTES];
             let end = (at + noise.len()).min(PAGE_BYTES);
             page[at..end].copy_from_slice(&noise[..end - at]);
-            let mut room = vec![0; ROOM_BYTES];
-            let len = pack(&page, &mut room);
-            prop_assert!(len <= PAGE_BYTES);
-            let mut back = [1; PAGE_BYTES];
-            prop_assert!(unpack(&room[..len], &mut back));
-            prop_assert!(back == page);
+            let (mut room, mut packer) = (vec![0; ROOM_BYTES], Packer::default());
+            for bytes in [&page[..], &page[..len], &page[PAGE_BYTES - len..]] {
+                let packed = packer.pack(bytes, &mut room);
+                prop_assert!(packed <= bytes.len());
+                let mut back = vec![1; bytes.len()];
+                prop_assert!(unpack(&room[..packed], &mut back));
+                prop_assert!(back == bytes);
+            }
         }
     }
 }

@@ -10,11 +10,11 @@
 //! | any other | its bytes |
 //!
 //! [`Objects`] (OPP): page `p` shows object `p` of a table of objects of one size, at an offset of its own, so that many objects do not
-//! meet in the same sets of a cache. Promises: what is fetched is what was stored last. Never: keeps a page.
+//! meet in the same sets of a cache. One of 64 bytes or more is packed as pages are, and so its entry shorter than it, where all have one size. Promises: what is fetched is what was stored last. Never: keeps a page.
 
 use super::error::ObjectError;
 use super::open::Store;
-use super::pack::{Packing, ROOM_BYTES, one_byte, pack, unpack};
+use super::pack::{PACKED_FROM_BYTES, Packer, Packing, ROOM_BYTES, one_byte, unpack};
 use super::read::Value;
 use super::table::Shape;
 use crate::{Backing, Changed, FetchError, Fetched, PAGE_BYTES, Page, Put, StoreError};
@@ -96,7 +96,12 @@ impl Pages {
         }
     }
 
-    fn put(&self, changed: &Changed<'_>, room: &mut [u8]) -> Result<(), ObjectError> {
+    fn put(
+        &self,
+        changed: &Changed<'_>,
+        packer: &mut Packer,
+        room: &mut [u8],
+    ) -> Result<(), ObjectError> {
         let Changed {
             page,
             bytes,
@@ -113,22 +118,12 @@ impl Pages {
             }
             same.forget(table, page);
         }
-        match one_byte(bytes) {
+        match one_byte(&bytes[..]) {
             Some(0) => return store.free(table, page).map(|_| ()),
             Some(byte) if !store.keeps => return store.put_fill(table, page, byte),
             _ => {}
         }
-        let len = match self.packing.is_tried() {
-            true => {
-                let len = pack(bytes, room);
-                self.packing.came_to(len);
-                len
-            }
-            false => {
-                room[..PAGE_BYTES].copy_from_slice(bytes);
-                PAGE_BYTES
-            }
-        };
+        let len = self.packing.pack(packer, bytes, room);
         if store.put_changed(table, page, &room[..len], surely)? {
             self.changes.on_store();
         }
@@ -159,23 +154,13 @@ impl Backing for Pages {
                 }
                 // Unpacked below, when the lane is not locked any more.
                 Value::Bytes(bytes) => {
-                    let mut buf = self.store.take_buf(bytes.len());
-                    buf[..bytes.len()].copy_from_slice(bytes);
-                    packed = Some((buf, bytes.len()));
+                    packed = Some(copied(&self.store, bytes));
                     from(at)
                 }
             });
         let seen = seen.map_err(fetch_error)?;
-        if let Some((buf, len)) = packed {
-            let whole = unpack(&buf[..len], &mut into.0);
-            self.store.keep_buf(buf);
-            // The bytes passed their checksum, so they are what was packed.
-            if !whole {
-                return Err(FetchError::Damaged {
-                    offset: 0,
-                    len: len as u32,
-                });
-            }
+        if let Some(packed) = packed {
+            unpack_copied(&self.store, packed, &mut into.0)?;
         }
         self.came(page, seen, into);
         Ok(seen)
@@ -193,7 +178,7 @@ impl Backing for Pages {
                     into.0.copy_from_slice(bytes);
                     true
                 }
-                Value::Bytes(bytes) => unpack(bytes, &mut into.0),
+                Value::Bytes(bytes) => unpack(bytes, &mut into.0[..]),
                 // Read from the device: only entries with bytes are there.
                 Value::Free | Value::Zeros | Value::Fill(_) => false,
             });
@@ -219,19 +204,9 @@ impl Backing for Pages {
 
     fn store(&self, pages: &[Changed<'_>]) -> Result<usize, StoreError> {
         self.store.ask_for(self.table, pages.iter().map(|c| c.page));
-        let mut room = self.store.take_buf(ROOM_BYTES);
-        let mut result = Ok(pages.len());
-        for (at, changed) in pages.iter().enumerate() {
-            if let Err(e) = self.put(changed, &mut room) {
-                result = match at {
-                    0 => Err(store_error(e)),
-                    taken => Ok(taken),
-                };
-                break;
-            }
-        }
-        self.store.keep_buf(room);
-        result
+        store_packed(&self.store, pages, |changed, packer, room| {
+            self.put(changed, packer, room)
+        })
     }
 
     fn discard(&self, page: u64) {
@@ -269,6 +244,7 @@ pub struct Objects {
     bytes: usize,
     sizes: Option<Sizes>,
     strict: bool,
+    packing: Packing,
 }
 
 impl Objects {
@@ -282,6 +258,7 @@ impl Objects {
             bytes: bytes as usize,
             sizes: None,
             strict: false,
+            packing: Packing::default(),
         })
     }
 
@@ -300,6 +277,7 @@ impl Objects {
             bytes: bytes_max as usize,
             sizes: Some(Sizes::new(objects_max)),
             strict: false,
+            packing: Packing::default(),
         })
     }
 
@@ -321,6 +299,30 @@ impl Objects {
             strict: true,
             ..self
         }
+    }
+
+    /// Whether objects may be packed: their length says whether one is, so all others must have the same.
+    fn packs(&self) -> bool {
+        self.sizes.is_none() && self.bytes >= PACKED_FROM_BYTES
+    }
+
+    fn put(
+        &self,
+        changed: &Changed<'_>,
+        packer: &mut Packer,
+        room: &mut [u8],
+    ) -> Result<(), ObjectError> {
+        let Changed { page, surely, .. } = *changed;
+        let whole = &changed.bytes.0[self.span(page)];
+        let bytes = match self.packs() {
+            true => {
+                let len = self.packing.pack(packer, whole, room);
+                &room[..len]
+            }
+            false => whole,
+        };
+        let put = self.store.put_changed(self.table, page, bytes, surely);
+        put.map(drop)
     }
 
     /// Where on its page object `object` starts.
@@ -355,6 +357,7 @@ impl Backing for Objects {
 
     fn fetch(&self, page: u64, into: &mut Page) -> Result<Fetched, FetchError> {
         let into = &mut into.0[self.span(page)];
+        let mut packed: Option<(Buf, usize)> = None;
         let seen = self
             .store
             .read_at(self.table, page, |value, at| match value {
@@ -364,6 +367,10 @@ impl Backing for Objects {
                     into.fill(byte);
                     Ok(Fetched::Filled)
                 }
+                Value::Bytes(bytes) if self.packs() && bytes.len() < into.len() => {
+                    packed = Some(copied(&self.store, bytes));
+                    Ok(from(at))
+                }
                 Value::Bytes(bytes) => {
                     // It may have become longer or shorter since it was stored.
                     let len = bytes.len().min(into.len());
@@ -371,7 +378,11 @@ impl Backing for Objects {
                     Ok(from(at))
                 }
             });
-        seen.map_err(fetch_error)?
+        let seen = seen.map_err(fetch_error)??;
+        if let Some(packed) = packed {
+            unpack_copied(&self.store, packed, into)?;
+        }
+        Ok(seen)
     }
 
     fn store(&self, pages: &[Changed<'_>]) -> Result<usize, StoreError> {
@@ -379,26 +390,56 @@ impl Backing for Objects {
             terrace_media::prefetch(&changed.bytes.0[self.span(changed.page)]);
         }
         self.store.ask_for(self.table, pages.iter().map(|c| c.page));
-        let object = |c: &Changed<'_>| {
-            let bytes = &c.bytes.0[self.span(c.page)];
-            self.store
-                .put_changed(self.table, c.page, bytes, c.surely)
-                .map(drop)
-        };
-        for (at, page) in pages.iter().enumerate() {
-            if let Err(e) = object(page) {
-                return match at {
-                    0 => Err(store_error(e)),
-                    taken => Ok(taken),
-                };
-            }
-        }
-        Ok(pages.len())
+        store_packed(&self.store, pages, |changed, packer, room| {
+            self.put(changed, packer, room)
+        })
     }
 
     fn discard(&self, page: u64) {
         discard(&self.store, self.table, page);
     }
+}
+
+/// A copy of what is packed, to be unpacked when the lane is not locked any more.
+fn copied(store: &Store, bytes: &[u8]) -> (Buf, usize) {
+    let mut buf = store.take_buf(bytes.len());
+    buf[..bytes.len()].copy_from_slice(bytes);
+    (buf, bytes.len())
+}
+
+fn unpack_copied(
+    store: &Store,
+    (buf, len): (Buf, usize),
+    into: &mut [u8],
+) -> Result<(), FetchError> {
+    let whole = unpack(&buf[..len], into);
+    store.keep_buf(buf);
+    // The bytes passed their checksum, so they are what was packed.
+    whole.then_some(()).ok_or(FetchError::Damaged {
+        offset: 0,
+        len: len as u32,
+    })
+}
+
+/// Does `put` for each until one fails: how many were taken.
+fn store_packed(
+    store: &Store,
+    pages: &[Changed<'_>],
+    mut put: impl FnMut(&Changed<'_>, &mut Packer, &mut [u8]) -> Result<(), ObjectError>,
+) -> Result<usize, StoreError> {
+    let (mut packer, mut room) = (Packer::default(), store.take_buf(ROOM_BYTES));
+    let mut result = Ok(pages.len());
+    for (at, changed) in pages.iter().enumerate() {
+        if let Err(e) = put(changed, &mut packer, &mut room) {
+            result = match at {
+                0 => Err(store_error(e)),
+                taken => Ok(taken),
+            };
+            break;
+        }
+    }
+    store.keep_buf(room);
+    result
 }
 
 /// What was found, by where it was read.

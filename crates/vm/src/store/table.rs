@@ -5,19 +5,23 @@
 //! | shape | a slot holds | bytes |
 //! |---|---|---|
 //! | all objects of one size | heat, whether in DRAM, place (the size class follows from the size) | 4, or 5 in lanes above 8 GiB |
+//! | the same in a chunk where one is packed | heat, whether in DRAM, class, place | 4 if there are bits left, or one more |
 //! | any size | as in the key map: heat, class, terrace, place | 8 |
 //!
 //! What a slot can say is [`State`]; no place is ever coded as one of the small numbers: the first units of an SSD segment are its
-//! header. Promises: memory is taken by the chunk of 16,384 slots when one of them is first used, counted, and given back when none is.
+//! header. Promises: memory is taken by the chunk of 16,384 slots when one of them is first used, counted, and given back when none is; a chunk's slots
+//! have a class from the first object on that is shorter than all, until none is used.
 //! Never: hashes, compares keys, or knows what an entry holds.
 
 use terrace_log::{Loc, Slot, Terrace, addr};
 
 /// Slots of a chunk.
 pub(crate) const CHUNK_SLOTS: usize = 1 << 14;
-/// Bits of a slot below the place, where all entries have one size.
+/// Bits of a slot below class and place, where objects have one size.
 const FIXED_LOW_BITS: u32 = 3;
 const FIXED_DRAM: u64 = 1 << 2;
+/// A slot is read by eight bytes: so many more are behind the last.
+const SLACK_BYTES: usize = 8;
 /// Marks an 8-byte slot that names an entry.
 const ANY_ENTRY: u64 = 1 << 63;
 /// Marks an 8-byte slot of a page whose bytes are all the same.
@@ -46,13 +50,26 @@ pub enum State {
     At(Slot),
 }
 
+/// How the slots of a chunk are coded.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Form {
+    Any,
+    /// Entries of class `class`; of any up to it where slots have bits for theirs.
+    Fixed {
+        width: u8,
+        class: u8,
+        class_bits: u8,
+    },
+}
+
 /// One table.
 pub struct Table {
-    /// Bytes of a slot: 4, 5 or 8.
-    width: usize,
-    class: u8,
+    /// Of new chunks.
+    form: Form,
+    unit_bits: u32,
     chunks: Vec<Option<Chunk>>,
-    present: usize,
+    /// What the chunks that are there take, bytes.
+    present_bytes: usize,
     entries: u64,
     /// Numbers below this were used before; how many of them are free; where the search for one goes on.
     fresh: u64,
@@ -62,26 +79,166 @@ pub struct Table {
 
 struct Chunk {
     slots: Box<[u8]>,
+    form: Form,
     /// Slots that are not free.
     used: u32,
+}
+
+impl Form {
+    /// `unit_bits`: what places need; `fixed_bytes`: how long the entries are, if they all are equally long.
+    fn of(unit_bits: u32, fixed_bytes: Option<usize>) -> Form {
+        let Some(class) = fixed_bytes.map(addr::class_of) else {
+            return Form::Any;
+        };
+        let (plain, classed) = (
+            Form::fixed(unit_bits, class, 0),
+            Form::classed(unit_bits, class),
+        );
+        match plain.width() < classed.width() {
+            true => plain,
+            false => classed,
+        }
+    }
+
+    /// Slots that have bits for a class of their own.
+    fn classed(unit_bits: u32, class: u8) -> Form {
+        Form::fixed(unit_bits, class, u8::BITS - class.leading_zeros())
+    }
+
+    fn fixed(unit_bits: u32, class: u8, class_bits: u32) -> Form {
+        let bits = unit_bits + FIXED_LOW_BITS + class_bits;
+        match bits.div_ceil(8).max(4) as u8 {
+            width @ ..7 => Form::Fixed {
+                width,
+                class,
+                class_bits: class_bits as u8,
+            },
+            _ => Form::Any,
+        }
+    }
+
+    /// Bytes of a slot.
+    fn width(self) -> usize {
+        match self {
+            Form::Any => 8,
+            Form::Fixed { width, .. } => width.into(),
+        }
+    }
+
+    fn chunk_bytes(self) -> usize {
+        CHUNK_SLOTS * self.width() + SLACK_BYTES
+    }
+
+    fn decode(self, raw: u64) -> State {
+        match (raw, self) {
+            (0, _) => State::Free,
+            (ZEROS, _) => State::Zeros,
+            (
+                _,
+                Form::Fixed {
+                    class, class_bits, ..
+                },
+            ) => {
+                let terrace = match raw & FIXED_DRAM != 0 {
+                    true => Terrace::Dram,
+                    false => Terrace::Ssd,
+                };
+                let place = raw >> FIXED_LOW_BITS;
+                let own = place & ((1 << class_bits) - 1);
+                let class = if class_bits > 0 { own as u8 } else { class };
+                let unit = place >> class_bits;
+                State::At(Slot::new(Loc::new(terrace, class, unit), (raw & 3) as u8))
+            }
+            _ if raw & ANY_ENTRY != 0 => State::At(Slot(raw & !ANY_ENTRY)),
+            _ => State::Fill(raw as u8),
+        }
+    }
+
+    /// None: the entry is not of the class that all have here.
+    fn code(self, state: State) -> Option<u64> {
+        Some(match (state, self) {
+            (State::Free, _) => 0,
+            (State::Zeros, _) => ZEROS,
+            (State::Fill(byte), Form::Any) => ANY_FILL | u64::from(byte),
+            (State::Fill(_), _) => panic!("a table of objects of one size has no fill"),
+            (State::At(slot), Form::Any) => slot.0 | ANY_ENTRY,
+            (
+                State::At(slot),
+                Form::Fixed {
+                    width,
+                    class,
+                    class_bits,
+                },
+            ) => {
+                let loc = slot.loc();
+                debug_assert_ne!(loc.terrace(), Terrace::Middle);
+                debug_assert!(loc.class() <= class);
+                let own = match class_bits {
+                    0 if loc.class() != class => return None,
+                    0 => 0,
+                    _ => u64::from(loc.class()),
+                };
+                let dram = match loc.terrace() {
+                    Terrace::Dram => FIXED_DRAM,
+                    _ => 0,
+                };
+                let place = (loc.unit() << class_bits | own) << FIXED_LOW_BITS;
+                let raw = place | dram | u64::from(slot.heat());
+                // Silently cut off, it would name another object.
+                assert!(
+                    raw >> (8 * width) == 0,
+                    "place {:#x} in a slot of {width} bytes",
+                    loc.unit()
+                );
+                raw
+            }
+        })
+    }
+}
+
+impl Chunk {
+    fn new(form: Form) -> Chunk {
+        Chunk {
+            slots: vec![0; form.chunk_bytes()].into_boxed_slice(),
+            form,
+            used: 0,
+        }
+    }
+
+    fn raw(&self, at: usize) -> u64 {
+        let from = at * self.form.width();
+        let bytes = &self.slots[from..from + 8];
+        let all = u64::from_le_bytes(bytes.try_into().expect("eight bytes"));
+        all & u64::MAX >> (64 - 8 * self.form.width())
+    }
+
+    fn set_raw(&mut self, at: usize, raw: u64) {
+        let width = self.form.width();
+        self.used = self.used + u32::from(self.raw(at) == 0) - u32::from(raw == 0);
+        self.slots[at * width..(at + 1) * width].copy_from_slice(&raw.to_le_bytes()[..width]);
+    }
+
+    /// The same slots in another form.
+    fn in_form(&self, form: Form) -> Chunk {
+        let mut chunk = Chunk::new(form);
+        for at in 0..CHUNK_SLOTS {
+            let state = self.form.decode(self.raw(at));
+            let raw = form.code(state).expect("a wider slot says all");
+            chunk.set_raw(at, raw);
+        }
+        chunk
+    }
 }
 
 impl Table {
     /// An empty table in a lane whose places need `unit_bits` bits. `fixed_bytes`: how long the entries
     /// are, headers included, if they all are equally long.
     pub fn new(unit_bits: u32, fixed_bytes: Option<usize>) -> Table {
-        let (width, class) = match fixed_bytes {
-            Some(bytes) => {
-                let width = (unit_bits + FIXED_LOW_BITS).div_ceil(8).max(4) as usize;
-                (if width > 5 { 8 } else { width }, addr::class_of(bytes))
-            }
-            None => (8, 0),
-        };
         Table {
-            width,
-            class,
+            form: Form::of(unit_bits, fixed_bytes),
+            unit_bits,
             chunks: Vec::new(),
-            present: 0,
+            present_bytes: 0,
             entries: 0,
             fresh: 0,
             holes: 0,
@@ -95,8 +252,7 @@ impl Table {
     }
     /// Memory taken.
     pub fn bytes(&self) -> usize {
-        self.present * (CHUNK_SLOTS * self.width + size_of::<Option<Chunk>>())
-            + (self.chunks.capacity() - self.present) * size_of::<Option<Chunk>>()
+        self.present_bytes + self.chunks.capacity() * size_of::<Option<Chunk>>()
     }
     /// Numbers that slots may be asked for: those above are free.
     pub fn end(&self) -> u64 {
@@ -109,107 +265,63 @@ impl Table {
         Some(at.max((found * CHUNK_SLOTS) as u64))
     }
 
-    fn raw(&self, n: u64) -> u64 {
+    /// The chunk of slot `n`, and where in it.
+    fn chunk(&self, n: u64) -> Option<(&Chunk, usize)> {
         let (chunk, at) = (n as usize / CHUNK_SLOTS, n as usize % CHUNK_SLOTS);
-        let Some(Some(chunk)) = self.chunks.get(chunk) else {
-            return 0;
-        };
-        let bytes = &chunk.slots[at * self.width..(at + 1) * self.width];
-        match self.width {
-            4 => u64::from(u32::from_le_bytes(bytes.try_into().expect("four bytes"))),
-            8 => u64::from_le_bytes(bytes.try_into().expect("eight bytes")),
-            _ => {
-                let low = u32::from_le_bytes(bytes[..4].try_into().expect("four bytes"));
-                u64::from(low) | u64::from(bytes[4]) << 32
-            }
-        }
+        Some((self.chunks.get(chunk)?.as_ref()?, at))
     }
 
     /// Asks for the memory of slot `n`.
     #[inline]
     pub fn prefetch(&self, n: u64) {
-        let (chunk, at) = (n as usize / CHUNK_SLOTS, n as usize % CHUNK_SLOTS);
-        if let Some(Some(chunk)) = self.chunks.get(chunk) {
-            terrace_media::prefetch_line(&chunk.slots[at * self.width]);
+        if let Some((chunk, at)) = self.chunk(n) {
+            terrace_media::prefetch_line(&chunk.slots[at * chunk.form.width()]);
         }
     }
 
     /// What is known of number `n`.
     #[inline]
     pub fn get(&self, n: u64) -> State {
-        let raw = self.raw(n);
-        match raw {
-            0 => State::Free,
-            ZEROS => State::Zeros,
-            _ if self.is_fixed() => {
-                let terrace = match raw & FIXED_DRAM != 0 {
-                    true => Terrace::Dram,
-                    false => Terrace::Ssd,
-                };
-                let loc = Loc::new(terrace, self.class, raw >> FIXED_LOW_BITS);
-                State::At(Slot::new(loc, (raw & 3) as u8))
-            }
-            _ if raw & ANY_ENTRY != 0 => State::At(Slot(raw & !ANY_ENTRY)),
-            _ => State::Fill(raw as u8),
-        }
-    }
-
-    fn is_fixed(&self) -> bool {
-        self.class != 0
-    }
-
-    fn code(&self, state: State) -> u64 {
-        match state {
-            State::Free => 0,
-            State::Zeros => ZEROS,
-            State::Fill(byte) => {
-                assert!(
-                    !self.is_fixed(),
-                    "a table of objects of one size has no fill"
-                );
-                ANY_FILL | u64::from(byte)
-            }
-            State::At(slot) if self.is_fixed() => {
-                let loc = slot.loc();
-                debug_assert_eq!(loc.class(), self.class);
-                debug_assert_ne!(loc.terrace(), Terrace::Middle);
-                let dram = match loc.terrace() {
-                    Terrace::Dram => FIXED_DRAM,
-                    _ => 0,
-                };
-                let raw = loc.unit() << FIXED_LOW_BITS | dram | u64::from(slot.heat());
-                // Silently cut off, it would name another object.
-                assert!(
-                    raw >> (8 * self.width) == 0,
-                    "place {:#x} in a slot of {} bytes",
-                    loc.unit(),
-                    self.width
-                );
-                raw
-            }
-            State::At(slot) => slot.0 | ANY_ENTRY,
+        match self.chunk(n) {
+            Some((chunk, at)) => chunk.form.decode(chunk.raw(at)),
+            None => State::Free,
         }
     }
 
     /// Changes what is known of number `n`.
     pub fn set(&mut self, n: u64, state: State) {
-        let (old, new) = (self.raw(n), self.code(state));
-        if old == new {
+        let old = self.get(n);
+        if old == state {
             return;
         }
-        let was_entry = matches!(self.get(n), State::At(_));
-        self.entries =
-            self.entries + u64::from(matches!(state, State::At(_))) - u64::from(was_entry);
-        self.count_hole(n, old == 0, new == 0);
+        let is_entry = |state| u64::from(matches!(state, State::At(_)));
+        self.entries = self.entries + is_entry(state) - is_entry(old);
+        self.count_hole(n, old == State::Free, state == State::Free);
         let (chunk, at) = (n as usize / CHUNK_SLOTS, n as usize % CHUNK_SLOTS);
-        let width = self.width;
+        let form = self.chunk_mut(chunk).form;
+        let raw = match form.code(state) {
+            Some(raw) => raw,
+            None => self.widen(chunk, state),
+        };
         let place = self.chunk_mut(chunk);
-        place.slots[at * width..(at + 1) * width].copy_from_slice(&new.to_le_bytes()[..width]);
-        place.used = place.used + u32::from(old == 0) - u32::from(new == 0);
+        place.set_raw(at, raw);
         if place.used == 0 {
+            self.present_bytes -= place.form.chunk_bytes();
             self.chunks[chunk] = None;
-            self.present -= 1;
         }
+    }
+
+    /// Gives a chunk's slots a class each; says how a slot of `state` is coded then.
+    fn widen(&mut self, chunk: usize, state: State) -> u64 {
+        let wide = match self.form {
+            Form::Fixed { class, .. } => Form::classed(self.unit_bits, class),
+            Form::Any => Form::Any,
+        };
+        let place = self.chunk_mut(chunk);
+        let was_bytes = place.form.chunk_bytes();
+        *place = place.in_form(wide);
+        self.present_bytes += wide.chunk_bytes() - was_bytes;
+        wide.code(state).expect("a slot with a class says all")
     }
 
     fn count_hole(&mut self, n: u64, was_free: bool, is_free: bool) {
@@ -228,13 +340,11 @@ impl Table {
         if chunk >= self.chunks.len() {
             self.chunks.resize_with(chunk + 1, || None);
         }
-        let place = &mut self.chunks[chunk];
-        self.present += usize::from(place.is_none());
-        let width = self.width;
-        place.get_or_insert_with(|| Chunk {
-            slots: vec![0; CHUNK_SLOTS * width].into_boxed_slice(),
-            used: 0,
-        })
+        let (form, place) = (self.form, &mut self.chunks[chunk]);
+        if place.is_none() {
+            self.present_bytes += form.chunk_bytes();
+        }
+        place.get_or_insert_with(|| Chunk::new(form))
     }
 
     /// A free number, the lowest ones first that a search meets; it is the caller's to set.
@@ -251,7 +361,7 @@ impl Table {
             let full = self.chunks.get(chunk).and_then(Option::as_ref);
             if full.is_some_and(|c| c.used as usize == CHUNK_SLOTS) {
                 n = ((chunk + 1) * CHUNK_SLOTS) as u64;
-            } else if self.raw(n) == 0 {
+            } else if self.get(n) == State::Free {
                 self.hint = n;
                 return n;
             } else {
@@ -264,7 +374,7 @@ impl Table {
     pub fn clear(&mut self) {
         *self = Table {
             chunks: Vec::new(),
-            present: 0,
+            present_bytes: 0,
             entries: 0,
             fresh: 0,
             holes: 0,
@@ -284,6 +394,8 @@ mod tests {
         let (what, heat, unit, byte) = of;
         let unit = unit & ((1 << bits) - 1);
         let class = match shape {
+            // Some are packed, and so shorter.
+            Shape::Fixed(_) if byte < 32 => addr::class_of(64),
             Shape::Fixed(_) => addr::class_of(160),
             Shape::Any => byte & 31,
         };
@@ -329,7 +441,7 @@ mod tests {
             }
             let numbers: Vec<u64> = map.keys().copied().collect();
             numbers.iter().for_each(|&n| table.set(n, State::Free));
-            prop_assert_eq!((table.present, table.entries()), (0, 0));
+            prop_assert_eq!((table.present_bytes, table.entries()), (0, 0));
             prop_assert_eq!(table.find_free() < table.fresh.max(1), true);
         }
     }
@@ -337,13 +449,22 @@ mod tests {
     #[test]
     fn thirty_million_objects_of_one_size_take_four_bytes_each() {
         let objects = 1 << 20;
-        for (bits, most) in [(29, 4.01), (37, 5.01)] {
+        for (bits, most, packed_most) in [(26, 4.01, 4.01), (29, 4.01, 5.01), (37, 5.01, 6.01)] {
             let mut table = Table::new(bits, Some(160));
-            for n in 0..objects {
-                table.set(n, State::Zeros);
-            }
-            let each = table.bytes() as f64 / objects as f64;
-            assert!(each <= most, "{each} bytes an object");
+            let mut each = |class: Option<u8>| {
+                for n in 0..objects {
+                    let at = |class| Slot::new(Loc::new(Terrace::Ssd, class, n + 8), 1);
+                    table.set(n, class.map_or(State::Zeros, |class| State::At(at(class))));
+                }
+                table.bytes() as f64 / objects as f64
+            };
+            let (zeros, whole, packed) =
+                (each(None), each(Some(addr::class_of(160))), each(Some(3)));
+            assert!(
+                zeros <= most && whole <= most,
+                "{zeros}, {whole} bytes an object"
+            );
+            assert!(packed <= packed_most, "{packed} bytes a packed object");
         }
     }
 

@@ -194,7 +194,7 @@ impl Store {
         }
     }
 
-    /// Stores what came back from a page. Not `surely` changed: only if it differs from what is in DRAM; where that has
+    /// Stores what came back from a page, whoever has the table having packed it or not. Not `surely` changed: only if it differs from what is in DRAM; where that has
     /// left DRAM it is stored, since reading it to compare would cost more. True: it was stored.
     pub(crate) fn put_changed(
         &self,
@@ -203,7 +203,7 @@ impl Store {
         value: &[u8],
         surely: bool,
     ) -> Result<bool, ObjectError> {
-        self.check_length(table, value.len())?;
+        self.made(table)?;
         let (oid, lane_id) = self.place(table, id)?;
         self.with_room(lane_id, value.len(), |lane| {
             let same = !surely

@@ -22,7 +22,7 @@ mod sync;
 
 use super::error::ObjectError;
 use super::open::Store;
-use super::pack::{pack, unpack};
+use super::pack::{Packer, unpack};
 use super::read::Value;
 use super::table::Shape;
 use crate::{Backing, Changed, FetchError, Fetched, PAGE_BYTES, Page, StoreError};
@@ -254,7 +254,7 @@ impl Named {
             .store
             .take_buf(GENERATION_BYTES + super::pack::ROOM_BYTES);
         room[..GENERATION_BYTES].copy_from_slice(&generation.to_le_bytes());
-        let len = pack(bytes, &mut room[GENERATION_BYTES..]);
+        let len = Packer::default().pack(bytes, &mut room[GENERATION_BYTES..]);
         let entry = &room[..GENERATION_BYTES + len];
         let same = |value: Value<'_>| match value {
             Value::Bytes(bytes) => {
