@@ -95,6 +95,17 @@ pub(super) fn unpack(packed: &[u8], into: &mut [u8]) -> bool {
     true
 }
 
+/// Unpacks what was at most as long as `into`, whatever it was: how long, or the whole of `into` if it was of one byte. None: it was not packed here.
+pub(super) fn unpack_any(packed: &[u8], into: &mut [u8]) -> Option<usize> {
+    match packed {
+        [byte] => {
+            into.fill(*byte);
+            Some(into.len())
+        }
+        _ => decompress_into(packed, into).ok(),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -1,4 +1,4 @@
-//! Pages of a program's memory as entries of a store: whole pages packed, or one object a page.
+//! Pages of a program's memory as entries of a store, whole and packed.
 //!
 //! [`Pages`] (MP): 4 KiB each, kept as
 //!
@@ -9,23 +9,18 @@
 //! | lz4 saves a quarter or more | what lz4 makes of it |
 //! | any other | its bytes |
 //!
-//! [`Objects`] (OPP): page `p` shows object `p` of a table of objects of one size, at an offset of its own, so that many objects do not
-//! meet in the same sets of a cache. One of 64 bytes or more is packed as pages are, and so its entry shorter than it, where all have one size. Promises: what is fetched is what was stored last. Never: keeps a page.
+//! Promises: what is fetched is what was stored last. Never: keeps a page.
 
 use super::error::ObjectError;
 use super::open::Store;
-use super::pack::{PACKED_FROM_BYTES, Packer, Packing, ROOM_BYTES, one_byte, unpack};
+use super::pack::{Packer, Packing, ROOM_BYTES, one_byte, unpack};
 use super::read::Value;
 use super::table::Shape;
 use crate::{Backing, Changed, FetchError, Fetched, PAGE_BYTES, Page, Put, StoreError};
-use std::ops::Range;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU16, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicU32, Ordering};
 use terrace_log::Loc;
 use terrace_media::Buf;
-
-/// Objects start at multiples of a cache line.
-const LINE_BYTES: usize = 64;
 
 /// Whole pages of a region.
 pub struct Pages {
@@ -217,197 +212,14 @@ impl Backing for Pages {
     }
 }
 
-/// How long each object of a table is, where they differ. None: it was never said.
-pub(crate) struct Sizes(Box<[AtomicU16]>);
-
-impl Sizes {
-    fn new(objects_max: u64) -> Sizes {
-        // SAFETY: all zeros is a value of an AtomicU16. From the system's zeroed pages, so that what is not used takes no DRAM.
-        Sizes(unsafe { Box::<[AtomicU16]>::new_zeroed_slice(objects_max as usize).assume_init() })
-    }
-
-    pub fn get(&self, object: u64) -> usize {
-        self.0[object as usize].load(Ordering::Acquire).into()
-    }
-
-    /// Up to a page.
-    pub fn set(&self, object: u64, bytes: usize) {
-        self.0[object as usize].store(bytes as u16, Ordering::Release);
-    }
-}
-
-/// One object a page.
-pub struct Objects {
-    store: Arc<Store>,
-    table: u16,
-    /// Of each, or the longest.
-    bytes: usize,
-    sizes: Option<Sizes>,
-    strict: bool,
-    packing: Packing,
-}
-
-impl Objects {
-    /// Objects of `bytes` bytes (1 to 4,096) in table `table`, which is made if need be.
-    pub fn new(store: Arc<Store>, table: u16, bytes: u32) -> Result<Objects, ObjectError> {
-        check_bytes(table, bytes)?;
-        store.make_owned_table(table, Shape::Fixed(bytes))?;
-        Ok(Objects {
-            store,
-            table,
-            bytes: bytes as usize,
-            sizes: None,
-            strict: false,
-            packing: Packing::default(),
-        })
-    }
-
-    /// Objects of up to `bytes_max` bytes, each as long as it is said to be ([`Objects::sizes`]): up to `objects_max` of them.
-    pub(crate) fn of_any_size(
-        store: Arc<Store>,
-        table: u16,
-        bytes_max: u32,
-        objects_max: u64,
-    ) -> Result<Objects, ObjectError> {
-        check_bytes(table, bytes_max)?;
-        store.make_owned_table(table, Shape::Any)?;
-        Ok(Objects {
-            store,
-            table,
-            bytes: bytes_max as usize,
-            sizes: Some(Sizes::new(objects_max)),
-            strict: false,
-            packing: Packing::default(),
-        })
-    }
-
-    /// How long each is, where they differ.
-    pub(crate) fn sizes(&self) -> Option<&Sizes> {
-        self.sizes.as_ref()
-    }
-
-    fn bytes_of(&self, object: u64) -> usize {
-        match &self.sizes {
-            Some(sizes) => sizes.get(object),
-            None => self.bytes,
-        }
-    }
-
-    /// The same, where a number that is free is no object: who touches its page is told, instead of seeing zeros.
-    pub(crate) fn strict(self) -> Objects {
-        Objects {
-            strict: true,
-            ..self
-        }
-    }
-
-    /// Whether objects may be packed: their length says whether one is, so all others must have the same.
-    fn packs(&self) -> bool {
-        self.sizes.is_none() && self.bytes >= PACKED_FROM_BYTES
-    }
-
-    fn put(
-        &self,
-        changed: &Changed<'_>,
-        packer: &mut Packer,
-        room: &mut [u8],
-    ) -> Result<(), ObjectError> {
-        let Changed { page, surely, .. } = *changed;
-        let whole = &changed.bytes.0[self.span(page)];
-        let bytes = match self.packs() {
-            true => {
-                let len = self.packing.pack(packer, whole, room);
-                &room[..len]
-            }
-            false => whole,
-        };
-        let put = self.store.put_changed(self.table, page, bytes, surely);
-        put.map(drop)
-    }
-
-    /// Where on its page object `object` starts.
-    pub(crate) fn offset(&self, object: u64) -> usize {
-        offset(object, self.bytes)
-    }
-}
-
-fn check_bytes(table: u16, bytes: u32) -> Result<(), ObjectError> {
-    match bytes {
-        1.. if bytes as usize <= PAGE_BYTES => Ok(()),
-        _ => Err(ObjectError::Length {
-            table,
-            asked: bytes.into(),
-            allowed: PAGE_BYTES as u64,
-        }),
-    }
-}
-
-/// Where on its page an object of `bytes` bytes starts: spread over the page by its number.
-fn offset(page: u64, bytes: usize) -> usize {
-    let places = (PAGE_BYTES - bytes) / LINE_BYTES + 1;
-    let spread = (page.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32) as usize;
-    spread % places * LINE_BYTES
-}
-
-impl Backing for Objects {
-    fn span(&self, page: u64) -> Range<usize> {
-        let start = offset(page, self.bytes);
-        start..start + self.bytes_of(page)
-    }
-
-    fn fetch(&self, page: u64, into: &mut Page) -> Result<Fetched, FetchError> {
-        let into = &mut into.0[self.span(page)];
-        let mut packed: Option<(Buf, usize)> = None;
-        let seen = self
-            .store
-            .read_at(self.table, page, |value, at| match value {
-                Value::Free if self.strict => Err(FetchError::Freed),
-                Value::Free | Value::Zeros => Ok(Fetched::Absent),
-                Value::Fill(byte) => {
-                    into.fill(byte);
-                    Ok(Fetched::Filled)
-                }
-                Value::Bytes(bytes) if self.packs() && bytes.len() < into.len() => {
-                    packed = Some(copied(&self.store, bytes));
-                    Ok(from(at))
-                }
-                Value::Bytes(bytes) => {
-                    // It may have become longer or shorter since it was stored.
-                    let len = bytes.len().min(into.len());
-                    into[..len].copy_from_slice(&bytes[..len]);
-                    Ok(from(at))
-                }
-            });
-        let seen = seen.map_err(fetch_error)??;
-        if let Some(packed) = packed {
-            unpack_copied(&self.store, packed, into)?;
-        }
-        Ok(seen)
-    }
-
-    fn store(&self, pages: &[Changed<'_>]) -> Result<usize, StoreError> {
-        for changed in pages {
-            terrace_media::prefetch(&changed.bytes.0[self.span(changed.page)]);
-        }
-        self.store.ask_for(self.table, pages.iter().map(|c| c.page));
-        store_packed(&self.store, pages, |changed, packer, room| {
-            self.put(changed, packer, room)
-        })
-    }
-
-    fn discard(&self, page: u64) {
-        discard(&self.store, self.table, page);
-    }
-}
-
 /// A copy of what is packed, to be unpacked when the lane is not locked any more.
-fn copied(store: &Store, bytes: &[u8]) -> (Buf, usize) {
+pub(super) fn copied(store: &Store, bytes: &[u8]) -> (Buf, usize) {
     let mut buf = store.take_buf(bytes.len());
     buf[..bytes.len()].copy_from_slice(bytes);
     (buf, bytes.len())
 }
 
-fn unpack_copied(
+pub(super) fn unpack_copied(
     store: &Store,
     (buf, len): (Buf, usize),
     into: &mut [u8],
@@ -422,7 +234,7 @@ fn unpack_copied(
 }
 
 /// Does `put` for each until one fails: how many were taken.
-fn store_packed(
+pub(super) fn store_packed(
     store: &Store,
     pages: &[Changed<'_>],
     mut put: impl FnMut(&Changed<'_>, &mut Packer, &mut [u8]) -> Result<(), ObjectError>,
@@ -450,7 +262,7 @@ pub(super) fn from(device: Option<Loc>) -> Fetched {
     }
 }
 
-fn discard(store: &Store, table: u16, page: u64) {
+pub(super) fn discard(store: &Store, table: u16, page: u64) {
     if let Err(error) = store.free(table, page) {
         // Only a durable store needs room for it: the page stays, and takes its room on the SSD.
         tracing::warn!(table, page, %error, "a page could not be freed");
@@ -495,22 +307,5 @@ mod tests {
         assert!(expected(7));
         assert!(expected(8));
         assert!(!expected(5));
-    }
-
-    #[test]
-    fn objects_are_spread_over_the_page_and_stay_in_it() {
-        for bytes in [1, 64, 128, 1000, 4033, 4096] {
-            let mut starts = std::collections::HashSet::new();
-            for page in 0..4096 {
-                let start = offset(page, bytes);
-                assert!(start.is_multiple_of(LINE_BYTES) && start + bytes <= PAGE_BYTES);
-                starts.insert(start);
-            }
-            assert_eq!(
-                starts.len(),
-                (PAGE_BYTES - bytes) / LINE_BYTES + 1,
-                "{bytes} bytes"
-            );
-        }
     }
 }
