@@ -26,10 +26,16 @@ fn heap(dir: &Path, way: Way) -> Heap {
     Heap::open(store, way).unwrap()
 }
 
-/// An array of several times the cap, each object with its number.
+/// An array of several times the cap, each object with its number, and so much noise beside that it does not pack.
 fn filled(heap: &Heap) -> Array {
     let array = heap.array(OBJECTS, BYTES, OBJECTS).unwrap();
-    (0..OBJECTS).for_each(|n| array.word(n, 3).store(n + 1, Relaxed));
+    for n in 0..OBJECTS {
+        for word in 0..BYTES as usize / 8 {
+            let noise = (n * 256 + word as u64 + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+            array.word(n, word).store(noise, Relaxed);
+        }
+        array.word(n, 3).store(n + 1, Relaxed);
+    }
     array
 }
 
