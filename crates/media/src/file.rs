@@ -446,8 +446,20 @@ fn open_with(
         .map_err(|e| MediaError::setup_io("open", path.display(), &e))
 }
 
-/// Reserves the whole length, so that a full file system is met here.
+/// Reserves the whole length, so that a full file system is met here. More than is free is not even tried: until the system
+/// refuses, it takes all there is, and whoever else writes to that file system meets a full one.
 fn reserve(path: &Path, file: &File, len_bytes: u64) -> Result<(), MediaError> {
+    let available_bytes = available_bytes(file);
+    if available_bytes.is_some_and(|available| available < len_bytes) {
+        let errno = Errno::NOSPC;
+        return Err(space_error(
+            "reserve space for",
+            path,
+            file,
+            len_bytes,
+            errno,
+        ));
+    }
     match fallocate(file, FallocateFlags::empty(), 0, len_bytes) {
         // A file system that cannot reserve: writing every block, which comes next, does it too.
         Ok(()) | Err(Errno::OPNOTSUPP) => Ok(()),
@@ -476,13 +488,18 @@ fn space_error(
         file.metadata().map_or(0, |m| m.blocks() * 512)
     };
     // What the partial file holds comes free when it is removed.
-    let available_bytes =
-        fstatvfs(file).map_or(0, |fs| fs.f_bavail.saturating_mul(fs.f_frsize)) + held_bytes;
+    let available_bytes = available_bytes(file).unwrap_or(0) + held_bytes;
     MediaError::NoSpace {
         path: path.to_owned(),
         asked_bytes,
         available_bytes,
     }
+}
+
+/// What the file system of `file` has left for everyone. None: it does not say.
+fn available_bytes(file: &File) -> Option<u64> {
+    let fs = fstatvfs(file).ok().filter(|fs| fs.f_blocks > 0)?;
+    Some(fs.f_bavail.saturating_mul(fs.f_frsize))
 }
 
 /// Whether a write that asks for it is durable when it has ended: on a block device, and where the file system is known to do it. Others take the flag and leave it at that (FUSE with direct I/O

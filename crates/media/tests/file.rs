@@ -3,6 +3,7 @@
 
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 use terrace_media::*;
 
@@ -86,6 +87,25 @@ fn a_file_that_does_not_fit_is_refused_with_numbers_and_leaves_nothing() {
         other => panic!("{:?}", other.err()),
     }
     assert!(!path.exists());
+    // Whoever else writes there is not to meet a full disk meanwhile.
+    let free = || rustix::fs::statvfs(dir.path()).unwrap().f_bavail;
+    let (before, made) = (free(), AtomicBool::new(false));
+    let least = std::thread::scope(|threads| {
+        let watch = threads.spawn(|| {
+            let seen = std::iter::repeat_with(free).take_while(|_| !made.load(Relaxed));
+            seen.min()
+        });
+        for _ in 0..10 {
+            let refused = FileDevice::create_unwritten(&path, asked);
+            assert!(matches!(refused.err(), Some(MediaError::NoSpace { .. })));
+        }
+        made.store(true, Relaxed);
+        watch.join().unwrap()
+    });
+    assert!(
+        least.is_none_or(|least| least > before / 2),
+        "{before} blocks were free, then {least:?}"
+    );
     for len_bytes in [0, 1000, u64::MAX - 4095] {
         let refused = FileDevice::create(&path, len_bytes, &mut |_| {});
         assert!(
