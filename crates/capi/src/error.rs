@@ -106,7 +106,7 @@ impl From<HeapError> for Failure {
                 libc::EINVAL
             }
             HeapError::Store(e) => match e {
-                ObjectError::Full { .. } => libc::ENOMEM,
+                ObjectError::Full { .. } | ObjectError::Slots { .. } => libc::ENOMEM,
                 ObjectError::ReadOnly => libc::EROFS,
                 ObjectError::Free { .. } => libc::ENOENT,
                 ObjectError::Io { errno, .. } => *errno,

@@ -117,9 +117,8 @@ pub(crate) fn rd_u64(b: &[u8], at: usize) -> u64 {
 }
 
 /// Length in bytes of an entry with these parts, padding included.
-pub fn entry_bytes(key_len: usize, value_len: usize, expiry: bool, version: bool) -> usize {
-    let raw =
-        HEADER_BYTES + 8 * usize::from(expiry) + 8 * usize::from(version) + key_len + value_len;
+pub const fn entry_bytes(key_len: usize, value_len: usize, expiry: bool, version: bool) -> usize {
+    let raw = HEADER_BYTES + 8 * expiry as usize + 8 * version as usize + key_len + value_len;
     raw.next_multiple_of(UNIT_BYTES)
 }
 
@@ -332,14 +331,17 @@ pub fn add_flags(entry: &mut [u8], flags: u8) {
 pub fn remove_flags(entry: &mut [u8], flags: u8) {
     entry[19] &= !(flags & !MEDIA_FLAGS);
 }
-/// Writes a value of the same length over that of an entry in memory. False: its length differs.
+/// Writes a value over that of an entry in memory, if the entry is as long with it, padding included. False: it is not.
 pub fn set_value(entry: &mut [u8], value: &[u8]) -> bool {
     let at = head_end(entry) + rd_u16(entry, 16) as usize;
-    let same = rd_u32(entry, 20) as usize == value.len();
-    if same {
+    let end = (at + rd_u32(entry, 20) as usize).next_multiple_of(UNIT_BYTES);
+    let fits = (at + value.len()).next_multiple_of(UNIT_BYTES) == end;
+    if fits {
+        entry[20..24].copy_from_slice(&(value.len() as u32).to_le_bytes());
         entry[at..at + value.len()].copy_from_slice(value);
+        entry[at + value.len()..end].fill(0);
     }
-    same
+    fits
 }
 /// Changes the expiry of an entry in memory that already has one.
 pub fn set_expiry(entry: &mut [u8], ms: u64) {
@@ -386,6 +388,29 @@ mod tests {
                 Ok(e) => e.verify_value(seed).is_err(),
             };
             prop_assert!(bad);
+        }
+
+        #[test]
+        fn a_value_is_written_over_another_that_takes_as_much(
+            key in proptest::collection::vec(any::<u8>(), 0..20),
+            value in proptest::collection::vec(any::<u8>(), 0..40),
+            other in proptest::collection::vec(any::<u8>(), 0..40),
+        ) {
+            let new = |value| NewEntry {
+                kind: Kind::Value, space: 0, flags: 0, link: Loc::NONE, expiry_ms: None, version: Some(7), key: &key, value,
+            };
+            let (was, will) = (new(&value), new(&other));
+            let len = was.len_bytes();
+            // What is behind it is another's.
+            let mut buf = vec![0xAA; len + 32];
+            was.write(&mut buf);
+            let fits = len == will.len_bytes();
+            let mut expected = buf.clone();
+            if fits {
+                will.write(&mut expected);
+            }
+            prop_assert_eq!(set_value(&mut buf, &other), fits);
+            prop_assert!(buf == expected);
         }
 
         #[test]

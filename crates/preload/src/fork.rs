@@ -107,8 +107,8 @@ pub unsafe extern "C" fn fork() -> libc::pid_t {
 
 impl Runtime {
     /// What a second version of all pages would take of the SSD.
-    fn second_bytes(&self) -> u64 {
-        self.malloc.heap.promised_bytes() + self.maps.heap.promised_bytes()
+    fn second_pages(&self) -> u64 {
+        self.malloc.heap.promised_pages() + self.maps.heap.promised_pages()
     }
 
     fn may_fork(&self) -> bool {
@@ -116,13 +116,13 @@ impl Runtime {
             return true;
         };
         self.malloc.heap.cool();
-        let bytes = self.second_bytes();
+        let pages = self.second_pages();
         let (cap_bytes, _) = home.heap.store().cap_and_used_bytes();
         let room = serve::has_room(cap_bytes);
         use terrace_vm::heap::Ground;
-        let promised = room && home.heap.promise(bytes).is_ok();
+        let promised = room && home.heap.promise(pages).is_ok();
         if promised {
-            home.heap.unpromise(bytes);
+            home.heap.unpromise(pages);
         }
         promised
     }
@@ -132,13 +132,13 @@ impl Runtime {
         for area in [&self.malloc, &self.maps] {
             area.heap.write_back().map_err(|_| libc::ENOMEM)?;
         }
-        let (bytes, shared) = (self.second_bytes(), self.shared_bytes());
+        let (pages, shared) = (self.second_pages(), self.shared_bytes());
         match &self.pool {
             Pool::Home(home) => {
                 let views = [&*home.views[0], &*home.views[1]];
-                serve::start(&home.heap, views, bytes, shared)
+                serve::start(&home.heap, views, pages, shared)
             }
-            Pool::Away(remote) => remote.fork(bytes, shared),
+            Pool::Away(remote) => remote.fork(pages, shared),
         }
     }
 

@@ -57,11 +57,11 @@ impl Remote {
     }
 
     /// A socket for a child of this child; `bytes` is what a second version of everything would take, `shared_bytes` what the two will have in DRAM together.
-    pub fn fork(&self, bytes: u64, shared_bytes: u64) -> Result<OwnedFd, i32> {
+    pub fn fork(&self, pages: u64, shared_bytes: u64) -> Result<OwnedFd, i32> {
         let ask = Ask {
             what: wire::FORK,
             first: shared_bytes,
-            count: bytes,
+            count: pages,
             ..Ask::default()
         };
         let asked = self.with(|state| {
@@ -247,13 +247,13 @@ impl Backing for RemotePages {
 pub struct RemoteGround(pub Arc<Remote>);
 
 impl Ground for RemoteGround {
-    fn promise(&self, bytes: u64) -> Result<(), AllocError> {
-        if bytes == 0 {
+    fn promise(&self, pages: u64) -> Result<(), AllocError> {
+        if pages == 0 {
             return Ok(());
         }
         let ask = Ask {
             what: wire::PROMISE,
-            count: bytes,
+            count: pages,
             ..Ask::default()
         };
         let said = self.0.with(|state| {
@@ -263,15 +263,15 @@ impl Ground for RemoteGround {
         match said {
             Ok(Say { errno: 0, .. }) => Ok(()),
             _ => Err(AllocError::Heap(HeapError::Store(ObjectError::Full {
-                asked_bytes: bytes,
+                asked_bytes: pages * PAGE_BYTES as u64,
             }))),
         }
     }
 
-    fn unpromise(&self, bytes: u64) {
+    fn unpromise(&self, pages: u64) {
         self.0.tell(Ask {
             what: wire::UNPROMISE,
-            count: bytes,
+            count: pages,
             ..Ask::default()
         });
     }

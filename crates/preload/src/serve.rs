@@ -84,8 +84,8 @@ struct Service {
     heap: Heap,
     views: [View; 2],
     end: OwnedFd,
-    /// Of the room on the SSD.
-    promised_bytes: u64,
+    /// Of the room for pages.
+    promised_pages: u64,
     /// Of the cap: its share, copies, and tables.
     counted_bytes: u64,
     copies_bytes: u64,
@@ -94,12 +94,12 @@ struct Service {
 /// Why a child cannot be served: an error number.
 type Refused = i32;
 
-/// A view for a child, and a thread that serves it: the child's end of the socket. `bytes` is what a second version of everything would take of the SSD,
+/// A view for a child, and a thread that serves it: the child's end of the socket. `pages` is how many more a second version of everything would come to,
 /// `shared_bytes` what the child has in DRAM together with its parent, until one of them writes to it.
 pub fn start(
     heap: &Heap,
     views: [&View; 2],
-    bytes: u64,
+    pages: u64,
     shared_bytes: u64,
 ) -> Result<OwnedFd, Refused> {
     let (cap_bytes, _) = heap.store().cap_and_used_bytes();
@@ -109,7 +109,7 @@ pub fn start(
     let copies_bytes = copies_bytes(heap, shared_bytes);
     LIVE.fetch_add(1, Ordering::AcqRel);
     COPIES_BYTES.fetch_add(copies_bytes, Ordering::AcqRel);
-    let begun = begin(heap, views, bytes, share_bytes(cap_bytes), copies_bytes);
+    let begun = begin(heap, views, pages, share_bytes(cap_bytes), copies_bytes);
     if begun.is_err() {
         LIVE.fetch_sub(1, Ordering::AcqRel);
         COPIES_BYTES.fetch_sub(copies_bytes, Ordering::AcqRel);
@@ -120,14 +120,14 @@ pub fn start(
 fn begin(
     heap: &Heap,
     views: [&View; 2],
-    bytes: u64,
+    pages: u64,
     share_bytes: u64,
     copies_bytes: u64,
 ) -> Result<OwnedFd, Refused> {
     let [end, childs] = wire::pair()?;
-    heap.promise(bytes).map_err(|_| libc::ENOMEM)?;
+    heap.promise(pages).map_err(|_| libc::ENOMEM)?;
     let (Some(first), Some(second)) = (views[0].fork(), views[1].fork()) else {
-        heap.unpromise(bytes);
+        heap.unpromise(pages);
         return Err(libc::ENOMEM);
     };
     heap.make_way(share_bytes + copies_bytes);
@@ -135,7 +135,7 @@ fn begin(
         heap: heap.clone(),
         views: [first, second],
         end,
-        promised_bytes: bytes,
+        promised_pages: pages,
         counted_bytes: share_bytes + copies_bytes,
         copies_bytes,
     };
@@ -183,7 +183,7 @@ impl Drop for Slot {
 
 impl Drop for Service {
     fn drop(&mut self) {
-        self.heap.unpromise(self.promised_bytes);
+        self.heap.unpromise(self.promised_pages);
         self.heap.count(self.counted_bytes, 0);
     }
 }
@@ -207,7 +207,7 @@ impl Service {
             wire::PROMISE => {
                 let errno = match self.heap.promise(ask.count) {
                     Ok(()) => {
-                        self.promised_bytes += ask.count;
+                        self.promised_pages += ask.count;
                         0
                     }
                     Err(_) => libc::ENOMEM,
@@ -215,9 +215,9 @@ impl Service {
                 self.say(errno)
             }
             wire::UNPROMISE => {
-                let bytes = ask.count.min(self.promised_bytes);
-                self.promised_bytes -= bytes;
-                self.heap.unpromise(bytes);
+                let pages = ask.count.min(self.promised_pages);
+                self.promised_pages -= pages;
+                self.heap.unpromise(pages);
                 Ok(())
             }
             wire::COUNT => {

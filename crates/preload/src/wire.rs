@@ -17,7 +17,7 @@ pub const FETCH: u32 = 1;
 pub const STORE: u32 = 2;
 /// Pages are not needed any more. No answer.
 pub const DISCARD: u32 = 3;
-/// Room on the SSD for so many bytes.
+/// Room for so many pages.
 pub const PROMISE: u32 = 4;
 /// It is not needed any more. No answer.
 pub const UNPROMISE: u32 = 5;

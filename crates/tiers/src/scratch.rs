@@ -74,8 +74,8 @@ impl<D: Snapshot> Lane<D> {
         self.stats.updates += 1;
     }
 
-    /// Writes another value of the same length over one in a scratch lane that has not begun to step down. False: it is
-    /// elsewhere, and is to be put. So an object that is written often takes its room in DRAM once.
+    /// Writes another value over one in a scratch lane that takes as much room and has not begun to step down. False: it is
+    /// elsewhere or takes another room, and is to be put. So an object that is written often takes its room in DRAM once.
     pub fn overwrite(&mut self, slot: Slot, value: &[u8]) -> bool {
         let loc = slot.loc();
         let open = self.cfg.scratch

@@ -67,6 +67,11 @@ pub trait Backing: Send + Sync + 'static {
         0..PAGE_BYTES
     }
 
+    /// The most that [`span`](Backing::span) says of page `page` while an owner may change it: where an object is resized.
+    fn span_max(&self, page: u64) -> Range<usize> {
+        self.span(page)
+    }
+
     /// Fills `into`, which is all zeros, with the contents of page `page`. Writes only to its [`span`](Backing::span); on error
     /// too.
     fn fetch(&self, page: u64, into: &mut Page) -> Result<Fetched, FetchError>;
@@ -76,7 +81,7 @@ pub trait Backing: Send + Sync + 'static {
         for (at, page) in pages.iter().enumerate() {
             let fetched = self.fetch(*page, into);
             put(at, fetched, into);
-            into.0[self.span(*page)].fill(0);
+            into.0[self.span_max(*page)].fill(0);
         }
     }
 

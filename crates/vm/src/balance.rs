@@ -97,6 +97,19 @@ impl Balance {
         self.shared_bytes(&self.state.lock())
     }
 
+    /// The most that slots of all tables may take: the rest is what pages and entries must have at least.
+    pub fn slots_max_bytes(&self) -> u64 {
+        let state = self.state.lock();
+        let buffer = state.counted_bytes - self.memory.fixed_bytes();
+        let (cap_bytes, _) = self.store.cap_and_used_bytes();
+        let least = match self.fixed.load(Ordering::Relaxed) {
+            true => buffer,
+            false => policy::buffer_least(cap_bytes),
+        };
+        let shared = self.store.shared_with_slots_bytes(buffer);
+        shared.saturating_sub(self.store.terrace_least_bytes() + least)
+    }
+
     /// What the buffer, as the cap was told of it, and the terrace have together.
     fn shared_bytes(&self, state: &State) -> u64 {
         let buffer = state.counted_bytes - self.memory.fixed_bytes();

@@ -390,7 +390,7 @@ impl<'a> Fault<'a> {
     fn put(&self, region: &RegionCore, writable: bool) -> Result<Fetched, Cause> {
         let core = self.core;
         let page = self.page - region.first_page;
-        core.scratch.with(region.backing.span(page), |scratch| {
+        core.scratch.with(region.backing.span_max(page), |scratch| {
             // Where a fault takes 4 µs, a look at the clock is not for nothing.
             let began = (core.way != Way::InThread || core.unmodified).then(Instant::now);
             let fetched = region.backing.fetch(page, scratch).map_err(Cause::Fetch)?;

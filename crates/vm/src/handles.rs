@@ -3,7 +3,7 @@
 //! Promises: a hit in DRAM costs a look-up and a copy; [`Table::get_many`] keeps the device's queue full; what was inserted has room on the
 //! SSD, as objects that fault have. Never: shows an address.
 
-use crate::opp::{Heap, HeapError};
+use crate::opp::{Heap, HeapError, Slots};
 use crate::store::{ObjectError, Shape, Value};
 use std::sync::atomic::{AtomicU64, Ordering};
 use terrace_log::ObjectId;
@@ -14,6 +14,7 @@ pub struct Table {
     heap: Heap,
     table: u16,
     bytes: u32,
+    slots: Slots,
     len: AtomicU64,
 }
 
@@ -29,6 +30,7 @@ impl Table {
             heap: heap.clone(),
             table,
             bytes,
+            slots: Slots::new(heap, table)?,
             len: AtomicU64::new(0),
         })
     }
@@ -60,14 +62,23 @@ impl Table {
     /// Stores a new object: its number.
     pub fn insert(&self, value: &[u8]) -> Result<u64, HeapError> {
         self.heap.promise_bytes(self.entry_bytes())?;
-        match self.heap.store().insert(self.table, value) {
+        let store = self.heap.store();
+        let inserted = store.insert(self.table, value).map_err(HeapError::from);
+        let there = inserted.and_then(|id| {
+            let slots = self.slots.reach(id + 1);
+            if slots.is_err() {
+                store.free(self.table, id)?;
+            }
+            slots.map(|()| id)
+        });
+        match there {
             Ok(id) => {
                 self.len.fetch_add(1, Ordering::Relaxed);
                 Ok(id)
             }
             Err(e) => {
                 self.heap.unpromise_bytes(self.entry_bytes());
-                Err(e.into())
+                Err(e)
             }
         }
     }

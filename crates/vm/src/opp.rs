@@ -3,11 +3,12 @@
 //! Object `n` lies on page `n` of a region, at an offset of its own, so that few objects touched mean few pages materialised and
 //! what goes back to DRAM and SSD is the object alone. Its number is its slot in a table of the store, so ids are dense.
 //!
-//! Promises: an object reads as zeros until it is written to; what was allocated has room on the SSD, so that a full SSD is met by an
+//! Promises: an object reads as zeros until it is written to; what was allocated has room on the SSD, and its slot room in DRAM, so that a full SSD or cap is met by an
 //! allocation that is refused and never by a program that is killed; freeing what is not there is an error. Never: keeps a list or a
 //! map of objects of its own.
 
 mod pool;
+mod slots;
 
 pub use pool::ObjectPool;
 
@@ -16,8 +17,9 @@ use crate::balance::Balance;
 use crate::memory::{Memory, Options, VmError, Way};
 use crate::policy;
 use crate::region::Region;
-use crate::store::{ObjectError, Objects, Store, TABLES_MAX};
+use crate::store::{ObjectError, Objects, PAGE_SLOT_BYTES, Store, TABLES_MAX};
 use pool::SIZE_BYTES;
+pub(crate) use slots::Slots;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use terrace_log::ObjectId;
@@ -172,6 +174,7 @@ impl Heap {
             Objects::new(store, table, bytes)
         })?;
         objects.promise(len, bytes)?;
+        objects.slots.reach(len)?;
         Ok(Array {
             objects,
             len: Mutex::new(len),
@@ -231,6 +234,7 @@ struct Shown {
     objects: Arc<Objects>,
     /// None only while it is dropped.
     region: Option<Region>,
+    slots: Slots,
     /// Objects that have room on the SSD, and how much.
     promised: AtomicU64,
     promised_bytes: AtomicU64,
@@ -251,10 +255,10 @@ impl Shown {
             .and_then(|objects| {
                 let objects = Arc::new(objects);
                 let region = heap.0.memory.region(objects_max, objects.clone())?;
-                Ok((objects, region))
+                Ok((objects, region, Slots::new(heap, table)?))
             });
         match made {
-            Ok((objects, region)) => {
+            Ok((objects, region, slots)) => {
                 let addresses = policy::addresses_bytes(objects_max);
                 heap.0.store.count_pages(0, addresses);
                 Ok(Shown {
@@ -263,6 +267,7 @@ impl Shown {
                     bytes,
                     objects,
                     region: Some(region),
+                    slots,
                     promised: AtomicU64::new(0),
                     promised_bytes: AtomicU64::new(0),
                     sized: AtomicU64::new(0),
@@ -341,6 +346,29 @@ impl Heap {
         Ok(store.room.promise(bytes)?)
     }
 
+    /// Makes sure that so many more bytes of slots have room in DRAM.
+    pub(crate) fn promise_slots(&self, bytes: u64) -> Result<(), HeapError> {
+        let max = self.0.balance.slots_max_bytes();
+        Ok(self.0.store.room.promise_slots(bytes, max)?)
+    }
+
+    pub(crate) fn unpromise_slots(&self, bytes: u64) {
+        self.0.store.room.end_slots(bytes);
+    }
+
+    /// Makes sure that `pages` pages, each with an entry of `entry_bytes` bytes, have room, their slots too.
+    pub(crate) fn promise_pages(&self, pages: u64, entry_bytes: u64) -> Result<(), HeapError> {
+        let bytes = pages.saturating_mul(entry_bytes);
+        self.promise_bytes(bytes)?;
+        let slots = self.promise_slots(pages.saturating_mul(PAGE_SLOT_BYTES));
+        slots.inspect_err(|_| self.unpromise_bytes(bytes))
+    }
+
+    pub(crate) fn unpromise_pages(&self, pages: u64, entry_bytes: u64) {
+        self.unpromise_slots(pages * PAGE_SLOT_BYTES);
+        self.unpromise_bytes(pages * entry_bytes);
+    }
+
     /// The most that can be promised.
     pub(crate) fn promise_max_bytes(&self) -> u64 {
         self.0.store.room.max_bytes
@@ -410,10 +438,14 @@ impl Array {
             return Err(HeapError::TooMany { asked: len, max });
         }
         if len > *held {
-            self.objects.promise(len - *held, self.objects.bytes)?;
+            let more = len - *held;
+            self.objects.promise(more, self.objects.bytes)?;
+            let slots = self.objects.slots.reach(len);
+            slots.inspect_err(|_| self.objects.unpromise(more, self.objects.bytes))?;
         } else {
             self.objects.region().discard(len..*held)?;
             self.objects.unpromise(*held - len, self.objects.bytes);
+            self.objects.slots.let_go(len);
         }
         *held = len;
         Ok(())

@@ -154,7 +154,12 @@ pub(crate) fn buffer_most(cap_bytes: u64, data_bytes: u64, terrace_min_bytes: u6
     let keeps = (data_bytes / TERRACE_MIN_ONE_IN).max(terrace_min_bytes);
     data_bytes
         .saturating_sub(keeps)
-        .max(cap_bytes / BUFFER_MIN_ONE_IN)
+        .max(buffer_least(cap_bytes))
+}
+
+/// The least that the buffer may have.
+pub(crate) fn buffer_least(cap_bytes: u64) -> u64 {
+    cap_bytes / BUFFER_MIN_ONE_IN
 }
 
 /// What it begins with where handler threads take faults: a program that fits into it never faults twice on a page, and a fault costs more than
@@ -173,7 +178,7 @@ pub(crate) fn buffer_wanted(
     costs: Costs,
 ) -> u64 {
     let step = cap_bytes / STEP_ONE_IN;
-    let least = cap_bytes / BUFFER_MIN_ONE_IN;
+    let least = buffer_least(cap_bytes);
     let most = buffer_most(cap_bytes, data_bytes, terrace_min_bytes);
     if gains.near + gains.recalled < EVENTS_MIN {
         return now.min(most);

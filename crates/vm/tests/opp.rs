@@ -49,11 +49,13 @@ fn read(object: *mut u64, words: usize, expected: u64, what: u64) {
     }
 }
 
-/// What words hold of an object of zeros, of one that lz4 shortens by half, or of one that it does not.
+/// What words hold of an object of zeros, never written to or written with them, of one byte, of one that lz4 shortens by half, or of one that it does not.
 fn word_of(value: u64, word: usize) -> u64 {
-    match value {
+    match value >> 1 & 7 {
+        _ if value == 0 => 0,
         0 => 0,
-        _ if value & 2 == 0 => value + word as u64,
+        1 => (value >> 8 & 0xff) * 0x0101_0101_0101_0101,
+        2..=4 => value + word as u64,
         _ => (value + word as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15),
     }
 }

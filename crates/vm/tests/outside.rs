@@ -94,6 +94,48 @@ fn a_pool_that_is_cut_short_ends_who_touches_what_is_gone() {
 }
 
 #[test]
+fn tables_that_the_cap_cannot_hold_are_refused_when_objects_are_allocated() {
+    let name = "tables_that_the_cap_cannot_hold_are_refused_when_objects_are_allocated";
+    if let Some(dir) = child() {
+        let store = Store::open(&StoreOptions {
+            prewrite: false,
+            ..StoreOptions::scratch(&dir, CAP, 4 << 30)
+        });
+        let heap = Heap::open(store.unwrap(), Way::InThread).unwrap();
+        // 32 Mi slots of 4 bytes are four times the cap. Of the largest array that is to be had all may be written to: one of a thousand makes all slots, and of
+        // 64 bytes those that are packed take a byte more.
+        for bytes in [8, 64] {
+            let mut objects = 1 << 25;
+            let array = loop {
+                match heap.array(objects, bytes, objects) {
+                    Ok(array) => break array,
+                    Err(e) => println!("{objects}: {e}"),
+                }
+                objects = objects / 8 * 7;
+            };
+            for n in (0..objects).step_by(1 << 10) {
+                array.word(n, 0).store(n + 1, Relaxed);
+            }
+            heap.memory().evict_all().unwrap();
+            for n in (0..objects).step_by(1 << 10) {
+                assert_eq!(array.word(n, 0).load(Relaxed), n + 1);
+            }
+            let (cap, used) = heap.store().cap_and_used_bytes();
+            assert!(used <= cap, "{used} bytes of {cap}");
+            println!("all of {objects} were there, {used} bytes are used");
+        }
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let ended = in_child(name, &dir.path().join("pool"));
+    let said = [ended.stdout, ended.stderr].concat();
+    let said = String::from_utf8_lossy(&said);
+    let all = said.matches("were there").count() == 2;
+    assert!(ended.status.success() && all, "{said}");
+    assert!(said.contains("33554432: no DRAM for"), "{said}");
+}
+
+#[test]
 fn a_pool_is_one_programs_at_a_time() {
     if let Some(dir) = child() {
         let said = Store::open(&scratch(&dir.join("scratch")))

@@ -77,6 +77,10 @@ impl Backing for Closable {
         self.inner.span(page)
     }
 
+    fn span_max(&self, page: u64) -> Range<usize> {
+        self.inner.span_max(page)
+    }
+
     fn fetch(&self, page: u64, into: &mut Page) -> Result<Fetched, FetchError> {
         self.inner.fetch(page, into)
     }

@@ -34,10 +34,9 @@ impl PageHeap {
         region.write_back(0..region.pages())
     }
 
-    /// The bytes of pages that hold allocations, as promises count them: what a second version of all of them would take.
-    pub fn promised_bytes(&self) -> u64 {
-        let pages = self.page_bytes.load(Ordering::Relaxed) / PAGE_BYTES as u64;
-        super::promise_bytes(pages as u32)
+    /// Pages that hold allocations: so many more there would be with a second version of each.
+    pub fn promised_pages(&self) -> u64 {
+        self.page_bytes.load(Ordering::Relaxed) / PAGE_BYTES as u64
     }
 
     /// In the child of a fork: this heap over a region of the child's, which is at the same address. The heap that the parent had is not to be used or

@@ -1,29 +1,29 @@
-//! What a [`PageHeap`](super::PageHeap) stands on besides its pages: room on the SSD, and the cap.
+//! What a [`PageHeap`](super::PageHeap) stands on besides its pages: room for them, and the cap.
 //!
 //! Promises: what was promised is there. Never: knows addresses.
 
-use super::AllocError;
+use super::{AllocError, PAGE_ENTRY_BYTES};
 use crate::opp::Heap;
 
-/// Gives room on the SSD, and is told of DRAM that is taken. A fork's child has its parent's.
+/// Gives room, and is told of DRAM that is taken. A fork's child has its parent's.
 pub trait Ground: Send + Sync {
-    /// Makes sure that entries of so many more bytes have room.
-    fn promise(&self, bytes: u64) -> Result<(), AllocError>;
+    /// Makes sure that so many more pages have room, on the SSD if lz4 saves nothing, and in DRAM for their slots.
+    fn promise(&self, pages: u64) -> Result<(), AllocError>;
 
     /// Takes that back.
-    fn unpromise(&self, bytes: u64);
+    fn unpromise(&self, pages: u64);
 
     /// Tables of the heap take `after` bytes of DRAM, where they took `before`.
     fn count(&self, before: u64, after: u64);
 }
 
 impl Ground for Heap {
-    fn promise(&self, bytes: u64) -> Result<(), AllocError> {
-        Ok(self.promise_bytes(bytes)?)
+    fn promise(&self, pages: u64) -> Result<(), AllocError> {
+        Ok(self.promise_pages(pages, PAGE_ENTRY_BYTES)?)
     }
 
-    fn unpromise(&self, bytes: u64) {
-        self.unpromise_bytes(bytes);
+    fn unpromise(&self, pages: u64) {
+        self.unpromise_pages(pages, PAGE_ENTRY_BYTES);
     }
 
     fn count(&self, before: u64, after: u64) {

@@ -3,7 +3,7 @@
 //! Promises: pages that were mapped read as zeros and are nobody else's until they are unmapped, in whatever pieces. Never: knows which pages are
 //! mapped; freeing one by [`PageHeap::free`] is refused, as is any address that is not an allocation.
 
-use super::{AllocError, PageHeap, promise_bytes};
+use super::{AllocError, PageHeap};
 use crate::PAGE_BYTES;
 use std::ops::Range;
 use std::sync::atomic::Ordering;
@@ -60,7 +60,7 @@ impl PageHeap {
 
     /// Takes that back.
     pub fn unpromise_pages(&self, pages: u32) {
-        self.ground.unpromise(promise_bytes(pages));
+        self.ground.unpromise(pages.into());
         let bytes = u64::from(pages) * PAGE_BYTES as u64;
         self.page_bytes.fetch_sub(bytes, Ordering::Relaxed);
     }

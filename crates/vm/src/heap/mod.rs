@@ -151,11 +151,8 @@ pub struct PageHeap {
     table_bytes: AtomicU64,
 }
 
-/// What pages take of the SSD if lz4 saves nothing.
-fn promise_bytes(pages: u32) -> u64 {
-    let page = entry_bytes(ObjectId::KEY_BYTES, PAGE_BYTES, false, false) as u64;
-    u64::from(pages) * page
-}
+/// What a page takes of the SSD if lz4 saves nothing.
+const PAGE_ENTRY_BYTES: u64 = entry_bytes(ObjectId::KEY_BYTES, PAGE_BYTES, false, false) as u64;
 
 impl PageHeap {
     /// A heap with `bytes_max` bytes of addresses, rounded up to pages; they cost nothing until they are used.
@@ -244,20 +241,20 @@ impl PageHeap {
         self.region.as_ref().expect("there until it is dropped")
     }
 
-    /// Room on the SSD for so many pages.
+    /// Room for so many pages.
     fn promise(&self, pages: u32) -> Result<(), AllocError> {
-        let promise = || self.ground.promise(promise_bytes(pages));
+        let promise = || self.ground.promise(pages.into());
         promise().or_else(|_| {
             self.cool();
             promise()
         })
     }
 
-    /// Takes pages that are zeros, and their room on the SSD.
+    /// Takes pages that are zeros, and room for them.
     fn take_pages(&self, pages: u32, align: u32, asked_bytes: usize) -> Result<u32, AllocError> {
         self.promise(pages)?;
         let Some(first) = self.take_free(pages, align) else {
-            self.ground.unpromise(promise_bytes(pages));
+            self.ground.unpromise(pages.into());
             return Err(AllocError::NoAddresses {
                 asked_bytes,
                 heap_bytes: self.bytes() as u64,
@@ -280,7 +277,7 @@ impl PageHeap {
         let taken = self.take_free_at(first, pages);
         match taken {
             true => self.count_pages(pages),
-            false => self.ground.unpromise(promise_bytes(pages)),
+            false => self.ground.unpromise(pages.into()),
         }
         taken
     }
@@ -299,7 +296,7 @@ impl PageHeap {
             return;
         }
         self.space.lock().free.give(first, pages);
-        self.ground.unpromise(promise_bytes(pages));
+        self.ground.unpromise(pages.into());
         let bytes = u64::from(pages) * PAGE_BYTES as u64;
         self.page_bytes.fetch_sub(bytes, Ordering::Relaxed);
     }
@@ -322,7 +319,7 @@ impl Drop for PageHeap {
         // First what shows it, so that nothing is written to the table after it is gone.
         self.region = None;
         let pages = self.page_bytes.load(Ordering::Relaxed) / PAGE_BYTES as u64;
-        heap.unpromise_bytes(promise_bytes(pages as u32));
+        heap.unpromise_pages(pages, PAGE_ENTRY_BYTES);
         self.count_table(self.table_bytes.load(Ordering::Relaxed) as usize, 0);
         match heap.store().drop_table(table) {
             Ok(()) => {}

@@ -17,7 +17,9 @@ use crate::PAGE_BYTES;
 use crate::memory::{ADDRESSES_ALIGN_BYTES, Memory, Options, VmError, Way};
 use crate::opp::{Heap, HeapError};
 use crate::policy;
-use crate::store::{NAMED_MAX, NAMED_PAGES_MAX, Named, ObjectError, Store, StoreOptions};
+use crate::store::{
+    NAMED_MAX, NAMED_PAGES_MAX, Named, ObjectError, PAGE_SLOT_BYTES, Store, StoreOptions,
+};
 use crate::sys::SystemError;
 use catalogue::{Catalogue, Record};
 use std::collections::BTreeSet;
@@ -195,8 +197,9 @@ impl Regions {
         }
         // Under a larger cap the SSD promises less; what is there stays usable, and does not grow.
         for record in held.catalogue.records.values() {
-            let bytes = Named::promise_bytes(record.pages);
-            shared.store().room.owe(bytes);
+            let versions = Named::VERSIONS * record.pages;
+            shared.store().room.owe(versions * Named::VERSION_BYTES);
+            shared.store().room.owe_slots(versions * PAGE_SLOT_BYTES);
         }
         Ok(())
     }
@@ -251,8 +254,8 @@ impl Regions {
         let slots_all = (shared.bytes / ADDRESSES_ALIGN_BYTES as u64) as u32;
         let (number, first_slot) = held.catalogue.room(slots, slots_all)?;
         let pages = pages_of(bytes);
-        let promised = Named::promise_bytes(pages);
-        shared.heap.promise_bytes(promised)?;
+        let versions = Named::VERSIONS.saturating_mul(pages);
+        shared.heap.promise_pages(versions, Named::VERSION_BYTES)?;
         let record = Record {
             name: name.to_owned(),
             first_slot,
@@ -266,7 +269,7 @@ impl Regions {
             .and_then(|()| held.catalogue.put(store, number, record))
             .and_then(|()| store.make_durable());
         if let Err(e) = made {
-            shared.heap.unpromise_bytes(promised);
+            shared.heap.unpromise_pages(versions, Named::VERSION_BYTES);
             // Whether it is there after a crash is open; in this process it is not.
             held.catalogue.records.remove(&number);
             return Err(e.into());
@@ -276,7 +279,7 @@ impl Regions {
 
     /// How long a region can be that has the SSD for itself.
     pub fn bytes_that_fit(&self) -> u64 {
-        let page = Named::promise_bytes(1);
+        let page = Named::VERSIONS * Named::VERSION_BYTES;
         self.0.heap.promise_max_bytes() / page * PAGE_BYTES as u64
     }
 
@@ -306,7 +309,8 @@ impl Regions {
         Named::erase(store, number, pages)?;
         held.catalogue.remove(store, number)?;
         store.make_durable()?;
-        shared.heap.unpromise_bytes(Named::promise_bytes(pages));
+        let versions = Named::VERSIONS * pages;
+        shared.heap.unpromise_pages(versions, Named::VERSION_BYTES);
         Ok(())
     }
 

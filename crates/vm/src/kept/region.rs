@@ -128,11 +128,11 @@ impl NamedRegion {
         let mut record = held.catalogue.records[&self.number].clone();
         let before = record.pages;
         if pages > before {
-            let more = Named::promise_bytes(pages) - Named::promise_bytes(before);
-            shared.heap.promise_bytes(more)?;
+            let more = Named::VERSIONS * (pages - before);
+            shared.heap.promise_pages(more, Named::VERSION_BYTES)?;
             record.pages = pages;
             if let Err(e) = held.catalogue.put(shared.store(), self.number, record) {
-                shared.heap.unpromise_bytes(more);
+                shared.heap.unpromise_pages(more, Named::VERSION_BYTES);
                 return Err(e.into());
             }
         }

@@ -40,15 +40,17 @@ impl ObjectPool {
         let inserted = heap.store().insert(*table, &[]).map_err(HeapError::from);
         let object = inserted.and_then(|object| {
             let max = self.objects.objects_max();
-            if object < max {
-                self.objects.region().renew(object)?;
-                return Ok(object);
+            let asked = object + 1;
+            let there = match asked <= max {
+                true => self.objects.slots.reach(asked),
+                false => Err(HeapError::TooMany { asked, max }),
+            };
+            if there.is_err() {
+                heap.store().free(*table, object)?;
             }
-            heap.store().free(*table, object)?;
-            Err(HeapError::TooMany {
-                asked: object + 1,
-                max,
-            })
+            there?;
+            self.objects.region().renew(object)?;
+            Ok(object)
         });
         match object {
             Ok(object) => {

@@ -34,6 +34,17 @@ pub enum ObjectError {
         /// Bytes that were to be stored.
         asked_bytes: u64,
     },
+    /// The cap has no DRAM for what says where objects are.
+    #[error(
+        "no DRAM for {asked_bytes} bytes of slots, which say where objects are: the cap has {allowed_bytes} bytes left for them; raise the cap, or have fewer or \
+         larger objects"
+    )]
+    Slots {
+        /// Bytes that their slots would take.
+        asked_bytes: u64,
+        /// Bytes that there are.
+        allowed_bytes: u64,
+    },
     /// The device refused to write, and what was written before is all there will be.
     #[error(
         "the pool is read-only since a write to its device failed; nothing stored is lost, open it again on a device that works"
@@ -101,7 +112,7 @@ pub enum ObjectError {
 impl ObjectError {
     /// Whether a program should be told ENOMEM.
     pub fn is_full(&self) -> bool {
-        matches!(self, ObjectError::Full { .. })
+        matches!(self, ObjectError::Full { .. } | ObjectError::Slots { .. })
     }
 
     pub(crate) fn of_read(e: &MediaError, plan: &ReadPlan) -> ObjectError {

@@ -1,12 +1,20 @@
 //! Objects of a program's memory as entries of a store, one a page.
 //!
-//! Page `p` shows object `p` of a table, at an offset of its own, so that many objects do not meet in the same sets of a cache. Objects of 64 bytes or more are packed as pages are: where all
-//! of a table have one size an entry that is shorter is packed, else a bit beside the size says so. Promises: what is fetched is what was stored last, of an object that was resized
+//! Page `p` shows object `p` of a table, at an offset of its own, so that many objects do not meet in the same sets of a cache. Objects of 64 bytes or more are kept as
+//!
+//! | the object | its entry |
+//! |---|---|
+//! | zeros; one byte throughout, where sizes differ | none, the slot says so |
+//! | one byte throughout, where all of the table have one size | that byte |
+//! | lz4 saves a quarter or more | what lz4 makes of it |
+//! | any other | its bytes |
+//!
+//! Where all have one size, an entry that is shorter is packed; else a bit beside the size says so. Promises: what is fetched is what was stored last, of an object that was resized
 //! meanwhile as much as it has. Never: keeps a page.
 
 use super::error::ObjectError;
 use super::open::Store;
-use super::pack::{PACKED_FROM_BYTES, Packer, Packing, unpack_any};
+use super::pack::{PACKED_FROM_BYTES, Packer, Packing, one_byte, unpack, unpack_up_to};
 use super::pages::{copied, discard, fetch_error, from, store_packed, unpack_copied};
 use super::read::Value;
 use super::table::Shape;
@@ -132,18 +140,52 @@ impl Objects {
     ) -> Result<(), ObjectError> {
         let Changed { page, surely, .. } = *changed;
         let whole = &changed.bytes.0[self.span(page)];
-        let bytes = match whole.len() >= PACKED_FROM_BYTES {
-            true => {
+        if !surely && self.is_stored(page, whole) {
+            return Ok(());
+        }
+        let bytes = match (whole.len() >= PACKED_FROM_BYTES).then(|| one_byte(whole)) {
+            Some(Some(byte)) if byte == 0 || self.sizes.is_some() => {
+                return self.store.put_fill(self.table, page, byte);
+            }
+            Some(_) => {
                 let len = self.packing.pack(packer, whole, room);
                 &room[..len]
             }
-            false => whole,
+            None => whole,
         };
-        self.store.put_changed(self.table, page, bytes, surely)?;
+        self.store.put_changed(self.table, page, bytes, true)?;
         if let Some(sizes) = &self.sizes {
             sizes.set_packed(page, bytes.len() < whole.len());
         }
         Ok(())
+    }
+
+    /// Whether object `page` is stored in DRAM as it is. Where it has left DRAM it is stored again, since reading it to compare would cost more.
+    fn is_stored(&self, page: u64, whole: &[u8]) -> bool {
+        let same = self.store.peek(self.table, page, |bytes| {
+            match self.is_packed(page, bytes.len()) {
+                // Compared below, when the lane is not locked any more.
+                true => Err(copied(&self.store, bytes)),
+                false => Ok(bytes == whole),
+            }
+        });
+        match same {
+            Some(Err((buf, len))) => {
+                let mut there = self.store.take_buf(whole.len());
+                let into = &mut there[..whole.len()];
+                // Of one that was resized the length says nothing.
+                let unpacked = match self.sizes {
+                    None => unpack(&buf[..len], into),
+                    Some(_) => unpack_up_to(&buf[..len], into) == Some(whole.len()),
+                };
+                let same = unpacked && into == whole;
+                self.store.keep_buf(there);
+                self.store.keep_buf(buf);
+                same
+            }
+            Some(Ok(same)) => same,
+            None => false,
+        }
     }
 
     /// Whether what is stored of object `page`, `len` bytes, is packed.
@@ -157,7 +199,7 @@ impl Objects {
     /// Unpacks what may be longer or shorter than `into`, since the object was resized after it was stored.
     fn unpack_cut(&self, (buf, len): (Buf, usize), into: &mut [u8]) -> Result<(), FetchError> {
         let mut whole = self.store.take_buf(self.bytes);
-        let unpacked = unpack_any(&buf[..len], &mut whole[..self.bytes]);
+        let unpacked = unpack_up_to(&buf[..len], &mut whole[..self.bytes]);
         if let Some(unpacked) = unpacked {
             let len = unpacked.min(into.len());
             into[..len].copy_from_slice(&whole[..len]);
@@ -199,6 +241,11 @@ impl Backing for Objects {
     fn span(&self, page: u64) -> Range<usize> {
         let start = offset(page, self.bytes);
         start..start + self.bytes_of(page)
+    }
+
+    fn span_max(&self, page: u64) -> Range<usize> {
+        let start = offset(page, self.bytes);
+        start..start + self.bytes
     }
 
     fn fetch(&self, page: u64, into: &mut Page) -> Result<Fetched, FetchError> {

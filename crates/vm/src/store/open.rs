@@ -6,8 +6,9 @@ use super::gather::Gathering;
 use super::many::Queue;
 use super::room::{self, Room};
 use super::same::Same;
-use super::table::{Shape, State};
+use super::table::{CHUNK_SLOTS, Shape, State};
 use super::tables::{OBJECTS_MAX, TABLES_MAX, Tables};
+use super::write::SEGMENTS_MIN;
 use crate::PAGE_BYTES;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, AtomicUsize};
@@ -100,6 +101,15 @@ pub(super) struct Made {
     shape: Shape,
     /// Whoever has it promises room for what is in it, and nobody else may use it by number.
     owned: bool,
+}
+
+/// A chunk of slots of each lane.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Chunks {
+    /// Numbers that are in them.
+    pub numbers: u64,
+    /// Bytes they take at most.
+    pub bytes: u64,
 }
 
 /// Objects by table and id, for any number of threads.
@@ -203,6 +213,16 @@ impl Store {
             owned: true,
         });
         Some(table as u16)
+    }
+
+    /// What numbers of a table that is made take of DRAM for their slots.
+    pub(crate) fn chunks_of(&self, table: u16) -> Result<Chunks, ObjectError> {
+        let shape = self.made(table)?.shape;
+        let lanes = u64::from(self.lanes());
+        Ok(Chunks {
+            numbers: CHUNK_SLOTS as u64 * lanes,
+            bytes: self.pool.lane(0).dir.chunk_bytes_max(shape) as u64 * lanes,
+        })
     }
 
     /// Gives a number back whose table was not made.
@@ -365,10 +385,18 @@ impl Store {
         let ledger = self.pool.ledger();
         (ledger.cap_bytes(), ledger.total())
     }
-    /// DRAM that lanes need to take updates whatever else comes: twice what they refuse updates below.
+    /// DRAM that lanes are to have, so that they take updates whatever else comes: twice what they refuse updates below.
     pub(crate) fn terrace_min_bytes(&self) -> u64 {
-        let segments = 2 * super::write::SEGMENTS_MIN as u64 * u64::from(self.lanes());
-        segments * u64::from(self.pool.superblock().segment_bytes)
+        self.segments_bytes(2 * SEGMENTS_MIN)
+    }
+    /// DRAM that lanes must have to take updates; each has whole segments.
+    pub(crate) fn terrace_least_bytes(&self) -> u64 {
+        self.segments_bytes(SEGMENTS_MIN + 1)
+    }
+    /// What so many segments of each lane take.
+    fn segments_bytes(&self, segments: usize) -> u64 {
+        let superblock = self.pool.superblock();
+        segments as u64 * u64::from(self.lanes()) * u64::from(superblock.segment_bytes)
     }
     /// DRAM that pages and entries may have together, where `pages_bytes` of what is counted is the pages'. By what all others hold: what lanes may take
     /// at this moment follows it only after a few turns.
@@ -376,6 +404,10 @@ impl Store {
         let ledger = self.pool.ledger();
         let others = ledger.beside_segments().saturating_sub(pages_bytes);
         ledger.cap_bytes().saturating_sub(others)
+    }
+    /// DRAM that pages, entries and slots may have together, likewise.
+    pub(crate) fn shared_with_slots_bytes(&self, pages_bytes: u64) -> u64 {
+        self.shared_bytes(pages_bytes) + self.pool.ledger().held(Part::Index)
     }
     /// Bytes of the cap that are held, or that lanes may take without asking.
     pub(crate) fn committed_bytes(&self) -> u64 {

@@ -95,15 +95,9 @@ pub(super) fn unpack(packed: &[u8], into: &mut [u8]) -> bool {
     true
 }
 
-/// Unpacks what was at most as long as `into`, whatever it was: how long, or the whole of `into` if it was of one byte. None: it was not packed here.
-pub(super) fn unpack_any(packed: &[u8], into: &mut [u8]) -> Option<usize> {
-    match packed {
-        [byte] => {
-            into.fill(*byte);
-            Some(into.len())
-        }
-        _ => decompress_into(packed, into).ok(),
-    }
+/// Unpacks what was at most as long as `into`, and not of one byte: how long it was. None: it was not packed here.
+pub(super) fn unpack_up_to(packed: &[u8], into: &mut [u8]) -> Option<usize> {
+    decompress_into(packed, into).ok()
 }
 
 #[cfg(test)]
@@ -149,6 +143,14 @@ mod tests {
                 let mut back = vec![1; bytes.len()];
                 prop_assert!(unpack(&room[..packed], &mut back));
                 prop_assert!(back == bytes);
+                // Nothing of it is taken for something else that is as long.
+                if packed < bytes.len() && packed > 1 {
+                    let mut longer = vec![1; PAGE_BYTES];
+                    prop_assert_eq!(unpack_up_to(&room[..packed], &mut longer), Some(bytes.len()));
+                    prop_assert!(longer[..bytes.len()] == *bytes);
+                    prop_assert_eq!(unpack_up_to(&room[..packed], &mut longer[..bytes.len() - 1]), None);
+                    prop_assert!(!unpack(&room[..packed - 1], &mut back));
+                }
             }
         }
     }

@@ -1,6 +1,7 @@
-//! Room on the SSD that is spoken for: promised to arrays, pools, mallocs and regions, or taken by objects of a table that nobody promised for.
+//! Room that is spoken for: on the SSD, promised to arrays, pools, mallocs and regions, or taken by objects of a table that nobody promised for; and in DRAM for
+//! the slots of what is promised.
 //!
-//! Promises: where anything is promised, both together do not exceed what the SSD takes with room to clean, so what was promised can be stored. Never: waits.
+//! Promises: where anything is promised, both together do not exceed what the SSD takes with room to clean, and all slots not what the cap has for them, so what was promised can be stored. Never: waits.
 
 use super::error::ObjectError;
 use super::table::State;
@@ -15,6 +16,7 @@ pub(crate) struct Room {
     promised_bytes: AtomicU64,
     unpromised_bytes: AtomicU64,
     pub max_bytes: u64,
+    slots_bytes: AtomicU64,
 }
 
 impl Room {
@@ -24,7 +26,31 @@ impl Room {
             promised_bytes: AtomicU64::new(0),
             unpromised_bytes: AtomicU64::new(0),
             max_bytes: usable_bytes / 10 * 9,
+            slots_bytes: AtomicU64::new(0),
         }
+    }
+
+    /// Promises DRAM for slots, of which the cap has `max_bytes` in all.
+    pub fn promise_slots(&self, bytes: u64, max_bytes: u64) -> Result<(), ObjectError> {
+        let promise = |promised: u64| promised.checked_add(bytes).filter(|&all| all <= max_bytes);
+        let promised = self
+            .slots_bytes
+            .fetch_update(Ordering::SeqCst, Ordering::SeqCst, promise);
+        let refused = |promised| ObjectError::Slots {
+            asked_bytes: bytes,
+            allowed_bytes: max_bytes.saturating_sub(promised),
+        };
+        promised.map(drop).map_err(refused)
+    }
+
+    /// The same for what is in the pool already, whether the cap has it or not.
+    pub fn owe_slots(&self, bytes: u64) {
+        self.slots_bytes.fetch_add(bytes, Ordering::SeqCst);
+    }
+
+    /// Ends such a promise.
+    pub fn end_slots(&self, bytes: u64) {
+        take_away(&self.slots_bytes, bytes);
     }
 
     /// Promises so many bytes, if they are there.
@@ -113,5 +139,18 @@ mod tests {
         assert_eq!(room.take(1), full(1));
         room.end_promise(850);
         assert_eq!(room.take(1000), Ok(()));
+        let refused = |asked_bytes, allowed_bytes| {
+            Err(ObjectError::Slots {
+                asked_bytes,
+                allowed_bytes,
+            })
+        };
+        assert_eq!(room.promise_slots(70, 100), Ok(()));
+        assert_eq!(room.promise_slots(31, 100), refused(31, 30));
+        // What others take of the cap may have grown since.
+        assert_eq!(room.promise_slots(1, 50), refused(1, 0));
+        assert_eq!(room.promise_slots(u64::MAX, 100), refused(u64::MAX, 30));
+        room.end_slots(70);
+        assert_eq!(room.promise_slots(100, 100), Ok(()));
     }
 }

@@ -17,6 +17,8 @@ use terrace_log::{Loc, Slot, Terrace, addr};
 
 /// Slots of a chunk.
 pub(crate) const CHUNK_SLOTS: usize = 1 << 14;
+/// A slot of a page, in promises: by the page, though tables take chunks of them, since the pages of a malloc or a region lie close.
+pub(crate) const PAGE_SLOT_BYTES: u64 = 8;
 /// Bits of a slot below class and place, where objects have one size.
 const FIXED_LOW_BITS: u32 = 3;
 const FIXED_DRAM: u64 = 1 << 2;
@@ -172,12 +174,13 @@ impl Form {
             ) => {
                 let loc = slot.loc();
                 debug_assert_ne!(loc.terrace(), Terrace::Middle);
-                debug_assert!(loc.class() <= class);
                 let own = match class_bits {
                     0 if loc.class() != class => return None,
                     0 => 0,
                     _ => u64::from(loc.class()),
                 };
+                // As below: it would be another place.
+                assert!(own >> class_bits == 0, "class {own} of at most {class}");
                 let dram = match loc.terrace() {
                     Terrace::Dram => FIXED_DRAM,
                     _ => 0,
@@ -244,6 +247,14 @@ impl Table {
             holes: 0,
             hint: 0,
         }
+    }
+
+    /// What a chunk of such a table takes at most: where its objects are packed.
+    pub fn chunk_bytes_max(unit_bits: u32, fixed_bytes: Option<usize>) -> usize {
+        let class = fixed_bytes.map(addr::class_of);
+        class
+            .map_or(Form::Any, |class| Form::classed(unit_bits, class))
+            .chunk_bytes()
     }
 
     /// Slots that name an entry.
@@ -435,6 +446,8 @@ mod tests {
                 prop_assert_eq!(table.get(n), s);
                 let entries = map.values().filter(|s| matches!(s, State::At(_))).count();
                 prop_assert_eq!(table.entries(), entries as u64);
+                let chunks = table.chunks.iter().flatten();
+                prop_assert_eq!(table.present_bytes, chunks.map(|c| c.slots.len()).sum::<usize>());
             }
             for n in (0..100_000).step_by(37).chain(map.keys().copied()) {
                 prop_assert_eq!(table.get(n), map.get(&n).copied().unwrap_or(State::Free));

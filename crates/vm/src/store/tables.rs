@@ -45,16 +45,22 @@ impl Tables {
         if self.tables.len() <= at {
             self.tables.resize_with(at + 1, || None);
         }
-        let fixed = match shape {
-            Shape::Fixed(bytes) if !self.keeps => Some(entry_bytes(
-                ObjectId::KEY_BYTES,
-                bytes as usize,
-                false,
-                false,
-            )),
-            _ => None,
-        };
+        let fixed = self.fixed_bytes(shape);
         self.tables[at].get_or_insert_with(|| Table::new(self.unit_bits, fixed));
+    }
+    /// How long the entries of a table are at most, if no slot says more of it.
+    fn fixed_bytes(&self, shape: Shape) -> Option<usize> {
+        match shape {
+            Shape::Fixed(bytes) if !self.keeps => {
+                let len = bytes as usize;
+                Some(entry_bytes(ObjectId::KEY_BYTES, len, false, false))
+            }
+            _ => None,
+        }
+    }
+    /// The most that [`CHUNK_SLOTS`] numbers of a table take.
+    pub fn chunk_bytes_max(&self, shape: Shape) -> usize {
+        Table::chunk_bytes_max(self.unit_bits, self.fixed_bytes(shape))
     }
     /// Forgets a table. Its entries must be dead already.
     pub fn drop_table(&mut self, table: u16) {

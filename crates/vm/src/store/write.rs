@@ -278,13 +278,32 @@ impl Store {
         }
     }
 
-    /// Says that all bytes of an object are `byte`: costs a slot and no entry. Only in scratch stores, where sizes differ.
+    /// Says that all bytes of an object are `byte`: costs a slot and no entry. Only in scratch stores; and only of zeros where all objects have one size.
     pub(crate) fn put_fill(&self, table: u16, id: u64, byte: u8) -> Result<(), ObjectError> {
         let (oid, lane) = self.place(table, id)?;
         let mut lane = self.pool.lane(lane);
         forget(&mut lane, oid);
-        lane.dir.set(oid, State::Fill(byte));
+        lane.dir.set(
+            oid,
+            match byte {
+                0 => State::Zeros,
+                byte => State::Fill(byte),
+            },
+        );
         Ok(())
+    }
+
+    /// Shows an entry to `f` if that takes no read; it is not warmer for it. None: it would take one, or there is none. `f` is short: the lane is locked.
+    pub(crate) fn peek<R>(&self, table: u16, id: u64, f: impl FnOnce(&[u8]) -> R) -> Option<R> {
+        let (oid, lane) = self.place(table, id).ok()?;
+        let lane = self.pool.lane(lane);
+        match lane.dir.get(oid) {
+            State::At(slot) => match near(&lane, slot)? {
+                Value::Bytes(bytes) => Some(f(bytes)),
+                Value::Free | Value::Zeros | Value::Fill(_) => None,
+            },
+            State::Free | State::Zeros | State::Fill(_) => None,
+        }
     }
 
     /// Stores an object under a new id. `value` empty: zeros, which takes no room but a slot.
