@@ -22,23 +22,26 @@ fn a_bare_cycle_touches_and_takes_away() {
 }
 
 /// Few pages for so many objects.
-fn sizes(objects: usize, object_bytes: usize) -> Sizes {
+fn sizes(objects: usize, object_bytes: usize, kept_bytes: usize) -> Sizes {
     Sizes {
         objects,
         object_bytes,
+        kept_bytes,
         passing: 256,
     }
 }
 
 #[test]
 fn objects_come_from_dram_and_from_the_file() {
-    // Such of which several places are in a page, and such that fill a quarter of it.
-    for object_bytes in [128, 1024] {
-        come_from_dram_and_from_the_file(object_bytes);
+    // Such of which several places are in a page, and such that fill a quarter of it, or are kept in part.
+    for (object_bytes, kept_bytes) in KEPT {
+        come_from_dram_and_from_the_file(object_bytes, kept_bytes);
     }
 }
 
-fn come_from_dram_and_from_the_file(object_bytes: usize) {
+const KEPT: [(usize, usize); 3] = [(128, 128), (1024, 1024), (1024, 600)];
+
+fn come_from_dram_and_from_the_file(object_bytes: usize, kept_bytes: usize) {
     const OBJECTS: usize = 4096;
     let words = object_bytes / 8;
     let word = |object: u64, at: usize| object * 31 + at as u64;
@@ -48,14 +51,15 @@ fn come_from_dram_and_from_the_file(object_bytes: usize) {
         .collect();
     file.write_all_at(&bytes, 0).unwrap();
     let near = (0..OBJECTS as u64).step_by(3);
-    let bare = Bare::new(file, sizes(OBJECTS, object_bytes), near, 100, word).unwrap();
+    let sizes = sizes(OBJECTS, object_bytes, kept_bytes);
+    let bare = Bare::new(file, sizes, near, 100, word).unwrap();
     std::thread::scope(|scope| {
         for thread in 0..4u64 {
             let bare = &bare;
             scope.spawn(move || {
                 for n in 0..20_000 {
                     let object = (n * 389 + thread * 7) % OBJECTS as u64;
-                    for at in [5, words - 1] {
+                    for at in [5, kept_bytes / 8 - 1] {
                         let seen = bare.word(object, at).load(Ordering::Relaxed);
                         assert_eq!(seen, word(object, at));
                     }
@@ -68,18 +72,19 @@ fn come_from_dram_and_from_the_file(object_bytes: usize) {
 
 #[test]
 fn what_is_written_is_kept() {
-    for object_bytes in [128, 1024] {
-        written_is_kept(object_bytes);
+    for (object_bytes, kept_bytes) in KEPT {
+        written_is_kept(object_bytes, kept_bytes);
     }
 }
 
-fn written_is_kept(object_bytes: usize) {
+fn written_is_kept(object_bytes: usize, kept_bytes: usize) {
     const OBJECTS: usize = 8192;
     let file = tempfile::tempfile().unwrap();
     file.write_all_at(&vec![0; OBJECTS * object_bytes], 0)
         .unwrap();
     let near = (0..OBJECTS as u64).step_by(3);
-    let bare = Bare::new(file, sizes(OBJECTS, object_bytes), near, 100, |_, _| 0).unwrap();
+    let sizes = sizes(OBJECTS, object_bytes, kept_bytes);
+    let bare = Bare::new(file, sizes, near, 100, |_, _| 0).unwrap();
     bare.keeps_writes(true);
     std::thread::scope(|scope| {
         for thread in 0..4 {
@@ -89,7 +94,7 @@ fn written_is_kept(object_bytes: usize) {
                 let mut written = vec![0; OBJECTS];
                 for n in 0..20_000 {
                     let object = (n * 389) % (OBJECTS / 4) * 4 + thread;
-                    let word = bare.word(object as u64, object_bytes / 8 - 1);
+                    let word = bare.word(object as u64, kept_bytes / 8 - 1);
                     let before = word.swap(n as u64, Ordering::Relaxed);
                     assert_eq!(before, written[object], "object {object}, round {n}");
                     written[object] = n as u64;

@@ -224,10 +224,10 @@ fn load(kind: Kind, dir: &Path, limit_bytes: u64, data: Data) -> Result<Objects>
             let file = OpenOptions::new().read(true).write(true).open(path)?;
             Objects::Mapped(Mapped::new(&file)?)
         }
-        Kind::Bare | Kind::BareBest => {
+        Kind::Bare | Kind::BareBest | Kind::BarePacked => {
             let path = dir.join("bare");
             load_file(&path, data)?;
-            Objects::Bare(bare(&path, limit_bytes, data, kind == Kind::BareBest)?)
+            Objects::Bare(bare(&path, limit_bytes, data, kind)?)
         }
     })
 }
@@ -245,29 +245,34 @@ fn load_file(path: &Path, data: Data) -> Result<()> {
 
 /// Bare faults over a file of objects. With a limit of 512 MiB and 32 Mi objects by Zipf's law, 0.55 of the accesses fault and 0.205 read, as a simulation of
 /// the product's own policies and sizes has it (docs/adr/0035); with the best choice, pages and objects for as much DRAM as the product has for each, or, for what
-/// applications touch, as much for each as costs least (docs/adr/0058).
-fn bare(path: &Path, limit_bytes: u64, data: Data, best: bool) -> Result<Box<Bare>> {
+/// applications touch, as much for each as costs least (docs/adr/0058), packed or not.
+fn bare(path: &Path, limit_bytes: u64, data: Data, kind: Kind) -> Result<Box<Bare>> {
     let passing = (limit_bytes / PASSING_ONE_IN).max(PASSING_MIN);
     // What is left of the limit beside tables as the product has them and some for all else: with 512 MiB and objects of 128 B 286 MiB.
     let tables_bytes = data.objects * 4;
     let room_bytes =
         (limit_bytes / 25 * 21).saturating_sub(tables_bytes + passing * SCATTERED_BYTES);
     let paths = Paths::new(data.pattern, data.objects);
+    let kept_bytes = match kind {
+        Kind::BarePacked => data.pattern.packed_bytes(data.object_bytes),
+        _ => data.object_bytes,
+    };
     let usual = passing * 2 * (data.object_bytes / 256).max(1);
     let (stay, near) = match data.pattern {
         Pattern::One => (
             usual,
             room_bytes.saturating_sub(usual * SCATTERED_BYTES) / data.object_bytes,
         ),
-        _ => cheapest(&paths, room_bytes, data.object_bytes),
+        _ => cheapest(&paths, room_bytes, kept_bytes),
     };
-    let (stay, near) = match best {
-        true => (stay, near),
-        false => (stay / 2, near / 5 * 2),
+    let (stay, near) = match kind {
+        Kind::Bare => (stay / 2, near / 5 * 2),
+        _ => (stay, near),
     };
     let sizes = Sizes {
         objects: data.objects as usize,
         object_bytes: data.object_bytes as usize,
+        kept_bytes: kept_bytes as usize,
         passing: passing as usize,
     };
     let file = OpenOptions::new()

@@ -249,7 +249,7 @@ pub const FLOOR_TREE: Table = Table {
     limit_bytes: 64 << 20,
     object_bytes: 512,
     pattern: Pattern::Tree,
-    kinds: &[Kind::Bare, Kind::BareBest, Kind::Opp, Kind::Mp],
+    kinds: &[Kind::BareBest, Kind::BarePacked, Kind::Opp, Kind::Mp],
     cases: &[ZIPF_READS, ZIPF_WRITES],
     ..FLOOR
 };

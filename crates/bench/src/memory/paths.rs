@@ -40,6 +40,17 @@ impl Pattern {
         }
     }
 
+    /// What lz4 leaves of an object of so many bytes, on average, as the application has them: counted by the store while it loaded them (docs/adr/0060).
+    pub fn packed_bytes(self, object_bytes: u64) -> u64 {
+        let (packed, of) = match self {
+            Pattern::One => (1, 1),
+            Pattern::Tree => (160, 512),
+            Pattern::Packets => (600, 1024),
+            Pattern::Bins => (64, 128),
+        };
+        object_bytes * packed / of
+    }
+
     /// The pattern of that name.
     pub fn parse(name: &str) -> Result<Pattern> {
         match Pattern::ALL.iter().find(|pattern| pattern.name() == name) {

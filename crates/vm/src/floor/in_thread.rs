@@ -7,6 +7,9 @@
 //! While a load writes ([`Bare::keeps_writes`]) all pages count as written to, and none stays: those that leave are protected first, in ranges as long as pay, and
 //! their objects go back to where they lie in DRAM, or to the end of a log. That is the least that loses nothing: no entry has a head, nothing is compared or cleaned.
 //!
+//! Where fewer bytes of an object are kept than it has ([`Sizes::kept_bytes`]), it is as if packing and unpacking cost nothing: DRAM and the log have the first of them, and the
+//! rest reads as zeros.
+//!
 //! Promises: one at a time in a process. Never: used by the product.
 
 use crate::backing::{PAGE_BYTES, Page};
@@ -64,6 +67,8 @@ pub struct Sizes {
     pub objects: usize,
     /// Bytes of an object: a power of two from 8 up to a page.
     pub object_bytes: usize,
+    /// Of these, the first that are kept in DRAM and in the log: a multiple of 8.
+    pub kept_bytes: usize,
     /// Pages that come and go.
     pub passing: usize,
 }
@@ -130,7 +135,7 @@ impl Bare {
             near: Vec::new(),
             log: Log::new(
                 (sizes.objects * sizes.object_bytes).next_multiple_of(PAGE_BYTES) as u64,
-                sizes.object_bytes,
+                sizes.kept_bytes,
                 LOG_SLOTS_MAX,
             ),
             keeps_writes: AtomicBool::new(false),
@@ -140,7 +145,7 @@ impl Bare {
             faults: AtomicU64::new(0),
             reads: AtomicU64::new(0),
         });
-        let words = sizes.object_bytes / size_of::<u64>();
+        let words = sizes.kept_bytes / size_of::<u64>();
         bare.near.reserve_exact(near.size_hint().0 * words);
         for (n, object) in near.enumerate() {
             bare.places[object as usize] = AtomicU32::new(n as u32);
@@ -222,12 +227,13 @@ impl Bare {
         match self.places[at].load(Ordering::Acquire) {
             ON_FILE => {
                 let lies = (at * self.sizes.object_bytes) as u64;
-                self.read(&mut page, offset, lies)?;
+                self.read(&mut page, offset, lies, self.sizes.object_bytes)?;
             }
             slot if slot & IN_LOG != 0 => {
                 let slot = slot ^ IN_LOG;
-                if !self.log.near(slot, object) {
-                    self.read(&mut page, offset, self.log.offset(slot))?;
+                let kept = self.sizes.kept_bytes;
+                if !self.log.near(slot, &mut object[..kept]) {
+                    self.read(&mut page, offset, self.log.offset(slot), kept)?;
                 }
             }
             place => {
@@ -243,18 +249,18 @@ impl Bare {
         Ok(())
     }
 
-    /// Reads the page of the file that an object lies in, and puts the object at `offset`.
-    fn read(&self, page: &mut Page, offset: usize, lies: u64) -> std::io::Result<()> {
+    /// Reads the page of the file that an object lies in, and puts `len` bytes of it at `offset`.
+    fn read(&self, page: &mut Page, offset: usize, lies: u64, len: usize) -> std::io::Result<()> {
         self.reads.fetch_add(1, Ordering::Relaxed);
         let within = lies as usize % PAGE_BYTES;
         self.file.read_exact_at(&mut page.0, lies - within as u64)?;
-        let bytes = within..within + self.sizes.object_bytes;
+        let bytes = within..within + len;
         page.0.copy_within(bytes, offset);
         Ok(())
     }
 
     fn near_words(&self, place: u32) -> &[AtomicU64] {
-        let words = self.sizes.object_bytes / size_of::<u64>();
+        let words = self.sizes.kept_bytes / size_of::<u64>();
         &self.near[place as usize * words..][..words]
     }
 
@@ -363,7 +369,7 @@ impl Bare {
 
     /// Keeps what is in a protected page.
     fn store(&self, at: usize) -> std::io::Result<()> {
-        let words = (0..self.sizes.object_bytes / size_of::<u64>())
+        let words = (0..self.sizes.kept_bytes / size_of::<u64>())
             .map(|word| self.word(at as u64, word).load(Ordering::Relaxed));
         match self.places[at].load(Ordering::Acquire) {
             place if place & IN_LOG == 0 => {
@@ -377,7 +383,7 @@ impl Bare {
                 for (to, word) in bytes.zip(words) {
                     to.copy_from_slice(&word.to_ne_bytes());
                 }
-                let object = &object[..self.sizes.object_bytes];
+                let object = &object[..self.sizes.kept_bytes];
                 let slot = self.log.append(&self.file, object)?;
                 self.places[at].store(IN_LOG | slot, Ordering::Release);
             }

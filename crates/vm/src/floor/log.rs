@@ -1,8 +1,9 @@
 //! Where the yardstick keeps objects that were written to: one after the other behind those of its file, in segments of [`SEGMENT_BYTES`]. Nothing is cleaned, checked or
-//! remembered: the log has an end.
+//! remembered: the log has an end. None spans two pages.
 //!
 //! Promises: an object is found where it was said to lie, in DRAM until its segment is written. Never: holds its lock while it writes.
 
+use crate::backing::PAGE_BYTES;
 use std::collections::VecDeque;
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -43,8 +44,14 @@ impl Segment {
 
     /// Where an object begins in it.
     fn place(&self, slot: u32, object_bytes: usize) -> usize {
-        (slot - self.first_slot) as usize * object_bytes
+        place(u64::from(slot - self.first_slot), object_bytes) as usize
     }
+}
+
+/// Where object `n` of such a length begins.
+fn place(n: u64, object_bytes: usize) -> u64 {
+    let in_page = (PAGE_BYTES / object_bytes) as u64;
+    n / in_page * PAGE_BYTES as u64 + n % in_page * object_bytes as u64
 }
 
 impl Log {
@@ -68,7 +75,7 @@ impl Log {
 
     /// Puts an object at the end: its slot. Who fills a segment writes it.
     pub fn append(&self, file: &File, object: &[u8]) -> std::io::Result<u32> {
-        let in_segment = (SEGMENT_BYTES / self.object_bytes) as u32;
+        let in_segment = self.in_segment();
         let (slot, full) = {
             let mut open = self.open();
             let slot = open.filling.first_slot + open.objects;
@@ -88,11 +95,15 @@ impl Log {
         Ok(slot)
     }
 
+    fn in_segment(&self) -> u32 {
+        (SEGMENT_BYTES / PAGE_BYTES * (PAGE_BYTES / self.object_bytes)) as u32
+    }
+
     /// The object of a slot if it is in DRAM.
     pub fn near(&self, slot: u32, out: &mut [u8]) -> bool {
         let open = self.open();
         let all = open.writing.iter().map(|s| &**s).chain([&open.filling]);
-        let in_segment = (SEGMENT_BYTES / self.object_bytes) as u32;
+        let in_segment = self.in_segment();
         for segment in all {
             if (segment.first_slot..segment.first_slot + in_segment).contains(&slot) {
                 let place = segment.place(slot, self.object_bytes);
@@ -105,7 +116,7 @@ impl Log {
 
     /// Where in the file a slot's object is.
     pub fn offset(&self, slot: u32) -> u64 {
-        self.start + u64::from(slot) * self.object_bytes as u64
+        self.start + place(slot.into(), self.object_bytes)
     }
 }
 
@@ -123,22 +134,26 @@ mod tests {
 
     #[test]
     fn objects_are_found_in_dram_and_on_the_file() {
-        let file = tempfile::tempfile().expect("a file");
-        let log = Log::new(8192, 128, 20_000);
-        let object = |n: u32| [n as u8 ^ (n >> 8) as u8; 128];
-        for n in 0..20_000 {
-            assert_eq!(log.append(&file, &object(n)).expect("room"), n);
-        }
-        assert!(log.append(&file, &object(0)).is_err(), "it has an end");
-        let (mut near, mut seen) = (0, [0; 128]);
-        for n in 0..20_000 {
-            if log.near(n, &mut seen) {
-                near += 1;
-            } else {
-                file.read_exact_at(&mut seen, log.offset(n)).expect("there");
+        for bytes in [128, 600] {
+            let file = tempfile::tempfile().expect("a file");
+            let log = Log::new(8192, bytes, 20_000);
+            let object = |n: u32| vec![n as u8 ^ (n >> 8) as u8; bytes];
+            for n in 0..20_000 {
+                assert_eq!(log.append(&file, &object(n)).expect("room"), n);
             }
-            assert_eq!(seen, object(n), "slot {n}");
+            assert!(log.append(&file, &object(0)).is_err(), "it has an end");
+            let (mut near, mut seen) = (0, vec![0; bytes]);
+            for n in 0..20_000 {
+                let (offset, page) = (log.offset(n), PAGE_BYTES as u64);
+                assert!(offset / page == (offset + bytes as u64 - 1) / page);
+                if log.near(n, &mut seen) {
+                    near += 1;
+                } else {
+                    file.read_exact_at(&mut seen, offset).expect("there");
+                }
+                assert_eq!(seen, object(n), "slot {n}");
+            }
+            assert_eq!(near, 20_000 % (256 * (4096 / bytes as u32)));
         }
-        assert_eq!(near, 20_000 % (SEGMENT_BYTES as u32 / 128));
     }
 }
