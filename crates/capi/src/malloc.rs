@@ -1,6 +1,6 @@
 //! Memory of any size from a pool (MP), and freeing whatever came from one.
 //!
-//! Promises: what malloc promises; errno is ENOMEM when the SSD is full. Never: frees what is not a pool's.
+//! Promises: what malloc promises; errno is ENOMEM when the SSD is full, or the cap is of what says where pages are. Never: frees what is not a pool's.
 
 use crate::error::{Failure, call};
 use crate::handle::{self, Handle, Thing};

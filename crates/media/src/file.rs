@@ -446,7 +446,7 @@ fn open_with(
         .map_err(|e| MediaError::setup_io("open", path.display(), &e))
 }
 
-/// Reserves the whole length, so that a full file system is met here. More than is free is not even tried: until the system
+/// Reserves the whole length, so that a full file system is met here. More than is free for everyone (root may have a part besides) is not even tried: until the system
 /// refuses, it takes all there is, and whoever else writes to that file system meets a full one.
 fn reserve(path: &Path, file: &File, len_bytes: u64) -> Result<(), MediaError> {
     let available_bytes = available_bytes(file);

@@ -86,7 +86,7 @@ pub unsafe extern "C" fn __register_atfork(
     unsafe { next::__register_atfork(prepare, parent, child, whose) }
 }
 
-/// As fork(2). Fails with ENOMEM where a second version of what is served has no room on the SSD, or children have their part of the cap already.
+/// As fork(2). Fails with ENOMEM where a second version of what is served has no room on the SSD or in DRAM for its slots, or children have their part of the cap already.
 ///
 /// # Safety
 /// As there.
@@ -106,7 +106,7 @@ pub unsafe extern "C" fn fork() -> libc::pid_t {
 }
 
 impl Runtime {
-    /// What a second version of all pages would take of the SSD.
+    /// How many more pages a second version of all would come to.
     fn second_pages(&self) -> u64 {
         self.malloc.heap.promised_pages() + self.maps.heap.promised_pages()
     }

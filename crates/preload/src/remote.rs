@@ -56,7 +56,7 @@ impl Remote {
         });
     }
 
-    /// A socket for a child of this child; `bytes` is what a second version of everything would take, `shared_bytes` what the two will have in DRAM together.
+    /// A socket for a child of this child; `pages` is how many more a second version of everything would come to, `shared_bytes` what the two will have in DRAM together.
     pub fn fork(&self, pages: u64, shared_bytes: u64) -> Result<OwnedFd, i32> {
         let ask = Ask {
             what: wire::FORK,

@@ -105,6 +105,7 @@ fn main() -> Result<(), Box<dyn Error>> {
             let sizes = Sizes {
                 objects: pages,
                 object_bytes: PAGE_BYTES,
+                kept_bytes: PAGE_BYTES,
                 passing: resident,
             };
             let file = file_of(file, pages)?;

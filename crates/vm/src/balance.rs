@@ -15,7 +15,7 @@ use crate::policy::{self, Gains};
 use crate::store::Store;
 use crate::sys::Lock;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 /// Rounds in which pages and entries leave for something else: each is a few dozen turns of the store's worker.
 const MAKE_WAY_ROUNDS: u32 = 16;
@@ -25,6 +25,8 @@ pub(crate) struct Balance {
     memory: Memory,
     store: Arc<Store>,
     state: Lock<State>,
+    /// What the cap was told of the buffer; changed with the state locked.
+    counted_bytes: AtomicU64,
     /// The user chose a size.
     fixed: AtomicBool,
 }
@@ -39,8 +41,6 @@ struct State {
     near_read: u64,
     recalled: u64,
     recalled_bytes: u64,
-    /// What the cap was told of the buffer.
-    counted_bytes: u64,
 }
 
 impl Balance {
@@ -49,6 +49,7 @@ impl Balance {
             memory,
             store,
             state: Lock::new(State::default()),
+            counted_bytes: AtomicU64::new(0),
             fixed: AtomicBool::new(false),
         };
         // As many pages as the bytes are enough for where they lie close.
@@ -60,25 +61,25 @@ impl Balance {
 
     /// Gives the buffer most of what it shares with the terrace, before anything is in either.
     pub fn begin_large(&self) {
-        let mut state = self.state.lock();
+        let _state = self.state.lock();
         let (small, _) = self.memory.buffer_bytes();
-        let shared = self.shared_bytes(&state);
+        let shared = self.between_them_bytes();
         let large = policy::buffer_at_first(shared, self.store.terrace_min_bytes());
         if large <= small as u64 {
             return;
         }
-        self.tell(&mut state, large);
+        self.tell(large);
         match self.store.give_way() {
             true => self.memory.set_buffer_bytes(large as usize),
-            false => self.tell(&mut state, small as u64),
+            false => self.tell(small as u64),
         }
     }
 
     /// Something else takes so many bytes more of the cap. Pages leave before, if the terrace would have too little: with too few segments it could not take them.
     pub fn make_way(&self, bytes: u64) {
-        let mut state = self.state.lock();
+        let _state = self.state.lock();
         for _ in 0..MAKE_WAY_ROUNDS {
-            if self.fixed.load(Ordering::Relaxed) || !self.keep_under(&mut state, bytes) {
+            if self.fixed.load(Ordering::Relaxed) || !self.keep_under(bytes) {
                 break;
             }
             // What stays is too busy to leave: faults to come will make it.
@@ -92,15 +93,14 @@ impl Balance {
         }
     }
 
-    /// What pages and the DRAM terrace have of the cap together.
+    /// What pages and the DRAM terrace have of the cap together: the buffer, as the cap was told of it, and what lanes may take.
     pub fn between_them_bytes(&self) -> u64 {
-        self.shared_bytes(&self.state.lock())
+        self.store.shared_bytes(self.buffer_bytes())
     }
 
     /// The most that slots of all tables may take: the rest is what pages and entries must have at least.
     pub fn slots_max_bytes(&self) -> u64 {
-        let state = self.state.lock();
-        let buffer = state.counted_bytes - self.memory.fixed_bytes();
+        let buffer = self.buffer_bytes();
         let (cap_bytes, _) = self.store.cap_and_used_bytes();
         let least = match self.fixed.load(Ordering::Relaxed) {
             true => buffer,
@@ -110,46 +110,47 @@ impl Balance {
         shared.saturating_sub(self.store.terrace_least_bytes() + least)
     }
 
-    /// What the buffer, as the cap was told of it, and the terrace have together.
-    fn shared_bytes(&self, state: &State) -> u64 {
-        let buffer = state.counted_bytes - self.memory.fixed_bytes();
-        self.store.shared_bytes(buffer)
+    fn buffer_bytes(&self) -> u64 {
+        let counted = self.counted_bytes.load(Ordering::Relaxed);
+        counted - self.memory.fixed_bytes()
     }
 
     /// Lowers the buffer's bound to the most that it may have beside what others have, and `more_bytes`. True: pages are above it.
-    fn keep_under(&self, state: &mut State, more_bytes: u64) -> bool {
+    fn keep_under(&self, more_bytes: u64) -> bool {
         let (max, held) = self.memory.buffer_bytes();
         let (max, held) = (max as u64, held as u64);
-        let shared = self.shared_bytes(state).saturating_sub(more_bytes);
+        let shared = self.between_them_bytes().saturating_sub(more_bytes);
         let (cap, _) = self.store.cap_and_used_bytes();
         let most = policy::buffer_most(cap, shared, self.store.terrace_min_bytes());
         if max > most {
             self.memory.set_buffer_bytes(most as usize);
         }
         let max = most.min(max);
-        if state.counted_bytes > max + self.memory.fixed_bytes() {
+        if self.buffer_bytes() > max {
             // It shrinks: what pages gave back the terrace may have.
-            self.tell(state, held.max(max));
+            self.tell(held.max(max));
         }
         held > max
     }
 
-    /// The user chose the size: it is counted, and stays.
-    pub fn fix(&self) {
-        self.fixed.store(true, Ordering::Relaxed);
+    /// The size is counted, and stays: the user chose it; or it adapts from now on. What it was before.
+    pub fn fix(&self, fixed: bool) -> bool {
+        let before = self.fixed.swap(fixed, Ordering::Relaxed);
         self.count();
+        before
     }
 
     fn count(&self) {
-        let mut state = self.state.lock();
+        let _state = self.state.lock();
         let (max, _) = self.memory.buffer_bytes();
-        self.tell(&mut state, max as u64);
+        self.tell(max as u64);
     }
 
-    fn tell(&self, state: &mut State, buffer_bytes: u64) {
+    /// With the state locked.
+    fn tell(&self, buffer_bytes: u64) {
         let now = buffer_bytes + self.memory.fixed_bytes();
-        self.store.count_pages(state.counted_bytes, now);
-        state.counted_bytes = now;
+        let before = self.counted_bytes.swap(now, Ordering::Relaxed);
+        self.store.count_pages(before, now);
     }
 
     /// Looks whether something is to change.
@@ -161,7 +162,7 @@ impl Balance {
             return;
         };
         let state = &mut *state;
-        self.keep_under(state, 0);
+        self.keep_under(0);
         let stats = self.memory.stats();
         if stats.fetched - state.fetched < policy::BALANCE_EVERY_FAULTS {
             return;
@@ -185,7 +186,7 @@ impl Balance {
         (state.recalled, state.recalled_bytes) = (recalled, recalled_bytes);
         let wanted = policy::buffer_wanted(
             cap,
-            self.shared_bytes(state),
+            self.between_them_bytes(),
             self.store.terrace_min_bytes(),
             max,
             gains,
@@ -194,21 +195,21 @@ impl Balance {
         if wanted > max {
             // Only into what nobody may take meanwhile: a step is no more than the cap's slack, and the terrace gives way to it next.
             if self.store.committed_bytes() + (wanted - max) <= cap {
-                self.tell(state, wanted);
+                self.tell(wanted);
                 self.memory.set_buffer_bytes(wanted as usize);
             } else {
                 self.store.driver.ring();
             }
         } else if wanted < max {
             self.memory.set_buffer_bytes(wanted as usize);
-            self.tell(state, held.max(wanted));
+            self.tell(held.max(wanted));
         }
     }
 }
 
 impl Drop for Balance {
     fn drop(&mut self) {
-        let counted = self.state.lock().counted_bytes;
+        let counted = self.counted_bytes.load(Ordering::Relaxed);
         self.store.count_pages(counted, 0);
     }
 }

@@ -1,10 +1,10 @@
 //! Objects of one size by number, without faults (*handles*): for code that is written for it.
 //!
-//! Promises: a hit in DRAM costs a look-up and a copy; [`Table::get_many`] keeps the device's queue full; what was inserted has room on the
+//! Promises: a hit in DRAM costs a look-up and a copy; [`Table::get_many`] keeps the device's queue full; what was inserted has room in DRAM and on the
 //! SSD, as objects that fault have. Never: shows an address.
 
 use crate::opp::{Heap, HeapError, Slots};
-use crate::store::{ObjectError, Shape, Value};
+use crate::store::{OBJECTS_MAX, ObjectError, Shape, Value};
 use std::sync::atomic::{AtomicU64, Ordering};
 use terrace_log::ObjectId;
 use terrace_log::entry::entry_bytes;
@@ -30,7 +30,7 @@ impl Table {
             heap: heap.clone(),
             table,
             bytes,
-            slots: Slots::new(heap, table)?,
+            slots: Slots::new(heap, table, 0)?,
             len: AtomicU64::new(0),
         })
     }
@@ -63,13 +63,17 @@ impl Table {
     pub fn insert(&self, value: &[u8]) -> Result<u64, HeapError> {
         self.heap.promise_bytes(self.entry_bytes())?;
         let store = self.heap.store();
-        let inserted = store.insert(self.table, value).map_err(HeapError::from);
-        let there = inserted.and_then(|id| {
-            let slots = self.slots.reach(id + 1);
-            if slots.is_err() {
+        let there = self.slots.claim(OBJECTS_MAX).and_then(|id| {
+            let put = match value {
+                [] => Ok(()),
+                value => store.put(self.table, id, value),
+            };
+            if put.is_err() {
                 store.free(self.table, id)?;
+                self.slots.freed(id);
             }
-            slots.map(|()| id)
+            put?;
+            Ok(id)
         });
         match there {
             Ok(id) => {
@@ -134,6 +138,7 @@ impl Table {
         }
         self.len.fetch_sub(1, Ordering::Relaxed);
         self.heap.unpromise_bytes(self.entry_bytes());
+        self.slots.freed(id);
         Ok(())
     }
 

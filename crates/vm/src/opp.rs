@@ -17,7 +17,7 @@ use crate::balance::Balance;
 use crate::memory::{Memory, Options, VmError, Way};
 use crate::policy;
 use crate::region::Region;
-use crate::store::{ObjectError, Objects, PAGE_SLOT_BYTES, Store, TABLES_MAX};
+use crate::store::{ObjectError, Objects, Store, TABLES_MAX};
 use pool::SIZE_BYTES;
 pub(crate) use slots::Slots;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -128,9 +128,19 @@ impl Heap {
     /// Says how many pages may be materialised, instead of letting that adapt; the DRAM terrace has the rest of the cap.
     pub fn set_pages_max(&self, pages_max: usize) -> Result<(), HeapError> {
         check_buffer(&self.0.store, pages_max)?;
-        let set = self.0.memory.set_pages_max(pages_max);
-        self.0.balance.fix();
-        Ok(set?)
+        let Shared {
+            memory, balance, ..
+        } = &*self.0;
+        let before = memory.pages_max();
+        let set = memory.set_pages_max(pages_max);
+        let was_fixed = balance.fix(true);
+        set?;
+        // Slots that are promised may have more than is left then.
+        self.take_dram(0).or_else(|e| {
+            memory.set_pages_max(before)?;
+            balance.fix(was_fixed);
+            Err(e)
+        })
     }
 
     /// Gives pages most of the cap, before there are any; then it adapts. For programs that do not know this library: where all of their memory
@@ -238,8 +248,6 @@ struct Shown {
     /// Objects that have room on the SSD, and how much.
     promised: AtomicU64,
     promised_bytes: AtomicU64,
-    /// Objects below this have a size that takes DRAM.
-    sized: AtomicU64,
 }
 
 impl Shown {
@@ -255,24 +263,22 @@ impl Shown {
             .and_then(|objects| {
                 let objects = Arc::new(objects);
                 let region = heap.0.memory.region(objects_max, objects.clone())?;
-                Ok((objects, region, Slots::new(heap, table)?))
+                let beside_bytes = objects.sizes().map_or(0, |_| SIZE_BYTES);
+                let slots = Slots::new(heap, table, beside_bytes)?;
+                heap.take_dram(policy::addresses_bytes(objects_max))?;
+                Ok((objects, region, slots))
             });
         match made {
-            Ok((objects, region, slots)) => {
-                let addresses = policy::addresses_bytes(objects_max);
-                heap.0.store.count_pages(0, addresses);
-                Ok(Shown {
-                    heap: heap.clone(),
-                    table,
-                    bytes,
-                    objects,
-                    region: Some(region),
-                    slots,
-                    promised: AtomicU64::new(0),
-                    promised_bytes: AtomicU64::new(0),
-                    sized: AtomicU64::new(0),
-                })
-            }
+            Ok((objects, region, slots)) => Ok(Shown {
+                heap: heap.clone(),
+                table,
+                bytes,
+                objects,
+                region: Some(region),
+                slots,
+                promised: AtomicU64::new(0),
+                promised_bytes: AtomicU64::new(0),
+            }),
             Err(e) => {
                 heap.0.store.give_table(table);
                 Err(e)
@@ -356,17 +362,33 @@ impl Heap {
         self.0.store.room.end_slots(bytes);
     }
 
-    /// Makes sure that `pages` pages, each with an entry of `entry_bytes` bytes, have room, their slots too.
-    pub(crate) fn promise_pages(&self, pages: u64, entry_bytes: u64) -> Result<(), HeapError> {
-        let bytes = pages.saturating_mul(entry_bytes);
+    /// Makes sure of both.
+    pub(crate) fn promise_room(&self, bytes: u64, slots_bytes: u64) -> Result<(), HeapError> {
         self.promise_bytes(bytes)?;
-        let slots = self.promise_slots(pages.saturating_mul(PAGE_SLOT_BYTES));
+        let slots = self.promise_slots(slots_bytes);
         slots.inspect_err(|_| self.unpromise_bytes(bytes))
     }
 
-    pub(crate) fn unpromise_pages(&self, pages: u64, entry_bytes: u64) {
-        self.unpromise_slots(pages * PAGE_SLOT_BYTES);
-        self.unpromise_bytes(pages * entry_bytes);
+    pub(crate) fn unpromise_room(&self, bytes: u64, slots_bytes: u64) {
+        self.unpromise_slots(slots_bytes);
+        self.unpromise_bytes(bytes);
+    }
+
+    /// Counts so many bytes more of the cap for pages and what is known of them, if what slots are promised leaves as much.
+    pub(crate) fn take_dram(&self, bytes: u64) -> Result<(), HeapError> {
+        let store = &self.0.store;
+        store.count_pages(0, bytes);
+        let max = self.0.balance.slots_max_bytes();
+        let lacks = store.room.slots_bytes().saturating_sub(max);
+        if lacks == 0 {
+            return Ok(());
+        }
+        store.count_pages(bytes, 0);
+        Err(ObjectError::Slots {
+            asked_bytes: bytes,
+            allowed_bytes: bytes.saturating_sub(lacks),
+        }
+        .into())
     }
 
     /// The most that can be promised.
@@ -387,8 +409,6 @@ impl Drop for Shown {
         self.region = None;
         let promised = self.promised_bytes.load(Ordering::Relaxed);
         self.heap.unpromise_bytes(promised);
-        let sized = self.sized.load(Ordering::Relaxed);
-        self.heap.0.store.count_pages(sized * SIZE_BYTES, 0);
         match self.heap.0.store.drop_table(self.table) {
             Ok(()) => {}
             Err(error) => {

@@ -7,8 +7,8 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use terrace_vm::Way;
 use terrace_vm::kept::{RegionError, Regions};
-use terrace_vm::opp::{Array, Heap};
-use terrace_vm::store::{Store, StoreOptions};
+use terrace_vm::opp::{Array, Heap, HeapError, ObjectPool};
+use terrace_vm::store::{ObjectError, Store, StoreOptions};
 
 const CAP: u64 = 32 << 20;
 const SSD: u64 = 128 << 20;
@@ -97,11 +97,7 @@ fn a_pool_that_is_cut_short_ends_who_touches_what_is_gone() {
 fn tables_that_the_cap_cannot_hold_are_refused_when_objects_are_allocated() {
     let name = "tables_that_the_cap_cannot_hold_are_refused_when_objects_are_allocated";
     if let Some(dir) = child() {
-        let store = Store::open(&StoreOptions {
-            prewrite: false,
-            ..StoreOptions::scratch(&dir, CAP, 4 << 30)
-        });
-        let heap = Heap::open(store.unwrap(), Way::InThread).unwrap();
+        let heap = sparse(&dir);
         // 32 Mi slots of 4 bytes are four times the cap. Of the largest array that is to be had all may be written to: one of a thousand makes all slots, and of
         // 64 bytes those that are packed take a byte more.
         for bytes in [8, 64] {
@@ -133,6 +129,119 @@ fn tables_that_the_cap_cannot_hold_are_refused_when_objects_are_allocated() {
     let all = said.matches("were there").count() == 2;
     assert!(ended.status.success() && all, "{said}");
     assert!(said.contains("33554432: no DRAM for"), "{said}");
+}
+
+fn sparse(dir: &Path) -> Heap {
+    let options = StoreOptions {
+        prewrite: false,
+        ..StoreOptions::scratch(dir, CAP, 4 << 30)
+    };
+    Heap::open(Store::open(&options).unwrap(), Way::InThread).unwrap()
+}
+
+/// About the largest array that the cap has slots for.
+fn largest(heap: &Heap) -> Array {
+    let mut objects = 1 << 25;
+    loop {
+        match heap.array(objects, 8, objects) {
+            Ok(array) => return array,
+            Err(_) => objects = objects / 8 * 7,
+        }
+    }
+}
+
+/// Objects until no more is to be had: those, and why.
+fn all_of(pool: &ObjectPool) -> (Vec<*mut u8>, HeapError) {
+    let mut objects = Vec::new();
+    loop {
+        match pool.alloc() {
+            Ok(object) => objects.push(object),
+            Err(e) => return (objects, e),
+        }
+    }
+}
+
+#[test]
+fn what_is_freed_is_given_out_again_where_no_more_is_to_be_had() {
+    let dir = tempfile::tempdir().unwrap();
+    let heap = sparse(dir.path());
+    let few = heap.pool(8, 5000).unwrap();
+    few.free(few.alloc().unwrap()).unwrap();
+    let [many, other] = [1, 2].map(|_| heap.pool(8, 1 << 24).unwrap());
+    let array = largest(&heap);
+    for (pool, of_slots) in [(&few, false), (&many, true)] {
+        let (objects, refused) = all_of(pool);
+        let slots = matches!(refused, HeapError::Store(ObjectError::Slots { .. }));
+        assert!(objects.len() >= 5000 && slots == of_slots, "{refused}");
+        for object in [objects[0], objects[2500], objects[objects.len() - 1]] {
+            assert_eq!(pool.alloc().err(), Some(refused.clone()));
+            pool.free(object).unwrap();
+            assert_eq!(pool.alloc(), Ok(object));
+        }
+        assert_eq!(pool.len(), objects.len() as u64);
+        // What was freed others may have, but for a chunk or two.
+        objects
+            .iter()
+            .for_each(|object| pool.free(*object).unwrap());
+        let (others, _) = all_of(&other);
+        assert!(
+            others.len() + 3 * (1 << 14) >= objects.len(),
+            "{}",
+            others.len()
+        );
+        others
+            .iter()
+            .for_each(|object| other.free(*object).unwrap());
+    }
+    assert!(!array.is_empty());
+}
+
+#[test]
+fn a_page_buffer_is_not_given_what_slots_are_promised() {
+    let dir = tempfile::tempdir().unwrap();
+    let heap = sparse(dir.path());
+    let pages = heap.memory().pages_max();
+    let array = largest(&heap);
+    let refused = heap.set_pages_max(1800).unwrap_err();
+    assert!(refused.to_string().contains("no DRAM for"), "{refused}");
+    assert_eq!(heap.memory().pages_max(), pages);
+    drop(array);
+    heap.set_pages_max(1800).unwrap();
+}
+
+#[test]
+fn regions_whose_slots_the_cap_cannot_hold_are_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    let options = StoreOptions::kept(dir.path(), CAP, SSD);
+    let regions = Regions::open(&options, Way::InThread).unwrap();
+    let mut all = Vec::new();
+    let refused = loop {
+        match regions.region(&format!("r{}", all.len()), 64 << 10, 64 << 10) {
+            Ok(region) => all.push(region),
+            Err(e) => break e,
+        }
+        assert!(all.len() < 1000, "nothing was refused");
+    };
+    let slots = |e: &RegionError| {
+        matches!(
+            e,
+            RegionError::Heap(HeapError::Store(ObjectError::Slots { .. }))
+        )
+    };
+    assert!(
+        all.len() > 10 && slots(&refused),
+        "{}: {refused}",
+        all.len()
+    );
+    // Each page has two versions then.
+    for round in 0..3u64 {
+        for region in &all {
+            (0..16).for_each(|page| region.word(page * 512).store(round + 7, Relaxed));
+            region.sync_all().unwrap();
+        }
+    }
+    let sum: u64 = all.iter().map(|region| region.word(0).load(Relaxed)).sum();
+    assert_eq!(sum, 9 * all.len() as u64);
 }
 
 #[test]

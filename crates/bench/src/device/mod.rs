@@ -12,7 +12,7 @@ use crate::report::{Part, Report, Row, Samples};
 use crate::{Setting, machine, process, stop};
 use anyhow::{Context, Result};
 use serde_json::Value;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 const QUEUE_DEPTHS: &[u32] = &[1, 4, 16, 32, 64];
 /// Largest queue depth asked of the disk.
@@ -117,28 +117,18 @@ pub fn yardstick() -> &'static str {
 
 /// Random 4 KiB reads of a file of `mib`, with `depth` of them in flight, for one round's length, from the server's CPU.
 pub fn random_reads(setting: &Setting, mib: u64, depth: u32) -> Result<Figures> {
-    let depth = depth.clamp(1, QUEUE_DEPTH_MAX);
+    random_reads_from(setting, mib, depth, 1)
+}
+
+/// The same from the first `cpus` CPUs, as far as fio is there: where one alone would be the limit.
+pub fn random_reads_from(setting: &Setting, mib: u64, depth: u32, cpus: u32) -> Result<Figures> {
+    let cpus = cpus.clamp(1, depth.max(1));
+    let depth = (depth / cpus).clamp(1, QUEUE_DEPTH_MAX);
     if !has_fio() {
         let bytes = mib << 20;
         return own::random_reads(&file(setting), bytes, depth, setting.options.seconds);
     }
     write_file(setting, mib)?;
-    fio_reads(setting, &file(setting), mib, depth, 1)
-}
-
-/// The same of a file that somebody else has written and has open, from the first `cpus` CPUs, as far as fio is there: where one alone would be the limit. What lies elsewhere on the disk is
-/// not equally quick to read.
-pub fn random_reads_of(setting: &Setting, path: &Path, depth: u32, cpus: u32) -> Result<Figures> {
-    let mib = path.metadata().context("the file that was read")?.len() >> 20;
-    if !has_fio() {
-        return random_reads(setting, mib, depth);
-    }
-    let cpus = cpus.clamp(1, depth.max(1));
-    let depth = (depth / cpus).clamp(1, QUEUE_DEPTH_MAX);
-    fio_reads(setting, path, mib, depth, cpus)
-}
-
-fn fio_reads(setting: &Setting, path: &Path, mib: u64, depth: u32, cpus: u32) -> Result<Figures> {
     let depth = format!("--iodepth={depth}");
     let jobs = format!("--numjobs={cpus}");
     let all = format!("--cpus_allowed=0-{}", cpus - 1);
@@ -153,11 +143,9 @@ fn fio_reads(setting: &Setting, path: &Path, mib: u64, depth: u32, cpus: u32) ->
     };
     fio(
         setting,
-        path,
         mib,
         &[
             &[
-                "--readonly",
                 "--rw=randread",
                 "--ioengine=io_uring",
                 &depth,
@@ -179,7 +167,6 @@ fn durable_writes(setting: &Setting) -> Result<Figures> {
     write_file(setting, file_mib(setting))?;
     fio(
         setting,
-        &file(setting),
         file_mib(setting),
         &[
             "--rw=write",
@@ -192,9 +179,12 @@ fn durable_writes(setting: &Setting) -> Result<Figures> {
     )
 }
 
-/// Writes the whole file once a run.
-fn write_file(setting: &Setting, mib: u64) -> Result<()> {
+/// Writes the whole file of `mib` that is read, once a run. Without fio there is nothing to do yet.
+pub fn write_file(setting: &Setting, mib: u64) -> Result<()> {
     let path = file(setting);
+    if !has_fio() {
+        return Ok(());
+    }
     if path.metadata().is_ok_and(|m| m.len() == mib << 20) {
         return Ok(());
     }
@@ -216,9 +206,9 @@ fn write_file(setting: &Setting, mib: u64) -> Result<()> {
         .map(drop)
 }
 
-fn fio(setting: &Setting, path: &Path, mib: u64, job: &[&str], kind: &str) -> Result<Figures> {
+fn fio(setting: &Setting, mib: u64, job: &[&str], kind: &str) -> Result<Figures> {
     stop::check()?;
-    let name = format!("--filename={}", path.display());
+    let name = format!("--filename={}", file(setting).display());
     let size = format!("--size={mib}m");
     let runtime = format!("--runtime={}ms", (setting.options.seconds * 1e3) as u64);
     let cpu = format!("--cpus_allowed={}", machine::SERVER_CPU);

@@ -17,7 +17,7 @@ use crate::swap::{SWAP_OVER_DATA, SwapFile};
 use crate::{Setting, device, process, stop};
 use anyhow::{Context, Result, bail};
 use std::io::{BufRead, BufReader, Write};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::{Child, ChildStdin, ChildStdout, Stdio};
 
 /// The limit may not fall below this when scaled down: a store needs some.
@@ -179,6 +179,10 @@ pub fn run(setting: &Setting, report: &mut Report, table: &Table) -> Result<()> 
     let judged = table.cases.iter().filter(|case| table.judges(case)).count() as u64;
     let once = table.cases.len() as u64 - judged;
     let progress = Progress::new(kinds * (1 + once + repeats * judged));
+    if table.cases.iter().any(|case| table.beside_device(case)) {
+        // Not after the others: what was just written may be quicker to read.
+        device::write_file(setting, array_bytes >> 20)?;
+    }
     let mut loaded = Vec::new();
     for kind in table.kinds {
         progress.step(format!("loading {}", kind.name()));
@@ -199,7 +203,7 @@ pub fn run(setting: &Setting, report: &mut Report, table: &Table) -> Result<()> 
                     progress.step(format!("{}, {}", case.name(), one.kind.name()));
                     measure(setting, one, case, samples)?;
                     if table.beside_device(case) {
-                        beside_device(setting, &one.dir, samples)?;
+                        beside_device(setting, array_bytes, samples)?;
                     }
                 }
             }
@@ -317,31 +321,18 @@ fn measure(setting: &Setting, one: &mut Loaded, case: &Case, samples: &mut Sampl
     Ok(())
 }
 
-/// Measures the disk alone at the depth that the last round reached, from as many CPUs as it had: on the file in `dir` that the round read.
-fn beside_device(setting: &Setting, dir: &Path, samples: &mut Samples) -> Result<()> {
+/// Measures the disk alone at the depth that the last round reached, from as many CPUs as it had.
+fn beside_device(setting: &Setting, file_bytes: u64, samples: &mut Samples) -> Result<()> {
     let last = |name: &str| samples.of(name).last().copied();
     let (Some(depth), Some(reads)) = (last("disk_queue_depth"), last("device_reads_per_s")) else {
         return Ok(());
     };
     let cpus = std::thread::available_parallelism().map_or(1, |cpus| cpus.get() as u32);
-    let Some(file) = largest_file(dir)? else {
-        return Ok(());
-    };
-    let alone = device::random_reads_of(setting, &file, depth.round() as u32, cpus)?.ops_per_s;
+    let mib = file_bytes >> 20;
+    let alone = device::random_reads_from(setting, mib, depth.round() as u32, cpus)?.ops_per_s;
     samples.add("disk_alone_reads_per_s", alone);
     samples.add("part_of_device_alone", reads / alone);
     Ok(())
-}
-
-/// The file that the data is in; swap has none there.
-fn largest_file(dir: &Path) -> Result<Option<PathBuf>> {
-    let mut largest = None;
-    for entry in std::fs::read_dir(dir)? {
-        let entry = entry?;
-        let bytes = entry.metadata()?.len();
-        largest = largest.max(Some((bytes, entry.path())));
-    }
-    Ok(largest.map(|(_, path)| path))
 }
 
 /// Figures by case and kind.

@@ -4,6 +4,7 @@
 
 use super::{AllocError, PAGE_ENTRY_BYTES};
 use crate::opp::Heap;
+use crate::store::PAGE_SLOT_BYTES;
 
 /// Gives room, and is told of DRAM that is taken. A fork's child has its parent's.
 pub trait Ground: Send + Sync {
@@ -19,11 +20,12 @@ pub trait Ground: Send + Sync {
 
 impl Ground for Heap {
     fn promise(&self, pages: u64) -> Result<(), AllocError> {
-        Ok(self.promise_pages(pages, PAGE_ENTRY_BYTES)?)
+        let bytes = pages.saturating_mul(PAGE_ENTRY_BYTES);
+        Ok(self.promise_room(bytes, pages.saturating_mul(PAGE_SLOT_BYTES))?)
     }
 
     fn unpromise(&self, pages: u64) {
-        self.unpromise_pages(pages, PAGE_ENTRY_BYTES);
+        self.unpromise_room(pages * PAGE_ENTRY_BYTES, pages * PAGE_SLOT_BYTES);
     }
 
     fn count(&self, before: u64, after: u64) {

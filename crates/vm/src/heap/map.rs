@@ -10,8 +10,8 @@ use std::sync::atomic::Ordering;
 
 /// Pages are numbered from the heap's base.
 impl PageHeap {
-    /// So many pages in a row, the first a multiple of `align`; with their room on the SSD, or without: then that is promised later
-    /// ([`PageHeap::promise_pages`]), or the SSD may be full when they leave DRAM.
+    /// So many pages in a row, the first a multiple of `align`; with their room, or without: then that is promised later
+    /// ([`PageHeap::promise_pages`]), or the SSD or the cap may be full when they leave DRAM.
     pub fn map(&self, pages: u32, align: u32, room: bool) -> Result<u32, AllocError> {
         if room {
             return self.take_pages(pages, align, pages as usize * PAGE_BYTES);
@@ -51,7 +51,7 @@ impl PageHeap {
             .map_err(|e| AllocError::Heap(e.into()))
     }
 
-    /// Room on the SSD for pages that were mapped without.
+    /// Room for pages that were mapped without.
     pub fn promise_pages(&self, pages: u32) -> Result<(), AllocError> {
         self.promise(pages)?;
         self.count_pages(pages);

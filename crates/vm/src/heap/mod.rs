@@ -4,7 +4,7 @@
 //! 4 bytes a page and a bit for each small allocation. So freeing a cold block reads nothing, and a double free or a foreign pointer is found.
 //! Why no allocator from elsewhere does both: ADR 0019.
 //!
-//! Promises: pages that hold allocations have room on the SSD, so that a full SSD is met by an allocation that is refused; what was never used is
+//! Promises: pages that hold allocations have room on the SSD and their slots in DRAM, so that a full SSD or cap is met by an allocation that is refused; what was never used is
 //! known to be zeros; pages without allocations go back to the region, and take no DRAM and no SSD, but for a few that were freed last (`warm`). Never: touches
 //! the memory it hands out with a lock held.
 
@@ -25,7 +25,7 @@ use crate::opp::{Heap, HeapError};
 use crate::policy;
 use crate::region::Region;
 use crate::store::View;
-use crate::store::{ObjectError, Pages, Store, Versions};
+use crate::store::{ObjectError, Pages, Shape, Store, Versions};
 use crate::sys::Lock;
 use class::CLASSES;
 pub use closed::{Closable, Closing, none_closed};
@@ -154,6 +154,12 @@ pub struct PageHeap {
 /// What a page takes of the SSD if lz4 saves nothing.
 const PAGE_ENTRY_BYTES: u64 = entry_bytes(ObjectId::KEY_BYTES, PAGE_BYTES, false, false) as u64;
 
+/// What the first pages take of DRAM for their slots, whichever they are: a chunk of each lane.
+fn first_slots_bytes(heap: &Heap, pages: u64) -> u64 {
+    let chunks = heap.store().chunks(Shape::Any);
+    chunks.bytes(pages.min(chunks.numbers))
+}
+
 impl PageHeap {
     /// A heap with `bytes_max` bytes of addresses, rounded up to pages; they cost nothing until they are used.
     pub fn new(heap: &Heap, bytes_max: u64) -> Result<PageHeap, AllocError> {
@@ -180,9 +186,19 @@ impl PageHeap {
         let bytes_max = bytes_max.clamp(1, HEAP_MAX_BYTES);
         let pages = bytes_max.div_ceil(PAGE_BYTES as u64) as usize;
         let table = heap.take_table()?;
+        let (addresses, slots) = (
+            policy::addresses_bytes(pages as u64),
+            first_slots_bytes(heap, pages as u64),
+        );
         let made = backing(heap.store().clone(), table, pages as u64)
             .map_err(HeapError::from)
-            .and_then(|(backing, v)| Ok((heap.memory().region(pages as u64, backing)?, v)));
+            .and_then(|(backing, v)| Ok((heap.memory().region(pages as u64, backing)?, v)))
+            .and_then(|made| {
+                heap.take_dram(addresses)?;
+                let promised = heap.promise_slots(slots);
+                promised.inspect_err(|_| heap.store().count_pages(addresses, 0))?;
+                Ok(made)
+            });
         let (region, v) = match made {
             Ok(made) => made,
             Err(e) => {
@@ -190,8 +206,6 @@ impl PageHeap {
                 return Err(e.into());
             }
         };
-        heap.store()
-            .count_pages(0, policy::addresses_bytes(pages as u64));
         // SAFETY: all zeros is a value of an AtomicU32. From the system's zeroed pages, so that what is not used takes no DRAM.
         let owner = unsafe { Box::<[AtomicU32]>::new_zeroed_slice(pages).assume_init() };
         let heap = PageHeap {
@@ -319,7 +333,8 @@ impl Drop for PageHeap {
         // First what shows it, so that nothing is written to the table after it is gone.
         self.region = None;
         let pages = self.page_bytes.load(Ordering::Relaxed) / PAGE_BYTES as u64;
-        heap.unpromise_pages(pages, PAGE_ENTRY_BYTES);
+        self.ground.unpromise(pages);
+        heap.unpromise_slots(first_slots_bytes(&heap, self.owner.len() as u64));
         self.count_table(self.table_bytes.load(Ordering::Relaxed) as usize, 0);
         match heap.store().drop_table(table) {
             Ok(()) => {}

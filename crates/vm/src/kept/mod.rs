@@ -4,7 +4,7 @@
 //! makes changes of any number of pages durable at once or not at all (`store/named`). A region that is opened again is as at its last sync, at the
 //! same addresses, so pointers from it into it hold; its *root* is a byte of it from which a program finds the rest.
 //!
-//! Promises: pages of a region have room on the SSD, so that a full SSD is met by a region that is not made or does not grow; a region is open once at a time;
+//! Promises: pages of a region have room on the SSD and their slots in DRAM, so that a full SSD or cap is met by a region that is not made or does not grow; a region is open once at a time;
 //! what was not synced is gone when a region is closed, as in a crash. Never: syncs by itself.
 
 mod catalogue;
@@ -17,12 +17,11 @@ use crate::PAGE_BYTES;
 use crate::memory::{ADDRESSES_ALIGN_BYTES, Memory, Options, VmError, Way};
 use crate::opp::{Heap, HeapError};
 use crate::policy;
-use crate::store::{
-    NAMED_MAX, NAMED_PAGES_MAX, Named, ObjectError, PAGE_SLOT_BYTES, Store, StoreOptions,
-};
+use crate::store::{NAMED_MAX, NAMED_PAGES_MAX, Named, ObjectError, Shape, Store, StoreOptions};
 use crate::sys::SystemError;
 use catalogue::{Catalogue, Record};
 use std::collections::BTreeSet;
+use std::ops::Range;
 use std::sync::Arc;
 use terrace_pool::Mutex;
 use terrace_pool::PoolError;
@@ -136,6 +135,27 @@ impl Shared {
         self.heap.store()
     }
 
+    /// What pages of a region take of the SSD and, for their slots, of DRAM: in two tables, and beside the first of them one of a single slot.
+    fn room_of(&self, pages: Range<u64>) -> (u64, u64) {
+        let chunks = self.store().chunks(Shape::Any);
+        let slots = |pages: u64| 2 * chunks.bytes(pages) + chunks.bytes(pages.min(1));
+        (
+            Named::promise_bytes(pages.end) - Named::promise_bytes(pages.start),
+            slots(pages.end) - slots(pages.start),
+        )
+    }
+
+    /// Makes sure that so many more pages of a region have room.
+    fn promise(&self, pages: Range<u64>) -> Result<(), HeapError> {
+        let (bytes, slots) = self.room_of(pages);
+        self.heap.promise_room(bytes, slots)
+    }
+
+    fn unpromise(&self, pages: Range<u64>) {
+        let (bytes, slots) = self.room_of(pages);
+        self.heap.unpromise_room(bytes, slots);
+    }
+
     fn base_of(&self, record: &Record) -> usize {
         self.base as usize + record.first_slot as usize * ADDRESSES_ALIGN_BYTES
     }
@@ -197,9 +217,9 @@ impl Regions {
         }
         // Under a larger cap the SSD promises less; what is there stays usable, and does not grow.
         for record in held.catalogue.records.values() {
-            let versions = Named::VERSIONS * record.pages;
-            shared.store().room.owe(versions * Named::VERSION_BYTES);
-            shared.store().room.owe_slots(versions * PAGE_SLOT_BYTES);
+            let (bytes, slots) = shared.room_of(0..record.pages);
+            shared.store().room.owe(bytes);
+            shared.store().room.owe_slots(slots);
         }
         Ok(())
     }
@@ -207,7 +227,7 @@ impl Regions {
     /// Opens the region `name`; if there is none, makes it: `bytes` zeros, which can grow to `bytes_max` (0, or less than `bytes`: as many as the SSD
     /// takes). One that is there keeps its size.
     ///
-    /// Errors: it is open already; no room on the SSD or no addresses for a new one.
+    /// Errors: it is open already; no room on the SSD, no DRAM for slots, or no addresses for a new one.
     pub fn region(
         &self,
         name: &str,
@@ -254,8 +274,7 @@ impl Regions {
         let slots_all = (shared.bytes / ADDRESSES_ALIGN_BYTES as u64) as u32;
         let (number, first_slot) = held.catalogue.room(slots, slots_all)?;
         let pages = pages_of(bytes);
-        let versions = Named::VERSIONS.saturating_mul(pages);
-        shared.heap.promise_pages(versions, Named::VERSION_BYTES)?;
+        shared.promise(0..pages)?;
         let record = Record {
             name: name.to_owned(),
             first_slot,
@@ -269,7 +288,7 @@ impl Regions {
             .and_then(|()| held.catalogue.put(store, number, record))
             .and_then(|()| store.make_durable());
         if let Err(e) = made {
-            shared.heap.unpromise_pages(versions, Named::VERSION_BYTES);
+            shared.unpromise(0..pages);
             // Whether it is there after a crash is open; in this process it is not.
             held.catalogue.records.remove(&number);
             return Err(e.into());
@@ -279,7 +298,7 @@ impl Regions {
 
     /// How long a region can be that has the SSD for itself.
     pub fn bytes_that_fit(&self) -> u64 {
-        let page = Named::VERSIONS * Named::VERSION_BYTES;
+        let page = Named::promise_bytes(1);
         self.0.heap.promise_max_bytes() / page * PAGE_BYTES as u64
     }
 
@@ -309,8 +328,7 @@ impl Regions {
         Named::erase(store, number, pages)?;
         held.catalogue.remove(store, number)?;
         store.make_durable()?;
-        let versions = Named::VERSIONS * pages;
-        shared.heap.unpromise_pages(versions, Named::VERSION_BYTES);
+        shared.unpromise(0..pages);
         Ok(())
     }
 

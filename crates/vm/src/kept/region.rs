@@ -128,11 +128,10 @@ impl NamedRegion {
         let mut record = held.catalogue.records[&self.number].clone();
         let before = record.pages;
         if pages > before {
-            let more = Named::VERSIONS * (pages - before);
-            shared.heap.promise_pages(more, Named::VERSION_BYTES)?;
+            shared.promise(before..pages)?;
             record.pages = pages;
             if let Err(e) = held.catalogue.put(shared.store(), self.number, record) {
-                shared.heap.unpromise_pages(more, Named::VERSION_BYTES);
+                shared.unpromise(before..pages);
                 return Err(e.into());
             }
         }

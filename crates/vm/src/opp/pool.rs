@@ -35,21 +35,18 @@ impl ObjectPool {
     /// A new object of `bytes` bytes, zeros.
     pub fn alloc_sized(&self, bytes: u32) -> Result<*mut u8, HeapError> {
         self.check_size(bytes)?;
-        let Shown { heap, table, .. } = &self.objects;
+        let Shown {
+            heap, table, slots, ..
+        } = &self.objects;
         self.objects.promise(1, bytes)?;
-        let inserted = heap.store().insert(*table, &[]).map_err(HeapError::from);
-        let object = inserted.and_then(|object| {
-            let max = self.objects.objects_max();
-            let asked = object + 1;
-            let there = match asked <= max {
-                true => self.objects.slots.reach(asked),
-                false => Err(HeapError::TooMany { asked, max }),
-            };
-            if there.is_err() {
+        let object = slots.claim(self.objects.objects_max());
+        let object = object.and_then(|object| {
+            let renewed = self.objects.region().renew(object);
+            if renewed.is_err() {
                 heap.store().free(*table, object)?;
+                slots.freed(object);
             }
-            there?;
-            self.objects.region().renew(object)?;
+            renewed?;
             Ok(object)
         });
         match object {
@@ -84,12 +81,6 @@ impl ObjectPool {
             return;
         };
         sizes.set(object, bytes as usize);
-        let sized = &self.objects.sized;
-        let before = sized.fetch_max(object + 1, Ordering::Relaxed);
-        if object >= before {
-            let (before, after) = (before * SIZE_BYTES, (object + 1) * SIZE_BYTES);
-            self.objects.heap.store().count_pages(before, after);
-        }
     }
 
     /// The object at an address, and what keeps others from freeing or resizing it.
@@ -151,6 +142,7 @@ impl ObjectPool {
         let bytes = self.objects.bytes_of(object);
         self.objects.region().discard(object..object + 1)?;
         self.objects.unpromise(1, bytes);
+        self.objects.slots.freed(object);
         Ok(())
     }
 

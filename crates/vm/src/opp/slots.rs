@@ -1,63 +1,106 @@
-//! Room in DRAM for the slots of one table, promised as its numbers come into use.
+//! Room in DRAM for the slots of one table, promised as its numbers are given out.
 //!
-//! A slot is first written when a page leaves, where a program that touches memory would be killed for want of it; so it is promised when numbers are given out: by the chunk, as
-//! tables take it, and as wide as slots of packed objects are. Promises: numbers that were reached have slots until they are let go of. Never: makes a slot.
+//! A slot is first written when a page leaves, where a program that touches memory would be killed for want of it; so it is promised before a number is used: by the chunk, as
+//! tables take it, and as wide as slots of packed objects are. Promises: numbers that were reached have slots until they are let go of; none is given out beyond. Never: makes a slot.
 
 use super::{Heap, HeapError};
 use crate::store::Chunks;
 use std::sync::atomic::{AtomicU64, Ordering};
+use terrace_pool::Mutex;
 
 /// See the head of the file. Dropped after the table.
 pub(crate) struct Slots {
     heap: Heap,
+    table: u16,
     chunks: Chunks,
-    /// Numbers below this have slots: a multiple of what the chunks of all lanes have.
+    /// Bytes a number that its owner keeps beside its slot.
+    beside_bytes: u64,
+    /// Numbers below this have slots. 0 while it falls.
     reached: AtomicU64,
+    /// Held while that changes.
+    changing: Mutex<()>,
 }
 
 impl Slots {
-    /// Of a table that is made.
-    pub fn new(heap: &Heap, table: u16) -> Result<Slots, HeapError> {
+    /// Of a table that is made, whose owner keeps so many bytes beside each slot.
+    pub fn new(heap: &Heap, table: u16, beside_bytes: u64) -> Result<Slots, HeapError> {
         Ok(Slots {
             heap: heap.clone(),
+            table,
             chunks: heap.store().chunks_of(table)?,
+            beside_bytes,
             reached: AtomicU64::new(0),
+            changing: Mutex::new(()),
         })
-    }
-
-    fn bytes(&self, numbers: u64) -> u64 {
-        (numbers / self.chunks.numbers).saturating_mul(self.chunks.bytes)
     }
 
     /// Makes sure that numbers below `numbers` have slots.
     pub fn reach(&self, numbers: u64) -> Result<(), HeapError> {
-        let after = numbers.next_multiple_of(self.chunks.numbers);
-        let mut before = self.reached.load(Ordering::Acquire);
-        while after > before {
-            let more = self.bytes(after) - self.bytes(before);
-            self.heap.promise_slots(more)?;
-            match self
-                .reached
-                .compare_exchange(before, after, Ordering::AcqRel, Ordering::Acquire)
-            {
-                Ok(_) => break,
-                Err(now) => {
-                    self.heap.unpromise_slots(more);
-                    before = now;
-                }
-            }
+        let _changing = self.changing.lock();
+        self.grow(numbers)
+    }
+
+    fn grow(&self, numbers: u64) -> Result<(), HeapError> {
+        let before = self.reached.load(Ordering::Acquire);
+        if numbers > before {
+            let beside = (numbers - before) * self.beside_bytes;
+            self.heap.take_dram(beside)?;
+            let more = self.chunks.bytes(numbers) - self.chunks.bytes(before);
+            let promised = self.heap.promise_slots(more);
+            promised.inspect_err(|_| self.heap.store().count_pages(beside, 0))?;
+            self.reached.store(numbers, Ordering::Release);
         }
         Ok(())
     }
 
-    /// Lets go of the slots of numbers from `numbers` on: all of them are free, and nobody reaches for more meanwhile.
-    pub fn let_go(&self, numbers: u64) {
-        let after = numbers.next_multiple_of(self.chunks.numbers);
-        let before = self.reached.fetch_min(after, Ordering::AcqRel);
-        if after < before {
-            self.heap
-                .unpromise_slots(self.bytes(before) - self.bytes(after));
+    /// A number that is free, below `max`; its object is zeros.
+    pub fn claim(&self, max: u64) -> Result<u64, HeapError> {
+        loop {
+            let seen = self.reached.load(Ordering::Acquire);
+            let below = || self.reached.load(Ordering::Acquire).min(max);
+            if let Some(id) = self.heap.store().claim(self.table, below)? {
+                return Ok(id);
+            }
+            let _changing = self.changing.lock();
+            let now = self.reached.load(Ordering::Acquire);
+            if now >= max {
+                let asked = max + 1;
+                return Err(HeapError::TooMany { asked, max });
+            }
+            // Unless others changed it meanwhile: then there may be a free number.
+            if now == seen {
+                self.grow(self.chunks.next(now))?;
+            }
         }
+    }
+
+    /// Number `id` is free: lets go of the last chunks if no lane has them any more; not of one alone, which would come and go with a single object.
+    pub fn freed(&self, id: u64) {
+        let seen = self.reached.load(Ordering::Acquire);
+        let is_used = || self.chunks.next(self.heap.store().end_of(self.table)) >= seen;
+        if self.chunks.next(self.chunks.next(id)) < seen || is_used() {
+            return;
+        }
+        let _changing = self.changing.lock();
+        // Nobody is given a number as long as the end is not known.
+        let before = self.reached.swap(0, Ordering::AcqRel);
+        let end = self.heap.store().end_of(self.table);
+        self.fall(before, end.next_multiple_of(self.chunks.numbers));
+    }
+
+    /// Lets go of the slots of numbers from `numbers` on, which are all free.
+    pub fn let_go(&self, numbers: u64) {
+        let _changing = self.changing.lock();
+        self.fall(self.reached.load(Ordering::Acquire), numbers);
+    }
+
+    fn fall(&self, before: u64, to: u64) {
+        let after = to.min(before);
+        self.reached.store(after, Ordering::Release);
+        self.heap
+            .unpromise_slots(self.chunks.bytes(before) - self.chunks.bytes(after));
+        let beside = (before - after) * self.beside_bytes;
+        self.heap.store().count_pages(beside, 0);
     }
 }
 

@@ -36,11 +36,11 @@ pub enum ObjectError {
     },
     /// The cap has no DRAM for what says where objects are.
     #[error(
-        "no DRAM for {asked_bytes} bytes of slots, which say where objects are: the cap has {allowed_bytes} bytes left for them; raise the cap, or have fewer or \
+        "no DRAM for {asked_bytes} bytes of tables that say where objects are: the cap has {allowed_bytes} bytes left for them; raise the cap, or have fewer or \
          larger objects"
     )]
     Slots {
-        /// Bytes that their slots would take.
+        /// Bytes that they would take.
         asked_bytes: u64,
         /// Bytes that there are.
         allowed_bytes: u64,

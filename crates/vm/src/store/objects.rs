@@ -144,9 +144,10 @@ impl Objects {
             return Ok(());
         }
         let bytes = match (whole.len() >= PACKED_FROM_BYTES).then(|| one_byte(whole)) {
-            Some(Some(byte)) if byte == 0 || self.sizes.is_some() => {
+            Some(Some(byte)) if !self.store.keeps && (byte == 0 || self.sizes.is_some()) => {
                 return self.store.put_fill(self.table, page, byte);
             }
+            Some(Some(_)) if self.sizes.is_none() => &whole[..1],
             Some(_) => {
                 let len = self.packing.pack(packer, whole, room);
                 &room[..len]

@@ -6,7 +6,7 @@ use super::gather::Gathering;
 use super::many::Queue;
 use super::room::{self, Room};
 use super::same::Same;
-use super::table::{CHUNK_SLOTS, Shape, State};
+use super::table::{CHUNK_SLOTS, Shape, State, Table};
 use super::tables::{OBJECTS_MAX, TABLES_MAX, Tables};
 use super::write::SEGMENTS_MIN;
 use crate::PAGE_BYTES;
@@ -103,13 +103,27 @@ pub(super) struct Made {
     owned: bool,
 }
 
-/// A chunk of slots of each lane.
+/// The chunks of slots that a table takes.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Chunks {
-    /// Numbers that are in them.
+    lanes: u64,
+    /// Numbers that a chunk of each lane has together.
     pub numbers: u64,
-    /// Bytes they take at most.
-    pub bytes: u64,
+    chunk_bytes: u64,
+}
+
+impl Chunks {
+    /// What numbers below `numbers` take at most. Side by side they are of different lanes.
+    pub fn bytes(&self, numbers: u64) -> u64 {
+        let (whole, rest) = (numbers / self.numbers, numbers % self.numbers);
+        let chunks = whole * self.lanes + rest.min(self.lanes);
+        chunks.saturating_mul(self.chunk_bytes)
+    }
+
+    /// The first number whose chunk is not that of `number`, in no lane.
+    pub fn next(&self, number: u64) -> u64 {
+        (number / self.numbers + 1) * self.numbers
+    }
 }
 
 /// Objects by table and id, for any number of threads.
@@ -217,12 +231,26 @@ impl Store {
 
     /// What numbers of a table that is made take of DRAM for their slots.
     pub(crate) fn chunks_of(&self, table: u16) -> Result<Chunks, ObjectError> {
-        let shape = self.made(table)?.shape;
+        Ok(self.chunks(self.made(table)?.shape))
+    }
+
+    /// The same of a table of that shape.
+    pub(crate) fn chunks(&self, shape: Shape) -> Chunks {
         let lanes = u64::from(self.lanes());
-        Ok(Chunks {
+        Chunks {
+            lanes,
             numbers: CHUNK_SLOTS as u64 * lanes,
-            bytes: self.pool.lane(0).dir.chunk_bytes_max(shape) as u64 * lanes,
-        })
+            chunk_bytes: self.pool.lane(0).dir.chunk_bytes_max(shape) as u64,
+        }
+    }
+
+    /// A number of a table from which on all are free, and have no slots.
+    pub(crate) fn end_of(&self, table: u16) -> u64 {
+        let ends = (0..self.lanes()).map(|lane| {
+            let lane = self.pool.lane(lane);
+            lane.dir.table(table).map_or(0, Table::end)
+        });
+        ends.max().unwrap_or(0) * u64::from(self.lanes())
     }
 
     /// Gives a number back whose table was not made.
@@ -405,9 +433,12 @@ impl Store {
         let others = ledger.beside_segments().saturating_sub(pages_bytes);
         ledger.cap_bytes().saturating_sub(others)
     }
-    /// DRAM that pages, entries and slots may have together, likewise.
+    /// DRAM that pages, entries and slots may have together, likewise. Slots that nobody promised are others'.
     pub(crate) fn shared_with_slots_bytes(&self, pages_bytes: u64) -> u64 {
-        self.shared_bytes(pages_bytes) + self.pool.ledger().held(Part::Index)
+        let ledger = self.pool.ledger();
+        let others = ledger.beside_segments().saturating_sub(pages_bytes);
+        let slots = ledger.held(Part::Index).min(self.room.slots_bytes());
+        (ledger.cap_bytes() + slots).saturating_sub(others)
     }
     /// Bytes of the cap that are held, or that lanes may take without asking.
     pub(crate) fn committed_bytes(&self) -> u64 {

@@ -1,7 +1,7 @@
 //! Room that is spoken for: on the SSD, promised to arrays, pools, mallocs and regions, or taken by objects of a table that nobody promised for; and in DRAM for
 //! the slots of what is promised.
 //!
-//! Promises: where anything is promised, both together do not exceed what the SSD takes with room to clean, and all slots not what the cap has for them, so what was promised can be stored. Never: waits.
+//! Promises: where anything is promised, both together do not exceed what the SSD takes with room to clean, and slots that are promised not what the cap has for them, so what was promised can be stored. Never: waits.
 
 use super::error::ObjectError;
 use super::table::State;
@@ -32,7 +32,9 @@ impl Room {
 
     /// Promises DRAM for slots, of which the cap has `max_bytes` in all.
     pub fn promise_slots(&self, bytes: u64, max_bytes: u64) -> Result<(), ObjectError> {
-        let promise = |promised: u64| promised.checked_add(bytes).filter(|&all| all <= max_bytes);
+        // Nothing can be promised however much others took since.
+        let fits = |all: &u64| *all <= max_bytes || bytes == 0;
+        let promise = |promised: u64| promised.checked_add(bytes).filter(fits);
         let promised = self
             .slots_bytes
             .fetch_update(Ordering::SeqCst, Ordering::SeqCst, promise);
@@ -46,6 +48,11 @@ impl Room {
     /// The same for what is in the pool already, whether the cap has it or not.
     pub fn owe_slots(&self, bytes: u64) {
         self.slots_bytes.fetch_add(bytes, Ordering::SeqCst);
+    }
+
+    /// What is promised.
+    pub fn slots_bytes(&self) -> u64 {
+        self.slots_bytes.load(Ordering::SeqCst)
     }
 
     /// Ends such a promise.
@@ -149,6 +156,7 @@ mod tests {
         assert_eq!(room.promise_slots(31, 100), refused(31, 30));
         // What others take of the cap may have grown since.
         assert_eq!(room.promise_slots(1, 50), refused(1, 0));
+        assert_eq!(room.promise_slots(0, 50), Ok(()));
         assert_eq!(room.promise_slots(u64::MAX, 100), refused(u64::MAX, 30));
         room.end_slots(70);
         assert_eq!(room.promise_slots(100, 100), Ok(()));

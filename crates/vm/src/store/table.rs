@@ -5,7 +5,7 @@
 //! | shape | a slot holds | bytes |
 //! |---|---|---|
 //! | all objects of one size | heat, whether in DRAM, place (the size class follows from the size) | 4, or 5 in lanes above 8 GiB |
-//! | the same in a chunk where one is packed | heat, whether in DRAM, class, place | 4 if there are bits left, or one more |
+//! | the same, where the four bytes have bits for it, or in a chunk where one was packed | heat, whether in DRAM, class, place | 4, or one more than above |
 //! | any size | as in the key map: heat, class, terrace, place | 8 |
 //!
 //! What a slot can say is [`State`]; no place is ever coded as one of the small numbers: the first units of an SSD segment are its
@@ -33,7 +33,7 @@ const ZEROS: u64 = 1;
 /// What the objects of a table look like.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Shape {
-    /// All have this length, bytes.
+    /// All have this length, bytes; what is stored of one may be shorter, if it is packed.
     Fixed(u32),
     /// Each has its own.
     Any,
@@ -87,7 +87,7 @@ struct Chunk {
 }
 
 impl Form {
-    /// `unit_bits`: what places need; `fixed_bytes`: how long the entries are, if they all are equally long.
+    /// `unit_bits`: what places need; `fixed_bytes`: how long entries are that are not packed, if they all are equally long.
     fn of(unit_bits: u32, fixed_bytes: Option<usize>) -> Form {
         let Some(class) = fixed_bytes.map(addr::class_of) else {
             return Form::Any;
@@ -180,7 +180,7 @@ impl Form {
                     _ => u64::from(loc.class()),
                 };
                 // As below: it would be another place.
-                assert!(own >> class_bits == 0, "class {own} of at most {class}");
+                assert!(own >> class_bits == 0, "class {own} in {class_bits} bits");
                 let dram = match loc.terrace() {
                     Terrace::Dram => FIXED_DRAM,
                     _ => 0,
@@ -234,8 +234,8 @@ impl Chunk {
 }
 
 impl Table {
-    /// An empty table in a lane whose places need `unit_bits` bits. `fixed_bytes`: how long the entries
-    /// are, headers included, if they all are equally long.
+    /// An empty table in a lane whose places need `unit_bits` bits. `fixed_bytes`: how long the entries are that are not packed, headers included,
+    /// if they all are equally long.
     pub fn new(unit_bits: u32, fixed_bytes: Option<usize>) -> Table {
         Table {
             form: Form::of(unit_bits, fixed_bytes),
@@ -319,7 +319,17 @@ impl Table {
         if place.used == 0 {
             self.present_bytes -= place.form.chunk_bytes();
             self.chunks[chunk] = None;
+            self.trim();
         }
+    }
+
+    /// Ends with the last chunk that is used: numbers above were never.
+    fn trim(&mut self) {
+        let used = self.chunks.iter().rposition(Option::is_some);
+        self.chunks.truncate(used.map_or(0, |last| last + 1));
+        let end = self.end();
+        self.holes -= self.fresh.saturating_sub(end);
+        self.fresh = self.fresh.min(end);
     }
 
     /// Gives a chunk's slots a class each; says how a slot of `state` is coded then.
@@ -358,15 +368,20 @@ impl Table {
         place.get_or_insert_with(|| Chunk::new(form))
     }
 
-    /// A free number, the lowest ones first that a search meets; it is the caller's to set.
-    pub fn find_free(&mut self) -> u64 {
+    /// A free number below `below`, the lowest ones first that a search meets; it is the caller's to set. None: all are taken.
+    pub fn find_free(&mut self, below: u64) -> Option<u64> {
         if self.holes == 0 {
-            return self.fresh;
+            return Some(self.fresh).filter(|n| *n < below);
         }
-        let mut n = self.hint;
+        let end = self.fresh.min(below);
+        let (mut n, mut round) = (self.hint, 0);
         loop {
-            if n >= self.fresh {
-                n = 0;
+            if n >= end {
+                (n, round) = (0, round + 1);
+                if round > 1 || end == 0 {
+                    // The holes are above.
+                    return None;
+                }
             }
             let chunk = n as usize / CHUNK_SLOTS;
             let full = self.chunks.get(chunk).and_then(Option::as_ref);
@@ -374,7 +389,7 @@ impl Table {
                 n = ((chunk + 1) * CHUNK_SLOTS) as u64;
             } else if self.get(n) == State::Free {
                 self.hint = n;
-                return n;
+                return Some(n);
             } else {
                 n += 1;
             }
@@ -431,7 +446,9 @@ mod tests {
             let mut map = BTreeMap::new();
             for (n, of, claim) in steps {
                 let n = if claim {
-                    let n = table.find_free();
+                    let found = table.find_free(n);
+                    prop_assert_eq!(found.is_some(), (0..n).any(|n| !map.contains_key(&n)), "below {}", n);
+                    let n = found.or(table.find_free(u64::MAX)).expect("there is no end");
                     prop_assert!(!map.contains_key(&n), "{n} is taken");
                     n
                 } else {
@@ -455,7 +472,7 @@ mod tests {
             let numbers: Vec<u64> = map.keys().copied().collect();
             numbers.iter().for_each(|&n| table.set(n, State::Free));
             prop_assert_eq!((table.present_bytes, table.entries()), (0, 0));
-            prop_assert_eq!(table.find_free() < table.fresh.max(1), true);
+            prop_assert_eq!((table.find_free(1), table.end(), table.fresh, table.holes), (Some(0), 0, 0, 0));
         }
     }
 

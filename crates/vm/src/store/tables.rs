@@ -96,11 +96,15 @@ impl Tables {
             table.set(n, state);
         }
     }
-    /// A free id of a table in lane `lane`; it is the caller's to set. None: there is no such table, or it is full.
-    pub fn find_free(&mut self, table: u16, lane: u16) -> Option<ObjectId> {
-        let bits = self.lane_bits;
-        let id = self.table_mut(table)?.find_free() << bits | u64::from(lane);
-        (id < OBJECTS_MAX).then(|| ObjectId::new(table, id))
+    /// A free id below `below` of a table in lane `lane`; it is the caller's to set. None: there is no such table, or it is full up to there.
+    pub fn find_free(&mut self, table: u16, lane: u16, below: u64) -> Option<ObjectId> {
+        let (bits, lane) = (self.lane_bits, u64::from(lane));
+        let slots = below
+            .min(OBJECTS_MAX)
+            .saturating_sub(lane)
+            .div_ceil(1 << bits);
+        let n = self.table_mut(table)?.find_free(slots)?;
+        Some(ObjectId::new(table, n << bits | lane))
     }
 
     fn slot(&self, who: Subject) -> Option<Slot> {

@@ -9,7 +9,7 @@ use super::open::{OBJECT_MAX_BYTES, Store, forget};
 use super::read::{Value, copy_out, near};
 use super::room;
 use super::table::{Shape, State};
-use super::tables::Tables;
+use super::tables::{OBJECTS_MAX, Tables};
 use crate::inside;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
@@ -282,7 +282,9 @@ impl Store {
     pub(crate) fn put_fill(&self, table: u16, id: u64, byte: u8) -> Result<(), ObjectError> {
         let (oid, lane) = self.place(table, id)?;
         let mut lane = self.pool.lane(lane);
-        forget(&mut lane, oid);
+        if let State::At(slot) = lane.dir.get(oid) {
+            lane.discard(Store::who(oid), slot);
+        }
         lane.dir.set(
             oid,
             match byte {
@@ -296,14 +298,16 @@ impl Store {
     /// Shows an entry to `f` if that takes no read; it is not warmer for it. None: it would take one, or there is none. `f` is short: the lane is locked.
     pub(crate) fn peek<R>(&self, table: u16, id: u64, f: impl FnOnce(&[u8]) -> R) -> Option<R> {
         let (oid, lane) = self.place(table, id).ok()?;
-        let lane = self.pool.lane(lane);
-        match lane.dir.get(oid) {
-            State::At(slot) => match near(&lane, slot)? {
-                Value::Bytes(bytes) => Some(f(bytes)),
-                Value::Free | Value::Zeros | Value::Fill(_) => None,
-            },
-            State::Free | State::Zeros | State::Fill(_) => None,
-        }
+        inside::run(|| {
+            let lane = self.pool.lane(lane);
+            match lane.dir.get(oid) {
+                State::At(slot) => match near(&lane, slot)? {
+                    Value::Bytes(bytes) => Some(f(bytes)),
+                    Value::Free | Value::Zeros | Value::Fill(_) => None,
+                },
+                State::Free | State::Zeros | State::Fill(_) => None,
+            }
+        })
     }
 
     /// Stores an object under a new id. `value` empty: zeros, which takes no room but a slot.
@@ -312,7 +316,8 @@ impl Store {
             self.check_length(table, value.len())?;
         }
         self.shape(table)?;
-        let id = self.claim(table)?;
+        let full = ObjectError::Full { asked_bytes: 8 };
+        let id = self.claim(table, || OBJECTS_MAX)?.ok_or(full)?;
         if !value.is_empty()
             && let Err(e) = self.put(table, id, value)
         {
@@ -322,20 +327,28 @@ impl Store {
         Ok(id)
     }
 
-    /// A new id, of an object of zeros. Lanes take turns.
-    fn claim(&self, table: u16) -> Result<u64, ObjectError> {
-        let full = ObjectError::Full { asked_bytes: 8 };
+    /// A new id below what `below` says with a lane locked, of an object of zeros. Lanes take turns. None: all are taken.
+    pub(crate) fn claim(
+        &self,
+        table: u16,
+        below: impl Fn() -> u64,
+    ) -> Result<Option<u64>, ObjectError> {
         if self.pool.failure().is_some() {
             return Err(ObjectError::ReadOnly);
         }
-        let lane_id = (self.next_lane.fetch_add(1, Relaxed) & self.lane_mask) as u16;
-        let mut lane = self.pool.lane(lane_id);
-        if lane.memory_segments() < SEGMENTS_MIN {
-            return Err(full);
+        let first = self.next_lane.fetch_add(1, Relaxed);
+        for turn in 0..u64::from(self.lanes()) {
+            let lane_id = (first.wrapping_add(turn) & self.lane_mask) as u16;
+            let mut lane = self.pool.lane(lane_id);
+            if lane.memory_segments() < SEGMENTS_MIN {
+                return Err(ObjectError::Full { asked_bytes: 8 });
+            }
+            if let Some(oid) = lane.dir.find_free(table, lane_id, below()) {
+                lane.dir.set(oid, State::Zeros);
+                return Ok(Some(oid.id()));
+            }
         }
-        let oid = lane.dir.find_free(table, lane_id).ok_or(full)?;
-        lane.dir.set(oid, State::Zeros);
-        Ok(oid.id())
+        Ok(None)
     }
 
     /// Frees an object. False: there was none.

@@ -70,13 +70,11 @@ pub struct Named {
 }
 
 impl Named {
-    /// Versions of a page that there may be at a time.
-    pub(crate) const VERSIONS: u64 = 2;
-    /// What each can take of the SSD.
-    pub(crate) const VERSION_BYTES: u64 = {
+    /// What `pages` pages can take of the SSD: two versions each.
+    pub fn promise_bytes(pages: u64) -> u64 {
         let len = GENERATION_BYTES + PAGE_BYTES;
-        entry_bytes(ObjectId::KEY_BYTES, len, false, false) as u64
-    };
+        pages.saturating_mul(2 * entry_bytes(ObjectId::KEY_BYTES, len, false, false) as u64)
+    }
 
     /// DRAM that is taken to know where the versions of so many pages are, beside their slots.
     pub fn marks_bytes(pages: u64) -> u64 {
