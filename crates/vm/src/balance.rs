@@ -149,8 +149,15 @@ impl Balance {
     /// With the state locked.
     fn tell(&self, buffer_bytes: u64) {
         let now = buffer_bytes + self.memory.fixed_bytes();
-        let before = self.counted_bytes.swap(now, Ordering::Relaxed);
-        self.store.count_pages(before, now);
+        let before = self.counted_bytes.load(Ordering::Relaxed);
+        // In an order in which others see too much counted rather than too little.
+        if now > before {
+            self.store.count_pages(before, now);
+        }
+        self.counted_bytes.store(now, Ordering::Relaxed);
+        if now < before {
+            self.store.count_pages(before, now);
+        }
     }
 
     /// Looks whether something is to change.

@@ -131,15 +131,14 @@ impl Heap {
         let Shared {
             memory, balance, ..
         } = &*self.0;
-        let before = memory.pages_max();
+        let (before_bytes, _) = memory.buffer_bytes();
         let set = memory.set_pages_max(pages_max);
         let was_fixed = balance.fix(true);
         set?;
         // Slots that are promised may have more than is left then.
-        self.take_dram(0).or_else(|e| {
-            memory.set_pages_max(before)?;
+        self.take_dram(0).inspect_err(|_| {
+            memory.set_buffer_bytes(before_bytes);
             balance.fix(was_fixed);
-            Err(e)
         })
     }
 
@@ -354,8 +353,21 @@ impl Heap {
 
     /// Makes sure that so many more bytes of slots have room in DRAM.
     pub(crate) fn promise_slots(&self, bytes: u64) -> Result<(), HeapError> {
-        let max = self.0.balance.slots_max_bytes();
-        Ok(self.0.store.room.promise_slots(bytes, max)?)
+        let max = || self.0.balance.slots_max_bytes();
+        let room = &self.0.store.room;
+        room.promise_slots(bytes, max())?;
+        // Of two that take some of the cap at a time, one sees the other.
+        let (all, max) = (room.slots_bytes(), max());
+        if bytes > 0 && all > max {
+            room.end_slots(bytes);
+            let (asked_bytes, allowed_bytes) = (bytes, bytes.saturating_sub(all - max));
+            return Err(ObjectError::Slots {
+                asked_bytes,
+                allowed_bytes,
+            }
+            .into());
+        }
+        Ok(())
     }
 
     pub(crate) fn unpromise_slots(&self, bytes: u64) {

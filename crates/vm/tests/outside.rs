@@ -210,6 +210,24 @@ fn a_page_buffer_is_not_given_what_slots_are_promised() {
 }
 
 #[test]
+fn the_table_of_a_pool_that_was_refused_is_made_anew() {
+    let dir = tempfile::tempdir().unwrap();
+    let heap = sparse(dir.path());
+    let array = largest(&heap);
+    assert!(heap.pool(64, 1 << 27).is_err());
+    drop(array);
+    // In the table that objects of one size were to have.
+    let pool = heap.pool_of_any_size(256, 1000).unwrap();
+    let object = pool.alloc_sized(200).unwrap();
+    // SAFETY: an object of so many bytes, which is the test's.
+    unsafe { object.write_bytes(7, 200) };
+    heap.memory().evict_all().unwrap();
+    // SAFETY: as above.
+    let seen = unsafe { std::slice::from_raw_parts(object, 200) };
+    assert!(seen.iter().all(|byte| *byte == 7));
+}
+
+#[test]
 fn regions_whose_slots_the_cap_cannot_hold_are_refused() {
     let dir = tempfile::tempdir().unwrap();
     let options = StoreOptions::kept(dir.path(), CAP, SSD);

@@ -44,7 +44,9 @@ impl Slots {
         let before = self.reached.load(Ordering::Acquire);
         if numbers > before {
             let beside = (numbers - before) * self.beside_bytes;
-            self.heap.take_dram(beside)?;
+            if beside > 0 {
+                self.heap.take_dram(beside)?;
+            }
             let more = self.chunks.bytes(numbers) - self.chunks.bytes(before);
             let promised = self.heap.promise_slots(more);
             promised.inspect_err(|_| self.heap.store().count_pages(beside, 0))?;
@@ -62,15 +64,15 @@ impl Slots {
                 return Ok(id);
             }
             let _changing = self.changing.lock();
-            let now = self.reached.load(Ordering::Acquire);
-            if now >= max {
+            // If others changed it meanwhile, there may be a free number.
+            if self.reached.load(Ordering::Acquire) != seen {
+                continue;
+            }
+            if seen >= max {
                 let asked = max + 1;
                 return Err(HeapError::TooMany { asked, max });
             }
-            // Unless others changed it meanwhile: then there may be a free number.
-            if now == seen {
-                self.grow(self.chunks.next(now))?;
-            }
+            self.grow(self.chunks.next(seen))?;
         }
     }
 
@@ -78,7 +80,9 @@ impl Slots {
     pub fn freed(&self, id: u64) {
         let seen = self.reached.load(Ordering::Acquire);
         let is_used = || self.chunks.next(self.heap.store().end_of(self.table)) >= seen;
-        if self.chunks.next(self.chunks.next(id)) < seen || is_used() {
+        let is_last = || self.chunks.next(self.chunks.next(id)) >= seen;
+        // Where it falls just now, whoever lets it fall may have looked before.
+        if seen != 0 && (seen <= self.chunks.numbers || !is_last() || is_used()) {
             return;
         }
         let _changing = self.changing.lock();

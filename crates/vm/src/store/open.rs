@@ -253,8 +253,12 @@ impl Store {
         ends.max().unwrap_or(0) * u64::from(self.lanes())
     }
 
-    /// Gives a number back whose table was not made.
+    /// Gives a number back whose table was not made, or is empty.
     pub(crate) fn give_table(&self, table: u16) {
+        for lane in 0..self.lanes() {
+            // Whoever has the number next makes one of another shape.
+            self.pool.lane(lane).dir.drop_table(table);
+        }
         self.shapes.write()[usize::from(table)] = None;
     }
 
@@ -433,12 +437,34 @@ impl Store {
         let others = ledger.beside_segments().saturating_sub(pages_bytes);
         ledger.cap_bytes().saturating_sub(others)
     }
-    /// DRAM that pages, entries and slots may have together, likewise. Slots that nobody promised are others'.
+    /// DRAM that pages, entries and promised slots may have together, likewise: what slots take is not asked of the ledger, which hears of them a few turns later.
     pub(crate) fn shared_with_slots_bytes(&self, pages_bytes: u64) -> u64 {
         let ledger = self.pool.ledger();
-        let others = ledger.beside_segments().saturating_sub(pages_bytes);
-        let slots = ledger.held(Part::Index).min(self.room.slots_bytes());
-        (ledger.cap_bytes() + slots).saturating_sub(others)
+        let slots = ledger.held(Part::Index);
+        let others = ledger.beside_segments().saturating_sub(pages_bytes + slots);
+        let others = others + self.unpromised_slots_bytes();
+        ledger.cap_bytes().saturating_sub(others)
+    }
+    /// What slots take of tables whose owner, if there is one, promises nothing.
+    fn unpromised_slots_bytes(&self) -> u64 {
+        let shapes = self.shapes.read();
+        let tables = (0..).zip(shapes.iter());
+        let unowned = tables.filter(|(_, made)| made.is_some_and(|made| !made.owned));
+        let bytes = |table| {
+            let of = |lane| {
+                self.pool
+                    .lane(lane)
+                    .dir
+                    .table(table)
+                    .map_or(0, Table::bytes)
+            };
+            (0..self.lanes()).map(of).sum::<usize>() as u64
+        };
+        match self.keeps {
+            // Of a pool that is kept, regions have all.
+            true => 0,
+            false => unowned.map(|(table, _)| bytes(table)).sum(),
+        }
     }
     /// Bytes of the cap that are held, or that lanes may take without asking.
     pub(crate) fn committed_bytes(&self) -> u64 {
