@@ -40,7 +40,7 @@ impl Pattern {
         }
     }
 
-    /// What lz4 leaves of an object of so many bytes, on average, as the application has them: counted by the store while it loaded them (docs/adr/0060).
+    /// What lz4 leaves of an object of so many bytes, on average, as the application has them: counted by hand in the store while it loaded them (docs/adr/0058).
     pub fn packed_bytes(self, object_bytes: u64) -> u64 {
         let (packed, of) = match self {
             Pattern::One => (1, 1),
