@@ -57,22 +57,25 @@ impl Slots {
 
     /// A number that is free, below `max`; its object is zeros.
     pub fn claim(&self, max: u64) -> Result<u64, HeapError> {
+        let reached = || self.reached.load(Ordering::Acquire);
+        let claim = || {
+            let below = || reached().min(max);
+            self.heap.store().claim(self.table, below)
+        };
+        if let Some(id) = claim()? {
+            return Ok(id);
+        }
+        let _changing = self.changing.lock();
+        // Whoever changed it, or freed a number, meanwhile may have left one; and others may take all that it grows by.
         loop {
-            let seen = self.reached.load(Ordering::Acquire);
-            let below = || self.reached.load(Ordering::Acquire).min(max);
-            if let Some(id) = self.heap.store().claim(self.table, below)? {
+            if let Some(id) = claim()? {
                 return Ok(id);
             }
-            let _changing = self.changing.lock();
-            // If others changed it meanwhile, there may be a free number.
-            if self.reached.load(Ordering::Acquire) != seen {
-                continue;
-            }
-            if seen >= max {
+            if reached() >= max {
                 let asked = max + 1;
                 return Err(HeapError::TooMany { asked, max });
             }
-            self.grow(self.chunks.next(seen))?;
+            self.grow(self.chunks.next(reached()))?;
         }
     }
 
