@@ -23,6 +23,7 @@ mod serve;
 mod server;
 mod stop;
 mod swap;
+mod told;
 
 use anyhow::{Context, Result, bail};
 use report::Report;

@@ -138,7 +138,7 @@ impl Counters {
     fn read(server: &Server, setting: &Setting) -> Result<Counters> {
         Ok(Counters {
             info: match server.is_under_run() {
-                true => crate::run::figures(server.pid())?,
+                true => crate::told::figures(server.pid())?,
                 false => server.info()?,
             },
             cpu_s: server.cpu_s(),

@@ -87,7 +87,12 @@ impl Arena {
         );
         if let Some((blocks, told)) = Blocks::new(piece_bytes, pieces_max) {
             arena.state().blocks = Some(blocks);
-            huge::start(Arc::downgrade(&arena), told);
+            let weak = Arc::downgrade(&arena);
+            let make_huge = move |block| match weak.upgrade() {
+                Some(arena) => arena.make_huge(block),
+                None => Answer::Refused,
+            };
+            huge::start(told, make_huge);
         }
         Ok(arena)
     }

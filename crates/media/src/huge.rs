@@ -9,8 +9,6 @@
 //! is short only while the process does nothing else.
 //! Never: changes what memory holds, or matters to anything but speed: where the kernel refuses, all stays as it is.
 
-use crate::arena::Arena;
-use std::sync::Weak;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::{Duration, Instant};
 
@@ -166,19 +164,15 @@ fn rest(rest: Duration) {
     }
 }
 
-/// Starts the thread. It ends with the arena, or when the kernel refuses.
-pub(crate) fn start(arena: Weak<Arena>, told: Receiver<usize>) {
+/// Starts the thread, which has `make_huge` done to the blocks that it is told of. It ends when that is refused, or nobody is left who would tell.
+pub(crate) fn start(told: Receiver<usize>, make_huge: impl Fn(usize) -> Answer + Send + 'static) {
     let run = move || {
         block_signals();
         for block in told {
-            let Some(arena) = arena.upgrade() else {
-                return;
-            };
             let began = Instant::now();
-            if arena.make_huge(block) == Answer::Refused {
+            if make_huge(block) == Answer::Refused {
                 return;
             }
-            drop(arena);
             rest(rest_after(began.elapsed()));
         }
     };

@@ -23,6 +23,9 @@ pub enum KeyChoice {
     },
 }
 
+/// The skew of YCSB.
+pub const ZIPF: KeyChoice = KeyChoice::Zipf { theta: 0.99 };
+
 /// A small fast generator (xorshift*, one word of state). Not for secrets.
 #[derive(Debug, Clone)]
 pub struct Rng(u64);

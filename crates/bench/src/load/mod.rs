@@ -12,8 +12,8 @@ mod memcached;
 mod reply;
 mod words;
 
-pub use keys::KeyChoice;
 pub(crate) use keys::mix;
+pub use keys::{KeyChoice, ZIPF};
 pub(crate) use keys::{KeySource, Rng};
 pub use reply::{Parsed, Reply, parse};
 pub use words::{KEY_BYTES, VALUE_BYTES_MIN};

@@ -10,20 +10,12 @@ mod snapshot;
 
 use crate::Setting;
 use crate::report::{Bar, Report, Side};
-use anyhow::{Context, Result};
-use serde_json::Value;
-use std::collections::HashMap;
-use std::os::linux::net::SocketAddrExt;
-use std::os::unix::net::{SocketAddr, UnixStream};
-use std::time::Duration;
+use anyhow::Result;
 
 /// What a cgroup is limited to above the cap, on both sides. Where the page cache fills it, the kernel charges a few pages beyond the limit that it cannot do without.
 const SLACK_BYTES: u64 = 31 << 20;
 /// What it may come to beyond that: 32 MiB above the cap are asked.
 const FORCED_BYTES: u64 = 1 << 20;
-
-/// How long a program may take to say its counters.
-const ANSWER_MAX: Duration = Duration::from_secs(10);
 
 /// What may be asked for with `--only`.
 pub const PARTS: &[&str] = &["a", "b", "c", "d", "dump", "e", "floor"];
@@ -47,20 +39,6 @@ pub fn run(setting: &Setting, report: &mut Report) -> Result<()> {
         }
     }
     Ok(())
-}
-
-/// The counters of a process under `terrace run`, by name: what `terrace top` asks it for.
-pub fn figures(pid: u32) -> Result<HashMap<String, f64>> {
-    let ask = || -> Result<Value> {
-        let addr = SocketAddr::from_abstract_name(format!("terrace-run-{pid}"))?;
-        let socket = UnixStream::connect_addr(&addr)?;
-        socket.set_read_timeout(Some(ANSWER_MAX))?;
-        Ok(serde_json::from_reader(socket)?)
-    };
-    let told = ask().with_context(|| format!("asking process {pid} under terrace run"))?;
-    let figures = told["program"].as_object().into_iter().flatten();
-    let number = |(name, value): (&String, &Value)| Some((name.clone(), value.as_f64()?));
-    Ok(figures.filter_map(number).collect())
 }
 
 /// The bars of row `f` for one part.

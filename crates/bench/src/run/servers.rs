@@ -4,11 +4,10 @@
 //! the first round of a case. Never: lets a server drop a key; one that is missing fails the run.
 
 use super::{SLACK_BYTES, judge_group};
-use crate::load::{KeyChoice, Load, Until};
+use crate::load::{KeyChoice, Load, Until, ZIPF};
 use crate::progress::Progress;
 use crate::report::{Bar, Part, Report, Side};
 use crate::rounds::{Lineup, Measured, draw, drive, spec};
-use crate::serve::tiered::ZIPF;
 use crate::server::{Memory, Peer, Server, Spec};
 use crate::swap::SWAP_OVER_DATA;
 use crate::{Setting, stop};

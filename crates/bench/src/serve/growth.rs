@@ -4,12 +4,11 @@
 //! neighbours. Never judges the ends against each other: how much slower the last size is depends on the disk.
 
 use crate::Setting;
-use crate::load::{Load, Until};
+use crate::load::{Load, Until, ZIPF};
 use crate::progress::Progress;
 use crate::report::plot::{self, Frame, Line};
 use crate::report::{Bar, Part, Report, Row, Samples, Side, Summary};
 use crate::rounds::{CGROUP_SLACK_BYTES, cgroup_or_note, drive, fill_from, round, spec};
-use crate::serve::tiered::ZIPF;
 use crate::server::{Peer, Server};
 use anyhow::Result;
 

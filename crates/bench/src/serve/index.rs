@@ -5,11 +5,10 @@
 //! at every size on the way.
 
 use crate::Setting;
-use crate::load::{Load, Until};
+use crate::load::{Load, Until, ZIPF};
 use crate::progress::Progress;
 use crate::report::{Bar, Part, Report, Samples, Side, Summary};
 use crate::rounds::{CGROUP_SLACK_BYTES, Lineup, judge_usage, spec};
-use crate::serve::tiered::ZIPF;
 use crate::server::Peer;
 use anyhow::Result;
 

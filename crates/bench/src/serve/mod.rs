@@ -15,7 +15,9 @@ mod writes;
 
 use crate::Setting;
 use crate::report::Report;
+use crate::server::Peer;
 use anyhow::Result;
+use tiered::Tiered;
 
 /// The parts.
 pub const PARTS: &[&str] = &[
@@ -37,7 +39,7 @@ type Run = fn(&Setting, &mut Report) -> Result<()>;
 /// In the order they run; rows that share their servers run together.
 const RUNS: &[(&[&str], Run)] = &[
     (&["a"], dram::serve),
-    (&["b", "c", "d"], tiered::serve),
+    (&["b", "c", "d"], over_cap),
     (&["e"], writes::run),
     (&["f"], sync::run),
     (&["g"], growth::run),
@@ -55,4 +57,27 @@ pub fn run(setting: &Setting, report: &mut Report) -> Result<()> {
         }
     }
     Ok(())
+}
+
+/// Rows `b`, `c` and `d`, those that are wanted, on one stage.
+fn over_cap(setting: &Setting, report: &mut Report) -> Result<()> {
+    let [b, c, d] = ["b", "c", "d"].map(|row| setting.wants(row));
+    let peers = match (b, c, d) {
+        (true, _, _) => tiered::ALL,
+        (_, true, _) => &[Peer::Extstore],
+        (_, _, true) => &[],
+        _ => return Ok(()),
+    };
+    let mut part = tiered::part(setting, "b", "Zipf 0.99");
+    let mut tiered = Tiered::start(setting, &mut part, peers)?;
+    if b {
+        tiered::over_cap(setting, report, &mut tiered, part)?;
+    }
+    if c {
+        reads::beside_disk(setting, report, &mut tiered)?;
+    }
+    if d {
+        reads::for_each_miss(setting, report, &mut tiered)?;
+    }
+    tiered.lineup.stop()
 }

@@ -4,8 +4,8 @@
 //! requests in flight of /proc/diskstats over the time), on the same CPU, on a file of the same size, within the minute. Row `d`
 //! counts the reads themselves; those that only verify the key of a SET or DEL stand apart. Never takes a hit for a miss.
 
-use super::tiered::{self, Case, READS_PER_MISS_MAX, Tiered, VALUE_BYTES, ZIPF};
-use crate::load::{KeyChoice, Load, Op, Until};
+use super::tiered::{self, Case, READS_PER_MISS_MAX, Tiered, VALUE_BYTES};
+use crate::load::{KeyChoice, Load, Op, Until, ZIPF};
 use crate::progress::Progress;
 use crate::report::{Bar, Report, Row, Samples, Side, Summary, paired_ratio};
 use crate::rounds::{draw, drive, fill, round, spec};

@@ -7,11 +7,10 @@
 //! data is larger than it.
 
 use crate::Setting;
-use crate::load::{KEY_BYTES, Load, Pace, Until};
+use crate::load::{KEY_BYTES, Load, Pace, Until, ZIPF};
 use crate::progress::Progress;
 use crate::report::{Bar, Part, Report, Row, Samples, Side, paired_ratio};
 use crate::rounds::{draw, drive, fill, round, spec};
-use crate::serve::tiered::ZIPF;
 use crate::server::{Peer, Server};
 use anyhow::Result;
 use terrace_log::entry::entry_bytes;

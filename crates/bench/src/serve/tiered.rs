@@ -4,9 +4,8 @@
 //! Each is loaded once and driven a while before its first round of each case, so that all have settled on what is hot. Here is
 //! also the stage that rows `c` and `d` play on, and part `cap` of `bench first`.
 
-use super::reads;
 use crate::Setting;
-use crate::load::{KeyChoice, Load, Until};
+use crate::load::{KeyChoice, Load, Until, ZIPF};
 use crate::progress::Progress;
 use crate::report::{Bar, Part, Report, Side};
 use crate::rounds::{CGROUP_SLACK_BYTES, Lineup, Measured, draw, drive, judge_usage, spec};
@@ -28,8 +27,6 @@ const SWAP_BYTES: u64 = 5 << 30;
 const EXTSTORE_PERCENT: u64 = 75;
 /// What the directories of this stage begin with.
 pub const STAGE: &str = "over-cap";
-/// The skew of YCSB.
-pub const ZIPF: KeyChoice = KeyChoice::Zipf { theta: 0.99 };
 /// Driving before the first round of a case, in round lengths.
 const SETTLE_ROUNDS: f64 = 3.0;
 /// Bars of row `b`.
@@ -41,7 +38,8 @@ const FIRST_SWAP_RATIO_MIN: f64 = 3.0;
 pub const READS_PER_MISS_MAX: f64 = 1.02;
 
 const EXTSTORES: &[Peer] = &[Peer::Extstore, Peer::ExtstoreRecaching];
-const ALL: &[Peer] = &[Peer::Extstore, Peer::ExtstoreRecaching, Peer::Redis];
+/// Beside ours.
+pub const ALL: &[Peer] = &[Peer::Extstore, Peer::ExtstoreRecaching, Peer::Redis];
 const COLUMNS: &[&str] = &[
     "ops_per_s",
     "latency_p50_us",
@@ -165,31 +163,8 @@ impl Tiered {
     }
 }
 
-/// Rows `b`, `c` and `d` of `bench serve`, those that are wanted, on one stage.
-pub fn serve(setting: &Setting, report: &mut Report) -> Result<()> {
-    let [b, c, d] = ["b", "c", "d"].map(|row| setting.wants(row));
-    let peers = match (b, c, d) {
-        (true, _, _) => ALL,
-        (_, true, _) => &[Peer::Extstore],
-        (_, _, true) => &[],
-        _ => return Ok(()),
-    };
-    let mut part = part(setting, "b", "Zipf 0.99");
-    let mut tiered = Tiered::start(setting, &mut part, peers)?;
-    if b {
-        over_cap(setting, report, &mut tiered, part)?;
-    }
-    if c {
-        reads::beside_disk(setting, report, &mut tiered)?;
-    }
-    if d {
-        reads::for_each_miss(setting, report, &mut tiered)?;
-    }
-    tiered.lineup.stop()
-}
-
 /// Row `b`.
-fn over_cap(
+pub fn over_cap(
     setting: &Setting,
     report: &mut Report,
     tiered: &mut Tiered,

@@ -5,7 +5,6 @@
 //! meet the same fault. Never: fails an operation without naming an errno.
 
 use super::SimDevice;
-use super::state::State;
 use crate::Op;
 use rustix::io::Errno;
 use std::ops::Range;
@@ -71,10 +70,10 @@ pub(super) struct Rules {
     flush: Vec<Fault>,
 }
 
-impl State {
+impl Rules {
     /// The errno with which this operation, submitted now, will end.
-    pub(super) fn draw_fault(&mut self, op: &Op) -> Option<i32> {
-        let Rules { read, write, flush } = &mut self.rules;
+    pub(super) fn draw(&mut self, op: &Op) -> Option<i32> {
+        let Rules { read, write, flush } = self;
         match op {
             Op::Read { .. } => hit(read, op),
             Op::Write { .. } | Op::WriteBuf { .. } => hit(write, op),

@@ -242,7 +242,7 @@ impl Disk for SimDisk {
         };
         let mut event = None;
         if flight.refused.is_none() {
-            flight.errno = state.draw_fault(&flight.op);
+            flight.errno = state.rules.draw(&flight.op);
             let offset = flight.op.offset();
             let data: Option<&[u8]> = match &flight.op {
                 Op::Write { data, .. } | Op::WriteThrough { data, .. } => Some(data),
