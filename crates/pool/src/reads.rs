@@ -4,7 +4,7 @@
 //! then, in the hold on its segment being handed back to be let go. Never: submits, locks a
 //! lane, or keeps more than `SPARE_BUFS_MAX` buffers of a length.
 
-use crate::task::{Fetched, Keep, Task};
+use crate::task::{Fetched, Keep, Task, buf_bytes};
 use slab::Slab;
 use terrace_media::{BLOCK_BYTES, Buf, Disk, Done};
 use terrace_tiers::ReadPlan;
@@ -53,11 +53,6 @@ pub(crate) struct Ended {
     pub damaged: bool,
     /// Its task is gone: this segment's hold must be let go.
     pub unpin: Option<u32>,
-}
-
-/// What a buffer for `len` bytes takes.
-pub(crate) fn buf_bytes(len: usize) -> usize {
-    len.next_multiple_of(BLOCK_BYTES)
 }
 
 fn spare_at(len: usize) -> Option<usize> {

@@ -4,12 +4,11 @@
 //! task keeps what was read in between. Never: outlives the holds on segments
 //! that its reads took; `Worker::finish` ends them.
 
-use crate::reads::buf_bytes;
 use std::collections::HashMap;
 use std::ops::Range;
 use terrace_log::entry::{Entry, EntryError};
 use terrace_log::{Kind, Loc};
-use terrace_media::{Buf, MediaError};
+use terrace_media::{BLOCK_BYTES, Buf, MediaError};
 use terrace_tiers::ReadPlan;
 
 /// Values longer than this are not kept when a command only needs the key.
@@ -17,6 +16,11 @@ const KEY_ONLY_VALUE_MAX_BYTES: usize = 256;
 
 /// An entry that may stay in the buffer it was read into does, if it is at least one part in so many of it.
 const STAYS_ONE_IN: usize = 8;
+
+/// What a buffer for `len` bytes takes.
+pub(crate) fn buf_bytes(len: usize) -> usize {
+    len.next_multiple_of(BLOCK_BYTES)
+}
 
 /// What of an entry that was read is kept for its task.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
