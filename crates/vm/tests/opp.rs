@@ -168,7 +168,7 @@ fn pool_round(heap: &Heap, seed: u64, for_how_long: Duration) {
             std::thread::sleep(Duration::from_millis(5));
         }
     });
-    assert_eq!(pool.len(), 0);
+    assert!(pool.is_empty());
 }
 
 /// Threads share a pool of objects of different sizes, and change those: what stays is as it was, what comes is zeros.
@@ -245,7 +245,7 @@ fn sized_round(heap: &Heap, seed: u64, for_how_long: Duration) {
             std::thread::sleep(Duration::from_millis(5));
         }
     });
-    assert_eq!(pool.len(), 0);
+    assert!(pool.is_empty());
 }
 
 /// Whole pages, part of which lz4 shortens.
@@ -411,7 +411,7 @@ fn a_number_that_is_free_is_found() {
             });
         }
     });
-    assert_eq!(pool.len(), 0);
+    assert!(pool.is_empty());
 }
 
 /// Faults, evictions, and waits for room on the SSD, all in a thread with a stack of 64 KiB (and what the thread itself needs).
