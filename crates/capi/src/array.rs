@@ -4,14 +4,14 @@
 //! have.
 
 use crate::error::{Failure, call};
-use crate::handle::{self, Handle, Thing};
+use crate::handle::Handle;
 use crate::objects::narrow;
-use crate::open::{PoolState, terrace_pool};
+use crate::open::terrace_pool;
 use crate::ranges;
+use crate::state::{self, ArrayState, PoolState, Thing};
 use std::ffi::{c_int, c_void};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Weak};
-use terrace_vm::opp::Array;
 
 /// An array. Not to be followed.
 #[allow(non_camel_case_types)]
@@ -19,27 +19,18 @@ pub struct terrace_array {
     _private: [u8; 0],
 }
 
-pub(crate) struct ArrayState {
-    array: Array,
-    /// As the array's, for look-ups that take no lock.
-    len: AtomicU64,
-    of: Weak<PoolState>,
-}
-
-impl ArrayState {
-    fn check(&self, index: u64) -> Result<(), Failure> {
-        let len = self.len.load(Ordering::Acquire);
-        match index < len {
-            true => Ok(()),
-            false => Err(Failure::invalid(format!(
-                "object {index} of an array of {len}"
-            ))),
-        }
-    }
-}
-
 fn get(array: *const terrace_array) -> Result<Arc<ArrayState>, Failure> {
-    handle::get::<ArrayState>(Handle::from_pointer(array))
+    state::get::<ArrayState>(Handle::from_pointer(array))
+}
+
+fn check(state: &ArrayState, index: u64) -> Result<(), Failure> {
+    let len = state.len.load(Ordering::Acquire);
+    match index < len {
+        true => Ok(()),
+        false => Err(Failure::invalid(format!(
+            "object {index} of an array of {len}"
+        ))),
+    }
 }
 
 /// Makes an array of `len` objects of `bytes` bytes (1 to 4096), zeros, which can grow to `len_max` (0: it cannot grow).
@@ -51,10 +42,10 @@ pub extern "C" fn terrace_array_create(
     len_max: u64,
 ) -> *mut terrace_array {
     call("terrace_array_create", std::ptr::null_mut(), || {
-        let pool = handle::get::<PoolState>(Handle::from_pointer(pool))?;
+        let pool = state::get::<PoolState>(Handle::from_pointer(pool))?;
         let array = pool.heap.array(len, narrow(bytes), len_max)?;
         let addresses = array.addresses();
-        let handle = handle::add(Thing::Array(Arc::new(ArrayState {
+        let handle = state::add(Thing::Array(Arc::new(ArrayState {
             array,
             len: AtomicU64::new(len),
             of: Arc::downgrade(&pool),
@@ -70,7 +61,7 @@ pub extern "C" fn terrace_array_create(
 pub extern "C" fn terrace_array_at(array: *const terrace_array, index: u64) -> *mut c_void {
     call("terrace_array_at", std::ptr::null_mut(), || {
         let state = get(array)?;
-        state.check(index)?;
+        check(&state, index)?;
         Ok(state.array.address(index).cast())
     })
 }
@@ -100,7 +91,7 @@ pub extern "C" fn terrace_array_resize(array: *mut terrace_array, len: u64) -> c
 pub extern "C" fn terrace_array_clear(array: *mut terrace_array, index: u64) -> c_int {
     call("terrace_array_clear", -1, || {
         let state = get(array)?;
-        state.check(index)?;
+        check(&state, index)?;
         state.array.clear(index)?;
         Ok(0)
     })
@@ -111,7 +102,7 @@ pub extern "C" fn terrace_array_clear(array: *mut terrace_array, index: u64) -> 
 pub extern "C" fn terrace_array_destroy(array: *mut terrace_array) -> c_int {
     call("terrace_array_destroy", -1, || {
         let handle = Handle::from_pointer(array);
-        let state = handle::remove::<ArrayState>(handle)?;
+        let state = state::remove::<ArrayState>(handle)?;
         ranges::remove(handle);
         if let Some(pool) = state.of.upgrade() {
             pool.disown(handle);

@@ -12,5 +12,6 @@ mod objects;
 mod open;
 mod ranges;
 mod region;
+mod state;
 mod stats;
 mod table;

@@ -3,9 +3,10 @@
 //! Promises: what malloc promises; errno is ENOMEM when the SSD is full, or the cap is of what says where pages are. Never: frees what is not a pool's.
 
 use crate::error::{Failure, call};
-use crate::handle::{self, Handle, Thing};
-use crate::open::{PoolState, terrace_pool};
+use crate::handle::Handle;
+use crate::open::terrace_pool;
 use crate::ranges;
+use crate::state::{self, PoolState, Thing};
 use std::ffi::{c_int, c_void};
 use std::sync::Arc;
 use terrace_vm::heap::{HEAP_MAX_BYTES, PageHeap};
@@ -18,7 +19,7 @@ const ADDRESSES_PER_BYTE: u64 = 2;
 /// The pool's malloc.
 fn heap_of(pool: *mut terrace_pool) -> Result<Arc<PageHeap>, Failure> {
     let handle = Handle::from_pointer(pool);
-    let state = handle::get::<PoolState>(handle)?;
+    let state = state::get::<PoolState>(handle)?;
     let mut malloc = state.malloc.lock();
     if let Some(heap) = &*malloc {
         return Ok(heap.clone());
@@ -98,7 +99,7 @@ fn owner(memory: *const c_void) -> Result<Thing, Failure> {
             "{address:#x} is not memory of a pool that is open (malloc's goes to free)"
         ))
     })?;
-    handle::any(owner)
+    state::any(owner)
 }
 
 fn malloc_of(pool: &PoolState) -> Result<Arc<PageHeap>, Failure> {
@@ -116,7 +117,7 @@ pub extern "C" fn terrace_free(memory: *mut c_void) -> c_int {
         }
         match owner(memory)? {
             Thing::Pool(pool) => malloc_of(&pool)?.free(memory.cast())?,
-            Thing::Objects(objects) => objects.pool().free(memory.cast())?,
+            Thing::Objects(state) => state.objects.free(memory.cast())?,
             Thing::Region(_) => {
                 return Err(Failure::invalid(
                     "memory of a region is not allocated: it goes with terrace_region_remove",
@@ -137,7 +138,7 @@ pub extern "C" fn terrace_free(memory: *mut c_void) -> c_int {
 pub extern "C" fn terrace_usable_size(memory: *const c_void) -> usize {
     call("terrace_usable_size", 0, || match owner(memory)? {
         Thing::Pool(pool) => Ok(malloc_of(&pool)?.usable_bytes(memory.cast_mut().cast())?),
-        Thing::Objects(objects) => Ok(objects.pool().bytes_of(memory.cast_mut().cast())?),
+        Thing::Objects(state) => Ok(state.objects.bytes_of(memory.cast_mut().cast())?),
         _ => Err(Failure::invalid(
             "neither an allocation nor an object: its size is known where it was made",
         )),

@@ -3,28 +3,18 @@
 //! Promises: touching an object moves that object alone. Never: hands out one that the SSD has no room for.
 
 use crate::error::{Failure, call};
-use crate::handle::{self, Handle, Thing};
-use crate::open::{PoolState, terrace_pool};
+use crate::handle::Handle;
+use crate::open::terrace_pool;
 use crate::ranges;
+use crate::state::{self, ObjectsState, PoolState, Thing};
 use std::ffi::{c_int, c_void};
-use std::sync::{Arc, Weak};
+use std::sync::Arc;
 use terrace_vm::opp::ObjectPool;
 
 /// Objects of one size. Not to be followed.
 #[allow(non_camel_case_types)]
 pub struct terrace_objects {
     _private: [u8; 0],
-}
-
-pub(crate) struct ObjectsState {
-    objects: ObjectPool,
-    of: Weak<PoolState>,
-}
-
-impl ObjectsState {
-    pub fn pool(&self) -> &ObjectPool {
-        &self.objects
-    }
 }
 
 /// A size that is more than 32 bits can say is out of every bound.
@@ -41,7 +31,7 @@ pub extern "C" fn terrace_objects_create(
     objects_max: u64,
 ) -> *mut terrace_objects {
     call("terrace_objects_create", std::ptr::null_mut(), || {
-        let pool = handle::get::<PoolState>(Handle::from_pointer(pool))?;
+        let pool = state::get::<PoolState>(Handle::from_pointer(pool))?;
         let bytes = narrow(bytes);
         let most = match objects_max {
             0 => pool.heap.objects_that_fit(bytes),
@@ -60,7 +50,7 @@ pub extern "C" fn terrace_objects_create_sized(
     objects_max: u64,
 ) -> *mut terrace_objects {
     call("terrace_objects_create_sized", std::ptr::null_mut(), || {
-        let pool = handle::get::<PoolState>(Handle::from_pointer(pool))?;
+        let pool = state::get::<PoolState>(Handle::from_pointer(pool))?;
         let bytes_max = narrow(bytes_max);
         let most = match objects_max {
             // However small they are.
@@ -74,7 +64,7 @@ pub extern "C" fn terrace_objects_create_sized(
 fn add(pool: &Arc<PoolState>, objects: ObjectPool) -> Result<*mut terrace_objects, Failure> {
     let addresses = objects.addresses();
     let of = Arc::downgrade(pool);
-    let handle = handle::add(Thing::Objects(Arc::new(ObjectsState { objects, of })))?;
+    let handle = state::add(Thing::Objects(Arc::new(ObjectsState { objects, of })))?;
     ranges::add(addresses, handle);
     pool.adopt(handle);
     Ok(handle.pointer())
@@ -84,7 +74,7 @@ fn add(pool: &Arc<PoolState>, objects: ObjectPool) -> Result<*mut terrace_object
 #[unsafe(no_mangle)]
 pub extern "C" fn terrace_object_alloc(objects: *mut terrace_objects) -> *mut c_void {
     call("terrace_object_alloc", std::ptr::null_mut(), || {
-        let state = handle::get::<ObjectsState>(Handle::from_pointer(objects))?;
+        let state = state::get::<ObjectsState>(Handle::from_pointer(objects))?;
         Ok(state.objects.alloc()?.cast())
     })
 }
@@ -96,7 +86,7 @@ pub extern "C" fn terrace_object_alloc_sized(
     bytes: usize,
 ) -> *mut c_void {
     call("terrace_object_alloc_sized", std::ptr::null_mut(), || {
-        let state = handle::get::<ObjectsState>(Handle::from_pointer(objects))?;
+        let state = state::get::<ObjectsState>(Handle::from_pointer(objects))?;
         Ok(state.objects.alloc_sized(narrow(bytes))?.cast())
     })
 }
@@ -119,7 +109,7 @@ pub unsafe extern "C" fn terrace_object_resize(object: *mut c_void, bytes: usize
 fn owner(object: *mut c_void) -> Result<Arc<ObjectsState>, Failure> {
     let address = object as usize;
     let other = || Failure::invalid(format!("{address:#x} is not the address of an object"));
-    match handle::any(ranges::find(address).ok_or_else(other)?)? {
+    match state::any(ranges::find(address).ok_or_else(other)?)? {
         Thing::Objects(state) => Ok(state),
         _ => Err(other()),
     }
@@ -129,7 +119,7 @@ fn owner(object: *mut c_void) -> Result<Arc<ObjectsState>, Failure> {
 #[unsafe(no_mangle)]
 pub extern "C" fn terrace_objects_count(objects: *const terrace_objects) -> u64 {
     call("terrace_objects_count", u64::MAX, || {
-        Ok(handle::get::<ObjectsState>(Handle::from_pointer(objects))?
+        Ok(state::get::<ObjectsState>(Handle::from_pointer(objects))?
             .objects
             .len())
     })
@@ -140,7 +130,7 @@ pub extern "C" fn terrace_objects_count(objects: *const terrace_objects) -> u64 
 pub extern "C" fn terrace_objects_destroy(objects: *mut terrace_objects) -> c_int {
     call("terrace_objects_destroy", -1, || {
         let handle = Handle::from_pointer(objects);
-        let state = handle::remove::<ObjectsState>(handle)?;
+        let state = state::remove::<ObjectsState>(handle)?;
         ranges::remove(handle);
         if let Some(pool) = state.of.upgrade() {
             pool.disown(handle);

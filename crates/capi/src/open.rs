@@ -4,8 +4,9 @@
 //! it has.
 
 use crate::error::{Failure, call};
-use crate::handle::{self, Handle, Thing};
+use crate::handle::{self, Handle};
 use crate::ranges;
+use crate::state::{self, ArrayState, ObjectsState, PoolState, RegionState, TableState, Thing};
 use ::terrace_pool::Mutex;
 use std::ffi::{CStr, OsStr, c_char, c_int};
 use std::mem::offset_of;
@@ -13,7 +14,6 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
 use std::sync::Arc;
 use terrace_vm::Way;
-use terrace_vm::heap::PageHeap;
 use terrace_vm::kept::Regions;
 use terrace_vm::opp::Heap;
 use terrace_vm::store::{Store, StoreOptions};
@@ -47,26 +47,6 @@ pub struct terrace_options {
     pub fault_threads: u32,
     /// 0 or TERRACE_KEEP; a pool that is there is opened as it was made.
     pub flags: u32,
-}
-
-pub(crate) struct PoolState {
-    pub heap: Heap,
-    /// Only in pools that are kept.
-    pub regions: Option<Regions>,
-    /// The pool's malloc, made when it is first used.
-    pub malloc: Mutex<Option<Arc<PageHeap>>>,
-    /// Arrays and the like that are open.
-    pub children: Mutex<Vec<Handle>>,
-}
-
-impl PoolState {
-    /// Takes note of a handle that ends with the pool.
-    pub fn adopt(&self, child: Handle) {
-        self.children.lock().push(child);
-    }
-    pub fn disown(&self, child: Handle) {
-        self.children.lock().retain(|c| *c != child);
-    }
 }
 
 struct Asked {
@@ -161,7 +141,7 @@ pub unsafe extern "C" fn terrace_open(options: *const terrace_options) -> *mut t
             malloc: Mutex::new(None),
             children: Mutex::new(Vec::new()),
         };
-        Ok(handle::add(Thing::Pool(Arc::new(pool)))?.pointer())
+        Ok(state::add(Thing::Pool(Arc::new(pool)))?.pointer())
     })
 }
 
@@ -170,20 +150,18 @@ pub unsafe extern "C" fn terrace_open(options: *const terrace_options) -> *mut t
 pub extern "C" fn terrace_close(pool: *mut terrace_pool) -> c_int {
     call("terrace_close", -1, || {
         let handle = Handle::from_pointer(pool);
-        let state = handle::remove::<PoolState>(handle)?;
+        let state = state::remove::<PoolState>(handle)?;
         ranges::remove(handle);
         // Dropping them does I/O: not with the lock in hand.
         let children = std::mem::take(&mut *state.children.lock());
         for child in children {
             ranges::remove(child);
             // Gone if another thread closes it right now.
-            match handle::any(child).ok() {
-                Some(Thing::Objects(_)) => {
-                    drop(handle::remove::<crate::objects::ObjectsState>(child))
-                }
-                Some(Thing::Array(_)) => drop(handle::remove::<crate::array::ArrayState>(child)),
-                Some(Thing::Table(_)) => drop(handle::remove::<crate::table::TableState>(child)),
-                Some(Thing::Region(_)) => drop(handle::remove::<crate::region::RegionState>(child)),
+            match state::any(child).ok() {
+                Some(Thing::Objects(_)) => drop(state::remove::<ObjectsState>(child)),
+                Some(Thing::Array(_)) => drop(state::remove::<ArrayState>(child)),
+                Some(Thing::Table(_)) => drop(state::remove::<TableState>(child)),
+                Some(Thing::Region(_)) => drop(state::remove::<RegionState>(child)),
                 Some(Thing::Pool(_)) | None => {}
             }
         }

@@ -3,13 +3,14 @@
 //! Promises: ranges of a sync are copied before anything is locked; an address that is not the region's is refused. Never: syncs by itself.
 
 use crate::error::{Failure, call};
-use crate::handle::{self, Handle, Thing};
-use crate::open::{PoolState, terrace_pool};
+use crate::handle::Handle;
+use crate::open::terrace_pool;
 use crate::ranges;
+use crate::state::{self, PoolState, RegionState, Thing};
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::ops::Range;
-use std::sync::{Arc, Weak};
-use terrace_vm::kept::{NAME_MAX_BYTES, NamedRegion, Regions, SYNC_RANGES_MAX};
+use std::sync::Arc;
+use terrace_vm::kept::{NAME_MAX_BYTES, Regions, SYNC_RANGES_MAX};
 
 /// Room for the longest name of a region and its end.
 pub const TERRACE_NAME_BYTES: usize = 256;
@@ -50,13 +51,8 @@ pub struct terrace_region_info {
     pub name: [c_char; TERRACE_NAME_BYTES],
 }
 
-pub(crate) struct RegionState {
-    region: NamedRegion,
-    of: Weak<PoolState>,
-}
-
 fn get(region: *const terrace_region) -> Result<Arc<RegionState>, Failure> {
-    handle::get::<RegionState>(Handle::from_pointer(region))
+    state::get::<RegionState>(Handle::from_pointer(region))
 }
 
 fn regions(pool: &PoolState) -> Result<&Regions, Failure> {
@@ -94,11 +90,11 @@ pub unsafe extern "C" fn terrace_region_open(
     call("terrace_region_open", std::ptr::null_mut(), || {
         // SAFETY: the program's promise.
         let name = unsafe { name_of(name)? };
-        let pool = handle::get::<PoolState>(Handle::from_pointer(pool))?;
+        let pool = state::get::<PoolState>(Handle::from_pointer(pool))?;
         let region = regions(&pool)?.region(&name, bytes, bytes_max)?;
         let addresses = (region.base() as usize, region.bytes_max());
         let of = Arc::downgrade(&pool);
-        let handle = handle::add(Thing::Region(Arc::new(RegionState { region, of })))?;
+        let handle = state::add(Thing::Region(Arc::new(RegionState { region, of })))?;
         ranges::add(addresses, handle);
         pool.adopt(handle);
         Ok(handle.pointer())
@@ -204,7 +200,7 @@ pub unsafe extern "C" fn terrace_region_sync(
 pub extern "C" fn terrace_region_close(region: *mut terrace_region) -> c_int {
     call("terrace_region_close", -1, || {
         let handle = Handle::from_pointer(region);
-        let state = handle::remove::<RegionState>(handle)?;
+        let state = state::remove::<RegionState>(handle)?;
         ranges::remove(handle);
         if let Some(pool) = state.of.upgrade() {
             pool.disown(handle);
@@ -224,7 +220,7 @@ pub unsafe extern "C" fn terrace_region_remove(
     call("terrace_region_remove", -1, || {
         // SAFETY: the program's promise.
         let name = unsafe { name_of(name)? };
-        let pool = handle::get::<PoolState>(Handle::from_pointer(pool))?;
+        let pool = state::get::<PoolState>(Handle::from_pointer(pool))?;
         regions(&pool)?.remove(&name)?;
         Ok(0)
     })
@@ -243,7 +239,7 @@ pub unsafe extern "C" fn terrace_region_list(
         if info.is_null() {
             return Err(Failure::invalid("info is NULL"));
         }
-        let pool = handle::get::<PoolState>(Handle::from_pointer(pool))?;
+        let pool = state::get::<PoolState>(Handle::from_pointer(pool))?;
         let list = regions(&pool)?.list();
         let there = list.get(nth as usize).ok_or_else(|| Failure {
             errno: libc::ENOENT,

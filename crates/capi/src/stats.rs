@@ -3,8 +3,9 @@
 //! Promises: members are added at the end only. Never: writes more than the program has room for.
 
 use crate::error::{Failure, call};
-use crate::handle::{self, Handle};
-use crate::open::{PoolState, terrace_pool};
+use crate::handle::Handle;
+use crate::open::terrace_pool;
+use crate::state::{self, PoolState};
 use std::ffi::{c_char, c_int};
 
 /// Counts since the pool was opened, and what it holds now. New members are added at the end only.
@@ -56,7 +57,7 @@ pub unsafe extern "C" fn terrace_get_stats(
         if stats.is_null() {
             return Err(Failure::invalid("stats is NULL"));
         }
-        let pool = handle::get::<PoolState>(Handle::from_pointer(pool))?;
+        let pool = state::get::<PoolState>(Handle::from_pointer(pool))?;
         let all = collect(&pool);
         let size = size.min(size_of::<terrace_stats>());
         // SAFETY: the program's promise: so many bytes are there; not more than `all` has.

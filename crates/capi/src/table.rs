@@ -4,11 +4,12 @@
 //! [`BOUNCE_MAX_BYTES`] for that.
 
 use crate::error::{Failure, call};
-use crate::handle::{self, Handle, Thing};
+use crate::handle::Handle;
 use crate::objects::narrow;
-use crate::open::{PoolState, terrace_pool};
+use crate::open::terrace_pool;
+use crate::state::{self, PoolState, TableState, Thing};
 use std::ffi::{c_int, c_void};
-use std::sync::{Arc, Weak};
+use std::sync::Arc;
 use terrace_vm::handles::Table;
 
 /// A table of objects of one size. Not to be followed.
@@ -22,13 +23,8 @@ const BOUNCE_MAX_BYTES: usize = 1 << 20;
 /// Objects read in one go.
 const MANY_MAX: usize = 1024;
 
-pub(crate) struct TableState {
-    table: Table,
-    of: Weak<PoolState>,
-}
-
 fn get(table: *const terrace_table) -> Result<Arc<TableState>, Failure> {
-    handle::get::<TableState>(Handle::from_pointer(table))
+    state::get::<TableState>(Handle::from_pointer(table))
 }
 
 fn not_null<T>(pointer: *const T, name: &str) -> Result<(), Failure> {
@@ -60,10 +56,10 @@ pub extern "C" fn terrace_table_create(
     bytes: usize,
 ) -> *mut terrace_table {
     call("terrace_table_create", std::ptr::null_mut(), || {
-        let pool = handle::get::<PoolState>(Handle::from_pointer(pool))?;
+        let pool = state::get::<PoolState>(Handle::from_pointer(pool))?;
         let table = Table::new(&pool.heap, narrow(bytes))?;
         let of = Arc::downgrade(&pool);
-        let handle = handle::add(Thing::Table(Arc::new(TableState { table, of })))?;
+        let handle = state::add(Thing::Table(Arc::new(TableState { table, of })))?;
         pool.adopt(handle);
         Ok(handle.pointer())
     })
@@ -226,7 +222,7 @@ pub extern "C" fn terrace_table_count(table: *const terrace_table) -> u64 {
 pub extern "C" fn terrace_table_destroy(table: *mut terrace_table) -> c_int {
     call("terrace_table_destroy", -1, || {
         let handle = Handle::from_pointer(table);
-        let state = handle::remove::<TableState>(handle)?;
+        let state = state::remove::<TableState>(handle)?;
         if let Some(pool) = state.of.upgrade() {
             pool.disown(handle);
         }

@@ -4,12 +4,12 @@
 //! Never: in sync mode, where the reply waits for the device anyway, or where what lies below may bind pieces: those must be
 //! doomed in the same epoch.
 
+use crate::KvError;
 use crate::change::{Change, New, entry};
 use crate::find::refused;
-use crate::item::{META_BYTES, stored};
-use crate::large::Shared;
-use crate::write::{Expiry, How};
-use crate::{KvError, NewValue};
+use crate::how::{Expiry, How, NewValue};
+use crate::meta::{META_BYTES, stored};
+use crate::shared::Shared;
 use terrace_log::Kind;
 use terrace_log::entry::entry_bytes;
 use terrace_pool::{Held, Worker};

@@ -9,13 +9,12 @@ use crate::find::{
     Found, Looked, Place, READS_PER_TASK_MAX, Unreadable, damage_of, entry_of, fetch,
     find_to_replace, find_unasked, let_go, place, refused, reserve,
 };
-use crate::item::{META_BYTES, Meta, meta_of, stored, user_value};
-use crate::large::{self, Binder, Doomed, RECORD_BYTES, RecordSlot, Shared};
-use crate::read::value_of;
-use crate::write::NewValue;
-use crate::{
-    KEY_MAX_BYTES, KEYS_PER_COMMAND_MAX, KvError, KvErrorKind, Step, Value, Wait, inline_max_bytes,
-};
+use crate::how::NewValue;
+use crate::item::value_of;
+use crate::large::{self, RECORD_BYTES, RecordSlot};
+use crate::meta::{META_BYTES, Meta, meta_of, stored, user_value};
+use crate::shared::{Binder, Doomed, Shared, binder, inline_max_bytes};
+use crate::{KEY_MAX_BYTES, KEYS_PER_COMMAND_MAX, KvError, KvErrorKind, Step, Value, Wait};
 use std::collections::HashMap;
 use std::sync::Arc;
 use terrace_log::entry::entry_bytes;
@@ -50,7 +49,7 @@ fn prev_of(t: &Task, lane: &Lane, at: Place, found: Result<Found, Unreadable>) -
     };
     let e = entry_of(t, lane, at, slot, fetched);
     let binder = match e.kind() {
-        Kind::Binder => large::binder(user_value(&e)),
+        Kind::Binder => binder(user_value(&e)),
         _ => None,
     };
     Some(Prev {

@@ -2,7 +2,7 @@
 //!
 //! Promises: no other command, and no crash, comes between the look and the changes; all changes are in one epoch. The
 //! caller may be asked again, when something was missing for the changes: only its last answer counts. Finished uploads may
-//! become keys' values in it. Never: waits with a lane held.
+//! become keys' values in it. Keys are watched for an edit, so that begins and ends here too. Never: waits with a lane held.
 
 use crate::change::{
     Change, Missing, New, change, check_key, commit, end_upload, missing, prepare, seen_with,
@@ -11,10 +11,13 @@ use crate::change::{
 use crate::find::{
     Found, Place, READS_PER_TASK_MAX, entry_of, fetch, find, let_go, may_write, place,
 };
-use crate::item::{META_BYTES, Meta, meta_of, stored, user_value};
-use crate::large::{self, Binder, LargeRef, Shared, Upload};
+use crate::large::Upload;
+use crate::meta::{META_BYTES, Meta, meta_of, stored, user_value};
+use crate::shared::{
+    Binder, LargeRef, Shared, binder as binder_of, inline_max_bytes, piece_bytes, registry,
+};
 use crate::watch::Watched;
-use crate::{KvError, KvErrorKind, Step, Wait, inline_max_bytes};
+use crate::{KvError, KvErrorKind, Step, Wait};
 use std::sync::Arc;
 use terrace_log::Kind;
 use terrace_log::entry::entry_bytes;
@@ -153,6 +156,17 @@ pub enum Edit {
 /// What a caller says: the keys that change, by their number, and the command's result.
 pub type Edits<R> = (Vec<(usize, Edit)>, R);
 
+/// Begins to watch a key. Whether it exists is to be asked after this, and put into the answer.
+pub fn watch(w: &Worker, key: &[u8]) -> Watched {
+    let changes = registry(w).watch.begin(key);
+    Watched::new(key, changes, false)
+}
+
+/// Ends it.
+pub fn unwatch(w: &Worker, watched: Watched) {
+    registry(w).watch.end(&watched.key);
+}
+
 /// Shows `keys`, no two of them equal, to `f`, and makes the changes it says.
 pub fn edit<R, E: From<KvError>>(
     w: &mut Worker,
@@ -178,7 +192,7 @@ pub fn edit_with<R, E: From<KvError>>(
     if !w.collect(t) {
         return Ok(Step::Wait(Wait::Io));
     }
-    let shared = large::registry(w);
+    let shared = registry(w);
     let places: Vec<Place> = keys.iter().map(|key| place(w, 0, key)).collect();
     let of_uploads = uploads.iter().flatten().map(|u| u.lane);
     let mut held = w.hold(places.iter().map(|p| p.lane).chain(of_uploads));
@@ -246,7 +260,7 @@ fn look(
     keys: &[&[u8]],
     places: &[Place],
 ) -> Result<Looked, KvError> {
-    let piece_bytes = large::piece_bytes(w);
+    let piece_bytes = piece_bytes(w);
     let (mut views, mut binders) = (Vec::with_capacity(keys.len()), Vec::new());
     let (mut reads, mut wait) = (Vec::new(), None);
     let mut shown = Shown::default();
@@ -272,7 +286,7 @@ fn look(
                     return Err(e);
                 }
                 if e.kind() == Kind::Binder {
-                    binder = large::binder(bytes);
+                    binder = binder_of(bytes);
                 }
                 view = View {
                     value: match e.kind() {

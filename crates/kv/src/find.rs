@@ -1,5 +1,6 @@
 //! Finding a key's newest entry, through memory, buffers and reads.
 
+use crate::shared::some_end;
 use crate::{KvError, KvErrorKind, Step, Wait};
 use terrace_log::entry::Entry;
 use terrace_log::{Kind, Slot, Subject};
@@ -235,7 +236,7 @@ pub(crate) fn reserve(
         Ok(()) => Ok(true),
         Err(Refused::Room) => Ok(false),
         // Somebody deletes what was replaced, and that frees room.
-        Err(Refused::SsdFull) if grows && crate::large::some_end(w) => Ok(false),
+        Err(Refused::SsdFull) if grows && some_end(w) => Ok(false),
         Err(other) => Err(refused(w, lane, other, bytes)),
     }
 }

@@ -8,60 +8,18 @@
 //! a record, and no directory has to be searched.
 //! Never: deletes a piece that somebody still reads.
 
-use crate::find::{Found, fetch, find, may_write, place, reserve};
+use crate::find::{Found, fetch, find, may_write, place, refused, reserve};
 use crate::read::{Promote, read};
-use crate::{
-    INLINE_MAX_BYTES, KvError, KvErrorKind, Outcome, PIECE_BYTES, Step, VALUE_MAX_BYTES, Wait,
-};
-use std::collections::{HashMap, VecDeque};
-use std::sync::Arc;
+use crate::shared::{Binder, Doomed, LargeRef, Shared, piece_bytes, registry};
+use crate::{INLINE_MAX_BYTES, KvError, KvErrorKind, Outcome, Step, VALUE_MAX_BYTES, Wait};
 use terrace_log::entry::{FLAG_THROUGH, entry_bytes};
 use terrace_log::{Kind, Loc, NewEntry, Slot};
-use terrace_pool::Mutex;
 use terrace_pool::{Lane, Task, Worker};
 
 /// Versions that can be under way (received, or waiting for their end) at once.
 pub(crate) const RECORDS: u16 = 2048;
 /// Room for a record or its deletion, bytes.
 pub(crate) const RECORD_BYTES: usize = 96;
-
-/// What a binder says.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Binder {
-    pub len: u64,
-    pub version: u64,
-}
-
-/// Length of the pieces in a pool: [`PIECE_BYTES`], less where segments are small (tests).
-pub fn piece_bytes(w: &Worker) -> usize {
-    PIECE_BYTES.min(w.pool().superblock().segment_bytes as usize / 128 * 15)
-}
-/// Longest value in one entry in a pool: [`INLINE_MAX_BYTES`], less where segments are small.
-pub fn inline_max_bytes(w: &Worker) -> usize {
-    INLINE_MAX_BYTES.min(w.pool().superblock().segment_bytes as usize / 8)
-}
-
-impl Binder {
-    pub(crate) fn pieces(&self, piece_bytes: usize) -> u32 {
-        self.len.div_ceil(piece_bytes as u64) as u32
-    }
-    pub(crate) fn encode(&self) -> [u8; 16] {
-        let mut out = [0; 16];
-        out[..8].copy_from_slice(&self.len.to_le_bytes());
-        out[8..].copy_from_slice(&self.version.to_le_bytes());
-        out
-    }
-}
-
-/// Reads a binder or a record.
-pub(crate) fn binder(value: &[u8]) -> Option<Binder> {
-    let len = value.get(..8)?.try_into().ok()?;
-    let version = value.get(8..16)?.try_into().ok()?;
-    Some(Binder {
-        len: u64::from_le_bytes(len),
-        version: u64::from_le_bytes(version),
-    })
-}
 
 pub(crate) fn piece_key(version: u64, n: u32) -> [u8; 13] {
     let mut key = [b'p'; 13];
@@ -72,186 +30,6 @@ pub(crate) fn piece_key(version: u64, n: u32) -> [u8; 13] {
 pub(crate) fn record_key(record: u16) -> [u8; 3] {
     let [a, b] = record.to_le_bytes();
     [b'r', a, b]
-}
-
-/// A version whose pieces are to be deleted.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Doomed {
-    pub record: u16,
-    pub binder: Binder,
-}
-
-#[derive(Default)]
-pub(crate) struct Registry {
-    /// Free records by lane; the start adds each one as soon as it has looked at it. They are taken from the back and only with the
-    /// lane held, and given to the front: so what a command has peeked at is what it takes, if it held the lane meanwhile.
-    free: Vec<VecDeque<u16>>,
-    /// How many records of a lane could not be read, and so are never given out.
-    lost: HashMap<u16, usize>,
-    doomed: VecDeque<Doomed>,
-    /// The pieces of one are being deleted.
-    ending: bool,
-    /// How often that was put off since it last succeeded.
-    put_off: usize,
-    readers: HashMap<u64, u32>,
-    /// The start has looked at all records.
-    pub(crate) started: bool,
-}
-
-/// State shared by all workers of a pool.
-#[derive(Default)]
-pub(crate) struct Shared {
-    pub(crate) registry: Mutex<Registry>,
-    /// Beside it, since a pool keeps one state for the layer above.
-    pub(crate) watch: crate::watch::Watch,
-}
-
-pub(crate) fn registry(w: &Worker) -> Arc<Shared> {
-    w.pool().extension::<Shared>()
-}
-
-impl Registry {
-    /// A version's pieces must go.
-    pub(crate) fn doom(&mut self, doomed: Doomed) {
-        self.doomed.push_back(doomed);
-    }
-    /// The deletion of a version's pieces is put off.
-    pub(crate) fn put_back(&mut self, doomed: Doomed) {
-        self.doomed.push_back(doomed);
-        self.ending = false;
-        self.put_off += 1;
-    }
-    /// A version's pieces are gone: its record is free again.
-    pub(crate) fn ended(&mut self, lane: u16, record: u16) {
-        self.give(lane, record);
-        self.ending = false;
-        self.put_off = 0;
-    }
-    /// Whether a record, and the room of its pieces, comes free without anybody's doing: not once each was tried in vain.
-    fn comes_free(&self) -> bool {
-        let unread = |d: &Doomed| !self.readers.contains_key(&d.binder.version);
-        let tried = self.put_off > self.doomed.len();
-        !self.started || !tried && (self.ending || self.doomed.iter().any(unread))
-    }
-    pub(crate) fn give(&mut self, lane: u16, record: u16) {
-        let lane = lane as usize;
-        if self.free.len() <= lane {
-            self.free.resize(lane + 1, VecDeque::new());
-        }
-        self.free[lane].push_front(record);
-    }
-    /// A record of a lane cannot be read.
-    pub(crate) fn lose(&mut self, lane: u16) {
-        *self.lost.entry(lane).or_default() += 1;
-    }
-    /// The `nth` free record of a lane, not taken yet.
-    pub(crate) fn peek(&self, lane: u16, nth: usize) -> Option<u16> {
-        let free = self.free.get(lane as usize)?;
-        free.len().checked_sub(nth + 1).map(|at| free[at])
-    }
-    /// Takes a free record. The lane is held.
-    pub(crate) fn take(&mut self, lane: u16) -> Option<u16> {
-        self.free.get_mut(lane as usize)?.pop_back()
-    }
-    /// Takes it back, with the lane still held: it is the next one again.
-    fn untake(&mut self, lane: u16, record: u16) {
-        if let Some(free) = self.free.get_mut(lane as usize) {
-            free.push_back(record);
-        }
-    }
-    /// The lane with the most free records, if there are any.
-    fn freest(&self) -> Option<u16> {
-        let lane = (0..self.free.len()).max_by_key(|&l| self.free[l].len())?;
-        (!self.free[lane].is_empty()).then_some(lane as u16)
-    }
-    /// The next version that nobody reads.
-    pub(crate) fn next_doomed(&mut self) -> Option<Doomed> {
-        let free = |d: &Doomed| !self.readers.contains_key(&d.binder.version);
-        let at = self.doomed.iter().position(free)?;
-        self.ending = true;
-        self.doomed.remove(at)
-    }
-    /// Everything was deleted: no piece and no record is left.
-    pub(crate) fn forget_all(&mut self, places: impl Iterator<Item = (u16, u16)>) {
-        self.free.clear();
-        self.lost.clear();
-        self.doomed.clear();
-        self.ending = false;
-        self.put_off = 0;
-        for (lane, record) in places {
-            self.give(lane, record);
-        }
-    }
-}
-
-/// A hold on one version of a big value: its pieces stay while it is held.
-pub struct LargeRef {
-    binder: Binder,
-    piece_bytes: usize,
-    shared: Arc<Shared>,
-}
-
-impl std::fmt::Debug for LargeRef {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("LargeRef")
-            .field("len", &self.binder.len)
-            .finish_non_exhaustive()
-    }
-}
-
-impl LargeRef {
-    pub(crate) fn hold(shared: &Arc<Shared>, value: &[u8], piece_bytes: usize) -> Option<LargeRef> {
-        let binder = binder(value)?;
-        *shared
-            .registry
-            .lock()
-            .readers
-            .entry(binder.version)
-            .or_default() += 1;
-        Some(LargeRef {
-            binder,
-            piece_bytes,
-            shared: shared.clone(),
-        })
-    }
-    /// Length of the value, bytes.
-    #[allow(clippy::len_without_is_empty)] // It is longer than INLINE_MAX_BYTES.
-    pub fn len(&self) -> u64 {
-        self.binder.len
-    }
-    /// The token that stands for the value if none is kept beside it.
-    pub fn cas(&self) -> u64 {
-        crate::item::digest(&self.binder.version.to_le_bytes())
-    }
-    /// Number of pieces.
-    pub fn pieces(&self) -> u32 {
-        self.binder.pieces(self.piece_bytes)
-    }
-}
-
-impl Clone for LargeRef {
-    /// One more hold.
-    fn clone(&self) -> LargeRef {
-        let mut registry = self.shared.registry.lock();
-        *registry.readers.entry(self.binder.version).or_default() += 1;
-        LargeRef {
-            binder: self.binder,
-            piece_bytes: self.piece_bytes,
-            shared: self.shared.clone(),
-        }
-    }
-}
-
-impl Drop for LargeRef {
-    fn drop(&mut self) {
-        let mut registry = self.shared.registry.lock();
-        if let Some(n) = registry.readers.get_mut(&self.binder.version) {
-            *n -= 1;
-            if *n == 0 {
-                registry.readers.remove(&self.binder.version);
-            }
-        }
-    }
 }
 
 /// Gives a hold back. The same as dropping it.
@@ -426,7 +204,7 @@ pub(crate) fn write_record(
     let new = internal(&key, &value, 0);
     match lane.put(at.who, prev, &new) {
         Ok(_) => Ok(Recorded::Written),
-        Err(why) => Err(crate::find::refused(w, lane, why, RECORD_BYTES)),
+        Err(why) => Err(refused(w, lane, why, RECORD_BYTES)),
     }
 }
 
@@ -443,7 +221,7 @@ fn internal<'a>(key: &'a [u8], value: &'a [u8], flags: u8) -> NewEntry<'a> {
     }
 }
 
-/// Takes the next piece: [`PIECE_BYTES`] long, but for the last one.
+/// Takes the next piece: [`PIECE_BYTES`](crate::PIECE_BYTES) long, but for the last one.
 pub fn upload_piece(
     w: &mut Worker,
     _t: &mut Task,
@@ -471,7 +249,7 @@ pub fn upload_piece(
     }
     // The version is new, so the piece has no slot yet.
     let put = lane.put(at.who, None, &new);
-    put.map_err(|why| crate::find::refused(w, &lane, why, bytes))?;
+    put.map_err(|why| refused(w, &lane, why, bytes))?;
     upload.next += 1;
     upload.received += piece.len() as u64;
     Ok(Step::Done(()))
@@ -487,11 +265,6 @@ pub fn upload_abort(w: &mut Worker, upload: Upload) {
     }
 }
 
-/// Whether pieces are being deleted, so that there is more room soon.
-pub(crate) fn some_end(w: &Worker) -> bool {
-    registry(w).registry.lock().comes_free()
-}
-
 /// Lane and number of every record.
 pub(crate) fn record_places(w: &Worker) -> impl Iterator<Item = (u16, u16)> + '_ {
     (0..RECORDS).map(|r| (place(w, 1, &record_key(r)).lane, r))
@@ -500,7 +273,7 @@ pub(crate) fn record_places(w: &Worker) -> impl Iterator<Item = (u16, u16)> + '_
 /// How many records a lane has at all, given out or not, but for lost ones. Slow.
 pub(crate) fn records_of(w: &Worker, shared: &Shared, lane: u16) -> usize {
     let all = record_places(w).filter(|&(l, _)| l == lane).count();
-    let lost = shared.registry.lock().lost.get(&lane).copied().unwrap_or(0);
+    let lost = shared.registry.lock().lost(lane);
     all.saturating_sub(lost)
 }
 

@@ -16,37 +16,38 @@ mod edit;
 mod error;
 mod expire;
 mod find;
+mod how;
 mod item;
 mod large;
 mod maintain;
 pub mod memcached;
+mod meta;
 mod modify;
 mod number;
 mod read;
 mod scan;
+mod shared;
 pub mod strings;
 #[cfg(test)]
 mod tests;
 mod watch;
 mod write;
 
-pub use edit::{Edit, Edits, Held, Seen, View, edit, edit_with};
+pub use edit::{Edit, Edits, Held, Seen, View, edit, edit_with, unwatch, watch};
 pub use error::{KvError, KvErrorKind};
 pub use expire::{ExpireCond, expire, expire_goes};
-pub use item::{Item, Meta, digest};
-pub use large::{
-    LargeRef, Upload, inline_max_bytes, piece_bytes, read_piece, release, upload_abort,
-    upload_begin, upload_piece,
-};
+pub use how::{Cond, Expiry, How, NewValue};
+pub use item::Item;
+pub use large::{Upload, read_piece, release, upload_abort, upload_begin, upload_piece};
 pub use maintain::Maintainer;
+pub use meta::{Meta, digest};
 pub use read::{ExpiryOf, dbsize, exists, expiry, footprint_bytes, get, item, strlen};
 pub use scan::{random_key, scan};
+pub use shared::{LargeRef, inline_max_bytes, piece_bytes};
 pub use terrace_log::{INLINE_MAX_BYTES, KEY_MAX_BYTES};
 pub use terrace_pool::{Task, Worker};
-pub use watch::{Watched, unwatch, watch};
-pub use write::{
-    Cond, Expiry, How, NewValue, del, flush_all, get_del, incr_by, mset, put, set, set_item,
-};
+pub use watch::Watched;
+pub use write::{del, flush_all, get_del, incr_by, mset, put, set, set_item};
 
 /// Longest value, bytes.
 pub const VALUE_MAX_BYTES: u64 = 64 << 20;

@@ -12,8 +12,9 @@ use crate::expire::expire_now;
 use crate::find::{
     Found, Place, fetch, find_to_replace, let_go, may_write, place, refused, reserve,
 };
-use crate::large::{self, Doomed, RECORD_BYTES, RECORDS, piece_key, record_key, registry};
+use crate::large::{RECORD_BYTES, RECORDS, piece_key, record_key};
 use crate::read::{Promote, read};
+use crate::shared::{Doomed, binder, piece_bytes, registry};
 use crate::{KvError, Outcome, Step, Wait};
 use terrace_pool::{Held, Task, Worker};
 use terrace_tiers::ReadPlan;
@@ -166,7 +167,7 @@ fn start(w: &mut Worker, task: &mut Task, next: &mut u16) -> Outcome<bool> {
     while *next < until {
         let key = record_key(*next);
         let found = read(w, task, 1, &key, Promote::Never, |e| {
-            e.and_then(|e| large::binder(e.value()))
+            e.and_then(|e| binder(e.value()))
         });
         let found = match found {
             Ok(Step::Wait(wait)) => return Ok(Step::Wait(wait)),
@@ -204,7 +205,7 @@ fn delete_pieces(
     doomed: &Doomed,
     from: u32,
 ) -> Outcome<Option<u32>> {
-    let pieces = doomed.binder.pieces(large::piece_bytes(w));
+    let pieces = doomed.binder.pieces(piece_bytes(w));
     let until = (from + PIECES_PER_STEP).min(pieces);
     let keys: Vec<Vec<u8>> = match from < pieces {
         true => (from..until)

@@ -8,7 +8,8 @@ use crate::change::{
     Known, Missing, New, change, commit, found_now, missing, prepare, put, seen_with, wait_durable,
 };
 use crate::find::{Found, entry_of, fetch, find, may_write, reserve, unharmed};
-use crate::{KvError, Outcome, Step, Wait, large};
+use crate::shared::registry;
+use crate::{KvError, Outcome, Step, Wait};
 use terrace_log::Kind;
 use terrace_log::entry::Entry;
 use terrace_pool::{Task, Worker};
@@ -37,7 +38,7 @@ pub(crate) fn delete_if<R>(
         return Ok(Step::Wait(Wait::Io));
     }
     let mut c = change(w, key, None, false)?;
-    let shared = large::registry(w);
+    let shared = registry(w);
     let mut held = w.hold([c.at.lane]);
     let need = prepare(
         w,
@@ -80,7 +81,7 @@ pub(crate) fn modify<R>(
     }
     let mut c = change(w, key, None, true)?;
     c.bytes += value_max + 8;
-    let shared = large::registry(w);
+    let shared = registry(w);
     let mut held = w.hold([c.at.lane]);
     let need = prepare(w, t, &shared, &mut held, std::slice::from_mut(&mut c), true)?;
     if !matches!(need, Missing::Nothing) {

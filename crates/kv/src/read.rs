@@ -1,10 +1,10 @@
 //! Commands that only read.
 
 use crate::find::{Found, Place, entry_of, fetch, find, find_used, let_go, place};
-use crate::item::{Item, item_of, len_of, user_value};
-use crate::large::{self, LargeRef};
+use crate::item::{Item, item_of, len_of, value_of};
+use crate::meta::META_BYTES;
+use crate::shared::{piece_bytes, registry};
 use crate::{Outcome, Step, Value, Wait};
-use std::sync::Arc;
 use terrace_log::entry::{Entry, entry_bytes};
 use terrace_log::{Kind, Terrace};
 use terrace_pool::{Lane, Task, Worker};
@@ -143,10 +143,10 @@ pub fn get<R>(
     key: &[u8],
     f: impl FnOnce(Value<'_>) -> R,
 ) -> Outcome<R> {
-    let registry = large::registry(w);
-    let piece = large::piece_bytes(w);
+    let shared = registry(w);
+    let piece = piece_bytes(w);
     read(w, t, 0, key, Promote::Always, |e| {
-        f(value_of(&registry, piece, e))
+        f(value_of(&shared, piece, e))
     })
 }
 
@@ -157,28 +157,11 @@ pub fn item<R>(
     key: &[u8],
     f: impl FnOnce(Option<Item<'_>>) -> R,
 ) -> Outcome<R> {
-    let registry = large::registry(w);
-    let piece = large::piece_bytes(w);
+    let shared = registry(w);
+    let piece = piece_bytes(w);
     read_heat(w, t, 0, key, Promote::Always, |e, heat| {
-        f(e.map(|e| item_of(&registry, piece, e, heat)))
+        f(e.map(|e| item_of(&shared, piece, e, heat)))
     })
-}
-
-pub(crate) fn value_of<'a>(
-    registry: &Arc<large::Shared>,
-    piece_bytes: usize,
-    e: Option<Entry<'a>>,
-) -> Value<'a> {
-    match e {
-        None => Value::Absent,
-        Some(e) if e.kind() == Kind::Binder => {
-            match LargeRef::hold(registry, user_value(&e), piece_bytes) {
-                Some(large) => Value::Large(large),
-                None => Value::Absent,
-            }
-        }
-        Some(e) => Value::Inline(user_value(&e)),
-    }
 }
 
 /// Length of a value in bytes, 0 if there is none.
@@ -250,7 +233,7 @@ const SLOT_BYTES: u64 = 8;
 
 /// About what a key and its value take on the medium where they lie, and in the directory, bytes.
 pub fn footprint_bytes(key_len: usize, value_len: u64, expiry: bool, meta: bool) -> u64 {
-    let meta_bytes = if meta { crate::item::META_BYTES } else { 0 };
+    let meta_bytes = if meta { META_BYTES } else { 0 };
     let entry = |key_len: usize, len: usize| {
         terrace_log::entry::entry_bytes(key_len, len, expiry, false) as u64 + SLOT_BYTES
     };

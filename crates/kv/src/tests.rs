@@ -6,6 +6,7 @@
 mod common;
 
 use crate::large::{self, RECORDS, record_places};
+use crate::shared::{binder, registry};
 use crate::{Cond, ExpireCond, Expiry, NewValue, Value};
 use common::{Rig, Shape, flip_all};
 use terrace_media::sim::SimDevice;
@@ -29,7 +30,7 @@ fn rig() -> (SimDevice, Rig) {
 fn started(rig: &mut Rig) {
     for _ in 0..10_000 {
         rig.turn();
-        if large::registry(&rig.worker).registry.lock().started {
+        if registry(&rig.worker).registry.lock().started {
             return;
         }
     }
@@ -43,7 +44,7 @@ fn big(salt: u8) -> Vec<u8> {
 }
 
 fn free_records(rig: &Rig) -> usize {
-    let shared = large::registry(&rig.worker);
+    let shared = registry(&rig.worker);
     let registry = shared.registry.lock();
     (0..usize::from(RECORDS))
         .take_while(|&n| registry.peek(0, n).is_some())
@@ -58,7 +59,7 @@ fn internal_slots(rig: &Rig) -> u64 {
 
 /// Loses all but `left` of the lane's records.
 fn leave_records(rig: &Rig, left: usize) {
-    let shared = large::registry(&rig.worker);
+    let shared = registry(&rig.worker);
     let mut registry = shared.registry.lock();
     while registry.peek(0, left).is_some() {
         registry.take(0);
@@ -256,7 +257,7 @@ fn records_are_taken_as_they_were_seen_and_with_the_lane_held() {
         .unwrap()
         .0;
     {
-        let shared = large::registry(&rig.worker);
+        let shared = registry(&rig.worker);
         let mut registry = shared.registry.lock();
         let seen = [registry.peek(0, 0), registry.peek(0, 1)];
         registry.give(0, upload.record);
@@ -319,7 +320,7 @@ fn a_record_that_cannot_be_read_is_set_aside_and_the_start_goes_on() {
     flip_all(&device, &named);
     let mut rig = Rig::open(&device, shape, clock);
     started(&mut rig);
-    let shared = large::registry(&rig.worker);
+    let shared = registry(&rig.worker);
     assert_eq!(large::records_of(&rig.worker, &shared, 0), all - 1);
     assert_eq!(free_records(&rig), all - 1, "never given out");
     // What waits for the start's end works, and gives everything back.
@@ -364,7 +365,7 @@ fn pieces_that_cannot_be_read_are_deleted_with_the_others() {
     let version = rig
         .run(|w, t| {
             crate::read::read(w, t, 0, b"big", crate::read::Promote::Never, |e| {
-                large::binder(e.expect("set").value()).expect("a binder")
+                binder(e.expect("set").value()).expect("a binder")
             })
         })
         .unwrap()

@@ -3,11 +3,9 @@
 //! Promises: a change of a watched key is noted while its lane is held, so that a look with the lane held sees all changes
 //! before it. A key nobody watches costs one load. Never: keeps anything for a key that nobody watches any more.
 
-use crate::large;
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use terrace_pool::Mutex;
-use terrace_pool::Worker;
 
 /// Keys that are watched, with how many watch each and how often it was changed since the first of them came.
 #[derive(Default)]
@@ -22,7 +20,7 @@ struct Counts {
     changes: u64,
 }
 
-/// A key that is watched; to be given back with [`unwatch`].
+/// A key that is watched; to be given back with [`unwatch`](crate::unwatch).
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Watched {
     /// The key.
@@ -61,14 +59,14 @@ impl Watch {
     pub(crate) fn touch_all(&self) {
         self.keys.lock().values_mut().for_each(|c| c.changes += 1);
     }
-    fn begin(&self, key: &[u8]) -> u64 {
+    pub(crate) fn begin(&self, key: &[u8]) -> u64 {
         let mut keys = self.keys.lock();
         let counts = keys.entry(key.into()).or_default();
         counts.watchers += 1;
         self.watched.store(keys.len(), Ordering::Release);
         keys[key].changes
     }
-    fn end(&self, key: &[u8]) {
+    pub(crate) fn end(&self, key: &[u8]) {
         let mut keys = self.keys.lock();
         if let Some(counts) = keys.get_mut(key) {
             counts.watchers -= 1;
@@ -84,15 +82,4 @@ impl Watch {
         keys.get(&watched.key)
             .is_some_and(|c| c.changes == watched.changes)
     }
-}
-
-/// Begins to watch a key. Whether it exists is to be asked after this, and put into the answer.
-pub fn watch(w: &Worker, key: &[u8]) -> Watched {
-    let changes = large::registry(w).watch.begin(key);
-    Watched::new(key, changes, false)
-}
-
-/// Ends it.
-pub fn unwatch(w: &Worker, watched: Watched) {
-    large::registry(w).watch.end(&watched.key);
 }

@@ -8,58 +8,16 @@ use crate::change::{
     Missing, change, commit, lanes_of, look_at, missing, prepare, put_value, too_many, wait_durable,
 };
 use crate::find::may_write;
-use crate::item::{META_BYTES, Meta, cas_of, meta_of, stored, user_value};
-use crate::large::{self, Upload};
+use crate::how::{Cond, Expiry, How, NewValue};
+use crate::item::{cas_of, value_of};
+use crate::large::record_places;
+use crate::meta::{META_BYTES, Meta, meta_of, stored, user_value};
 use crate::modify::{State, delete_if, modify};
 use crate::number::parse_i64;
-use crate::read::value_of;
+use crate::shared::{piece_bytes, registry};
 use crate::{KvError, Outcome, Step, Value, Wait};
 use terrace_log::Kind;
 use terrace_pool::{Task, Worker};
-
-/// A value to be set.
-#[derive(Debug)]
-pub enum NewValue<'a> {
-    /// Up to [`INLINE_MAX_BYTES`].
-    Inline(&'a [u8]),
-    /// Received piece by piece.
-    Large(Upload),
-}
-
-/// When a set takes place.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Cond {
-    /// In any case.
-    Always,
-    /// If the key is absent (NX).
-    IfAbsent,
-    /// If the key exists (XX).
-    IfPresent,
-    /// If this token stands for its present value.
-    IfToken(u64),
-}
-
-/// The expiry after a set.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Expiry {
-    /// None.
-    None,
-    /// As it was.
-    Keep,
-    /// At this time, ms since 1970.
-    At(u64),
-}
-
-/// How a key is set.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct How {
-    /// When it is.
-    pub cond: Cond,
-    /// Its expiry.
-    pub expiry: Expiry,
-    /// What memcached keeps with the value.
-    pub meta: Option<Meta>,
-}
 
 /// Sets a key, whatever it was before.
 pub fn put(
@@ -121,7 +79,7 @@ pub fn set_item<R>(
     let mut c = [change(w, key, Some(value), expiry != Expiry::None)?];
     let unasked = old.is_none() && cond == Cond::Always && expiry != Expiry::Keep;
     c[0].unasked = unasked;
-    let shared = large::registry(w);
+    let shared = registry(w);
     let mut held = w.hold(lanes_of(&c));
     let need = prepare(w, t, &shared, &mut held, &mut c, true)?;
     if let Missing::Reads(reads) = &need
@@ -147,7 +105,7 @@ pub fn set_item<R>(
         wait_durable(w, t, done.wait);
         return Ok(Step::Done((true, None)));
     }
-    let piece_bytes = large::piece_bytes(w);
+    let piece_bytes = piece_bytes(w);
     // What is compared or kept must be readable.
     let exact = expiry == Expiry::Keep || matches!(cond, Cond::IfToken(_));
     let mut token = None;
@@ -197,7 +155,7 @@ pub fn mset(w: &mut Worker, t: &mut Task, pairs: &mut [(&[u8], NewValue<'_>)]) -
         .map(|(k, v)| change(w, k, Some(v), false))
         .collect();
     let mut changes = changes?;
-    let shared = large::registry(w);
+    let shared = registry(w);
     let mut held = w.hold(lanes_of(&changes));
     let need = prepare(w, t, &shared, &mut held, &mut changes, true)?;
     if !matches!(need, Missing::Nothing) {
@@ -222,7 +180,7 @@ pub fn del(w: &mut Worker, t: &mut Task, keys: &[&[u8]]) -> Outcome<u64> {
     }
     let changes: Result<Vec<_>, _> = keys.iter().map(|k| change(w, k, None, false)).collect();
     let mut changes = changes?;
-    let shared = large::registry(w);
+    let shared = registry(w);
     let mut held = w.hold(lanes_of(&changes));
     let need = prepare(w, t, &shared, &mut held, &mut changes, false)?;
     if !matches!(need, Missing::Nothing) {
@@ -248,8 +206,8 @@ pub fn get_del<R>(
     key: &[u8],
     f: impl FnOnce(Value<'_>) -> R,
 ) -> Outcome<R> {
-    let shared = large::registry(w);
-    let piece_bytes = large::piece_bytes(w);
+    let shared = registry(w);
+    let piece_bytes = piece_bytes(w);
     delete_if(w, t, key, |e| {
         (e.is_some(), f(value_of(&shared, piece_bytes, e)))
     })
@@ -287,7 +245,7 @@ pub fn incr_by(w: &mut Worker, t: &mut Task, key: &[u8], delta: i64) -> Outcome<
 /// Deletes everything, atomically.
 pub fn flush_all(w: &mut Worker, t: &mut Task) -> Outcome<()> {
     may_write(w)?;
-    let shared = large::registry(w);
+    let shared = registry(w);
     let mut held = w.hold_all();
     if !shared.registry.lock().started || !held.each().all(|(_, l)| l.can_flush_all()) {
         drop(held);
@@ -302,7 +260,7 @@ pub fn flush_all(w: &mut Worker, t: &mut Task) -> Outcome<()> {
     }
     w.pool().note_flush_of_all();
     shared.watch.touch_all();
-    shared.registry.lock().forget_all(large::record_places(w));
+    shared.registry.lock().forget_all(record_places(w));
     drop(held);
     w.end_quiet();
     wait_durable(w, t, Some(epoch));

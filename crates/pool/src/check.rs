@@ -8,8 +8,8 @@
 //! Pools of keys are known here; for others who calls makes the empty directories.
 
 use crate::lock::PoolLock;
-use crate::open::{MakeDirectory, QUEUE_DEPTH, data_path, hasher_of, key_map, new_lane};
-use crate::options::Contents;
+use crate::open::{MakeDirectory, data_path, hasher_of, key_map, new_lane};
+use crate::options::{Contents, QUEUE_DEPTH};
 use crate::recover::valid_epoch;
 use crate::superblock::Superblock;
 use crate::{Lane, Options, PoolError};

@@ -4,12 +4,11 @@
 //! together. Never: outlives the command, or is held while something is waited for.
 
 use crate::Lane;
-use crate::open::Pool;
+use crate::pool::Pool;
 use smallvec::SmallVec;
 use std::sync::MutexGuard;
 use terrace_index::KeyMap;
 use terrace_log::Snapshot;
-use terrace_tiers::Phase;
 
 /// Lanes held for one command.
 pub struct Held<'a, D = KeyMap> {
@@ -43,7 +42,7 @@ impl<'a, D: Snapshot + Send> Held<'a, D> {
         }
         let open = pool.commit.open();
         for (_, lane) in &mut held {
-            catch_up(pool, lane, open);
+            pool.catch_up(lane, open);
             lane.set_now(now_ms);
         }
         Held { lanes: held }
@@ -59,17 +58,5 @@ impl<D> Held<'_, D> {
     /// Every held lane.
     pub fn each(&mut self) -> impl Iterator<Item = (u16, &mut Lane<D>)> {
         self.lanes.iter_mut().map(|(l, lane)| (*l, &mut **lane))
-    }
-}
-
-/// Brings a lane to the open epoch.
-pub(crate) fn catch_up<D: Snapshot + Send>(pool: &Pool<D>, lane: &mut Lane<D>, open: u64) {
-    if let Phase::Arrived(epoch) = lane.phase()
-        && epoch <= pool.commit.durable()
-    {
-        lane.made_durable(epoch);
-    }
-    while lane.open_epoch() < open {
-        lane.close_epoch();
     }
 }

@@ -1,57 +1,31 @@
 //! Making, opening, recovering and closing a pool.
+//!
+//! Promises: a pool half made is none; what is opened was made for what it is asked to hold, and fits the settings; a clean stop ends in a
+//! checkpoint. Never: is on the way of a command.
 
 use crate::clock::{Clamped, Clock, SystemClock};
 use crate::commit::Commit;
-use crate::held::catch_up;
 use crate::ledger::Ledger;
 use crate::lock::PoolLock;
 use crate::locks::Mutex;
-use crate::options::{Contents, DRAM_PER_LANE_MIN_BYTES, Durability, Options};
+use crate::options::{Contents, DRAM_PER_LANE_MIN_BYTES, Options, QUEUE_DEPTH};
+use crate::pool::Pool;
 use crate::recover::{Recovered, recover};
-use crate::stats::Stats;
 use crate::superblock::Superblock;
 use crate::worker::Worker;
 use crate::{Lane, PoolError};
-use std::any::Any;
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
-use std::sync::MutexGuard;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 use terrace_index::KeyMap;
 use terrace_log::{Hasher, Snapshot};
 use terrace_media::{Arena, Device, FileDevice};
-use terrace_tiers::Config;
-use terrace_tiers::{Damage, Rule};
+use terrace_tiers::{Config, Rule};
 
-/// Operations a queue has at the device at once.
-pub(crate) const QUEUE_DEPTH: u32 = 256;
 /// Longest time a clean stop may take to write what is dirty, s.
 const CLOSE_MAX_S: u64 = 120;
-
-/// An open pool, shared by its workers.
-pub struct Pool<D = KeyMap> {
-    pub(crate) lanes: Vec<Mutex<Lane<D>>>,
-    pub(crate) commit: Commit,
-    pub(crate) clock: Clamped,
-    pub(crate) ledger: Ledger,
-    pub(crate) hasher: Hasher,
-    pub(crate) device: Arc<dyn Device>,
-    arena: Arc<Arena>,
-    pub(crate) superblock: Superblock,
-    pub(crate) options: Options,
-    pub(crate) failed: OnceLock<String>,
-    pub(crate) wakers: Mutex<Vec<Arc<dyn Fn() + Send + Sync>>>,
-    /// Names versions of big values; see `kv`.
-    pub(crate) next_version: AtomicU64,
-    flushes_of_all: AtomicU64,
-    extension: OnceLock<Arc<dyn Any + Send + Sync>>,
-    damage: Vec<Damage>,
-    recovery_ms: u64,
-    clean: bool,
-    _lock: Option<PoolLock>,
-}
 
 /// Makes the empty directory of a lane.
 pub type MakeDirectory<'a, D> = &'a dyn Fn(u16, &Superblock) -> D;
@@ -91,11 +65,14 @@ impl Pool {
             bytes => bytes,
         };
         let secret = new_secret(dir)?;
+        if options.device.is_none() {
+            // What is refused for its settings leaves no directory.
+            Superblock::plan(options, ssd_bytes, secret)?;
+        }
         make_dir(dir)?;
         let _lock = PoolLock::take(dir)?;
         let device = match &options.device {
             None => {
-                Superblock::plan(options, ssd_bytes, secret)?;
                 // Under another name until it is whole: a pool half made is none.
                 let part = dir.join("data.part");
                 let _ = std::fs::remove_file(&part);
@@ -284,139 +261,43 @@ impl<D: Snapshot + Send> Pool<D> {
     pub fn close(self: &Arc<Pool<D>>) -> Result<(), PoolError> {
         let mut worker = Worker::new(self.clone(), (0..self.superblock.lanes).collect())?;
         let until = Instant::now() + Duration::from_secs(CLOSE_MAX_S);
-        worker.close_pool(until)
-    }
-
-    /// Why the pool takes no more updates, if it does not.
-    pub fn failure(&self) -> Option<String> {
-        self.failed.get().cloned()
-    }
-    /// Why the pool takes no more updates, from now on.
-    pub(crate) fn fail(&self, why: &str) {
-        if self.failed.set(why.to_string()).is_ok() {
-            tracing::error!(
-                why,
-                "the pool is read-only from now on, and reads go on: look after the device (the kernel's log), then start again"
-            );
-        }
-        self.wake_all();
-    }
-    pub(crate) fn wake_all(&self) {
-        for wake in self.wakers.lock().iter() {
-            wake();
-        }
-    }
-
-    /// Whether replies wait for durability.
-    pub fn is_sync(&self) -> bool {
-        self.options.durability == Durability::Sync
-    }
-    /// The settings it was opened with.
-    pub fn options(&self) -> &Options {
-        &self.options
-    }
-    /// What the pool is.
-    pub fn superblock(&self) -> &Superblock {
-        &self.superblock
-    }
-    /// What recovery found damaged.
-    pub fn damage(&self) -> &[Damage] {
-        &self.damage
-    }
-    /// Whether the last stop was clean.
-    pub fn was_clean(&self) -> bool {
-        self.clean
-    }
-    /// The ledger.
-    pub fn ledger(&self) -> &Ledger {
-        &self.ledger
-    }
-    /// How often everything was deleted; uploads of big values do not outlive it.
-    pub fn flushes_of_all(&self) -> u64 {
-        self.flushes_of_all.load(Ordering::Acquire)
-    }
-    /// Takes note that everything was deleted.
-    pub fn note_flush_of_all(&self) {
-        self.flushes_of_all.fetch_add(1, Ordering::AcqRel);
-    }
-    /// A number that no other version of a big value has.
-    pub fn new_version(&self) -> u64 {
-        self.next_version.fetch_add(1, Ordering::Relaxed)
-    }
-
-    /// State that the layer above keeps with the pool; made at the first call.
-    pub fn extension<T: Default + Send + Sync + 'static>(&self) -> Arc<T> {
-        let any = self.extension.get_or_init(|| Arc::new(T::default()));
-        let one = any.clone().downcast::<T>();
-        one.unwrap_or_else(|_| panic!("one layer above keeps its state with the pool"))
-    }
-
-    /// Counters and gauges.
-    pub fn stats(&self) -> Stats {
-        let mut stats = Stats {
-            lane_count: self.lanes.len() as u64,
-            cap_bytes: self.ledger.cap_bytes(),
-            used_bytes: self.ledger.total(),
-            segment_bytes: self.ledger.held(crate::Part::Segments),
-            directory_bytes: self.ledger.held(crate::Part::Index),
-            page_bytes: self.ledger.held(crate::Part::Pages),
-            dram_huge_bytes: self.arena.huge_bytes() as u64,
-            connection_bytes: self.ledger.held(crate::Part::Connections),
-            io_bytes: self.ledger.held(crate::Part::Io),
-            epoch: self.commit.open(),
-            durable_epoch: self.commit.durable(),
-            recovery_ms: self.recovery_ms,
-            damage: self.damage.len() as u64,
-            ..Stats::default()
-        };
-        for lane in &self.lanes {
-            stats.add(&lane.lock().stats());
-        }
-        let disk = self.device.counters();
-        stats.disk_reads = disk.reads;
-        stats.disk_read_bytes = disk.read_bytes;
-        stats.disk_writes = disk.writes;
-        stats.device_write_bytes = disk.write_bytes;
-        stats.disk_flushes = disk.flushes;
-        stats
-    }
-
-    /// Live bytes of the SSD terrace and how many it accepts, over all lanes. `held` is
-    /// a lane that the caller has locked: lanes that are busy count as much as it does,
-    /// since waiting for them with one held might never end.
-    pub fn ssd_use(&self, held: &Lane<D>) -> (u64, u64) {
-        let own = held.stats();
-        let sums = self.lanes.iter().map(|lane| {
-            let other = lane.try_lock().map(|lane| lane.stats());
-            let s = other.as_ref().unwrap_or(&own);
-            (s.ssd_live_bytes, s.ssd_usable_bytes)
+        let settled = worker.run_until(until, |w| {
+            let dirty = w.hold_all().each().any(|(_, l)| l.has_undurable());
+            if dirty {
+                w.want_durable();
+            }
+            let quiet = w
+                .hold_all()
+                .each()
+                .all(|(_, l)| l.quiet() && !l.checkpointing());
+            !dirty && quiet && !self.commit.under_way()
         });
-        sums.fold((0, 0), |(live, usable), (l, u)| (live + l, usable + u))
+        if !settled {
+            return Err(self.not_closed());
+        }
+        let mut numbers = Vec::new();
+        for (_, lane) in worker.hold_all().each() {
+            lane.settle();
+            lane.ask_checkpoint();
+            numbers.push(lane.checkpoint_number());
+        }
+        worker.close_behind_checkpoint();
+        let saved = worker.run_until(until, |w| {
+            let mut held = w.hold_all();
+            let mut lanes = held.each();
+            lanes.all(|(id, l)| l.checkpoint_number() > numbers[id as usize] && l.quiet())
+        });
+        match saved {
+            true => Ok(()),
+            false => Err(self.not_closed()),
+        }
     }
 
-    /// Keys of the user.
-    pub fn keys(&self) -> u64 {
-        self.lanes.iter().map(|lane| lane.lock().keys()).sum()
-    }
-
-    /// Locks one lane, in the open epoch: for threads that have no worker.
-    pub fn lane(&self, lane: u16) -> MutexGuard<'_, Lane<D>> {
-        let mut guard = self.lanes[lane as usize].lock();
-        catch_up(self, &mut guard, self.commit.open());
-        guard
-    }
-    /// Everything up to this epoch is durable.
-    pub fn durable_epoch(&self) -> u64 {
-        self.commit.durable()
-    }
-    /// Its device, for reads in the calling thread.
-    pub fn device(&self) -> &Arc<dyn Device> {
-        &self.device
-    }
-
-    /// A lane, for tests and tools.
-    pub fn with_lane<R>(&self, lane: u16, f: impl FnOnce(&mut Lane<D>) -> R) -> R {
-        f(&mut self.lanes[lane as usize].lock())
+    fn not_closed(&self) -> PoolError {
+        let failure = self.failure();
+        PoolError::Failed(
+            failure.unwrap_or_else(|| "the device did not finish in time".to_string()),
+        )
     }
 }
 

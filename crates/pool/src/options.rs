@@ -97,3 +97,5 @@ pub const DRAM_PER_LANE_MIN_BYTES: u64 = 16 << 20;
 pub const SEGMENTS_PER_LANE_MIN: u64 = 48;
 /// Most lanes of a pool.
 pub const LANES_MAX: usize = 64;
+/// Operations a queue has at the device at once.
+pub(crate) const QUEUE_DEPTH: u32 = 256;

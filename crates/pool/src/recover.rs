@@ -3,8 +3,7 @@
 //! Promises: the youngest epoch counts only if every lane has all of it. Never: writes before
 //! that is judged, or decides about a lane alone.
 
-use crate::open::QUEUE_DEPTH;
-use crate::options::Options;
+use crate::options::{Options, QUEUE_DEPTH};
 use crate::{Lane, PoolError};
 use std::sync::Arc;
 use terrace_log::Snapshot;

@@ -6,14 +6,14 @@
 //! Promises: `turn` does a bounded slice and never blocks; no lock is held
 //! across a system call. Never: acknowledges; it says which epoch is durable.
 
-use crate::held::{Held, catch_up};
+use crate::held::Held;
 use crate::ledger::Part;
 use crate::near::Near;
-use crate::open::{Pool, QUEUE_DEPTH};
-use crate::options::Contents;
+use crate::options::{Contents, QUEUE_DEPTH};
+use crate::pool::Pool;
 use crate::reads::Reads;
 use crate::task::{Task, buf_bytes};
-use crate::verify::Verifier;
+use crate::verify::{Batch, OWNER, Verifier, Waiting};
 use crate::{Lane, PoolError};
 use std::os::fd::RawFd;
 use std::sync::Arc;
@@ -53,7 +53,7 @@ pub struct Worker<D = KeyMap> {
     /// Bytes told to the ledger, by home lane: segments, index, io.
     counted: Vec<[u64; 3]>,
     reads: Reads,
-    pub(crate) verifier: Verifier,
+    verifier: Verifier,
     done: Vec<Done>,
     room: bool,
     closing: bool,
@@ -212,7 +212,7 @@ impl<D: Snapshot + Send> Worker<D> {
     /// Owners of tasks whose reads are finished.
     pub fn take_ready(&mut self, out: &mut Vec<u64>) {
         let ready = self.reads.ready.drain(..);
-        out.extend(ready.filter(|owner| *owner != crate::verify::OWNER));
+        out.extend(ready.filter(|owner| *owner != OWNER));
     }
     /// Something waits for room: an epoch should end soon, and cleaning go on.
     pub fn want_room(&self) {
@@ -220,14 +220,6 @@ impl<D: Snapshot + Send> Worker<D> {
         if self.pool.lanes.len() > self.home.len() {
             self.pool.wake_all();
         }
-    }
-    /// The pool's clock as of this turn, ms.
-    pub(crate) fn turn_ms(&self) -> u64 {
-        self.turn_ms
-    }
-    /// Tells the ledger that a part went from some bytes to others.
-    pub(crate) fn count(&self, part: Part, from_bytes: u64, to_bytes: u64) {
-        self.pool.ledger.change(part, from_bytes, to_bytes);
     }
     /// Looks at the clock: to be called after a sleep, before commands are executed.
     pub fn tick(&mut self) {
@@ -258,6 +250,64 @@ impl<D: Snapshot + Send> Worker<D> {
     /// send upon the replies that go out first is in it, too (docs/adr/0049).
     pub fn set_replies_wait(&mut self, replies_wait: bool) {
         self.replies_wait = replies_wait;
+    }
+
+    /// Whether an update of a key of `key_len` bytes may be verified later, by a read that is planned.
+    pub fn may_verify_later(&self, key_len: usize, plan: &ReadPlan) -> bool {
+        self.verifier.may_wait(key_len, plan)
+    }
+
+    /// The newest entry of `key` was put unverified; `plan` is what is to be read first.
+    pub fn verify_later(&mut self, lane: u16, who: Subject, key: &[u8], plan: ReadPlan) {
+        let waiting = Waiting {
+            lane,
+            who,
+            key: key.into(),
+            plan,
+        };
+        let kept = waiting.kept_bytes();
+        self.pool.ledger.change(Part::Io, 0, kept);
+        self.verifier.add(waiting, self.turn_ms);
+    }
+
+    /// Takes in a batch of those that was read, and begins one that is due.
+    fn verify(&mut self, now: bool) {
+        if let Some(batch) = self.verifier.batch.take() {
+            self.verifier.batch = self.verify_batch(batch);
+        }
+        if let Some(batch) = self.verifier.due(now, self.turn_ms) {
+            let batch = self.fetch_batch(batch);
+            self.verifier.batch = Some(batch);
+        }
+    }
+
+    /// What of a batch must be read on.
+    fn verify_batch(&mut self, mut batch: Batch) -> Option<Batch> {
+        if !self.collect(&mut batch.task) {
+            return Some(batch);
+        }
+        batch.keys.retain_mut(|w| {
+            let known = |loc| w.known(&batch.task, loc);
+            let next = (self.lane(w.lane)).verify_newest(w.who, &w.key, known);
+            match next {
+                Some(plan) => w.plan = plan,
+                None => self.pool.ledger.change(Part::Io, w.kept_bytes(), 0),
+            }
+            next.is_some()
+        });
+        if batch.keys.is_empty() {
+            self.finish(batch.task);
+            return None;
+        }
+        // Others were met at the same hash, or the entry has moved.
+        Some(self.fetch_batch(batch))
+    }
+
+    fn fetch_batch(&mut self, mut batch: Batch) -> Batch {
+        for w in &batch.keys {
+            self.fetch(&mut batch.task, w.lane, w.plan, true);
+        }
+        batch
     }
 
     /// A bounded slice of everything this worker looks after. Never blocks.
@@ -322,7 +372,7 @@ impl<D: Snapshot + Send> Worker<D> {
         for at in 0..self.home.len() {
             let id = self.home[at];
             let mut lane = pool.lanes[id as usize].lock();
-            catch_up(&pool, &mut lane, pool.commit.open());
+            pool.catch_up(&mut lane, pool.commit.open());
             lane.set_now(self.turn_ms);
             let before = lane.phase();
             lane.hurry = pool.is_sync() || pool.commit.asked();
@@ -357,7 +407,6 @@ impl<D: Snapshot + Send> Worker<D> {
     }
 
     fn close_if_due(&mut self) -> bool {
-        // The last checkpoint is the end: nothing comes behind it.
         if self.closing || self.pool.commit.under_way() || self.replies_go_first() {
             return false;
         }
@@ -497,6 +546,11 @@ impl<D: Snapshot + Send> Worker<D> {
         turn
     }
 
+    /// The checkpoint that was asked for is the end: nothing comes behind it.
+    pub(crate) fn close_behind_checkpoint(&mut self) {
+        self.closing = true;
+    }
+
     /// Runs turns until `done` says so, waiting for the device in between.
     pub fn run_until(
         &mut self,
@@ -521,45 +575,6 @@ impl<D: Snapshot + Send> Worker<D> {
                 std::thread::yield_now();
             }
         }
-    }
-
-    /// Makes everything durable, then a checkpoint with the warm image.
-    pub(crate) fn close_pool(&mut self, until: Instant) -> Result<(), PoolError> {
-        let settled = self.run_until(until, |w| {
-            let dirty = w.hold_all().each().any(|(_, l)| l.has_undurable());
-            if dirty {
-                w.want_durable();
-            }
-            let quiet = w
-                .hold_all()
-                .each()
-                .all(|(_, l)| l.quiet() && !l.checkpointing());
-            !dirty && quiet && !w.pool.commit.under_way()
-        });
-        if !settled {
-            return Err(PoolError::Failed(self.why_not()));
-        }
-        let mut numbers = Vec::new();
-        for (_, lane) in self.hold_all().each() {
-            lane.settle();
-            lane.ask_checkpoint();
-            numbers.push(lane.checkpoint_number());
-        }
-        self.closing = true;
-        let saved = self.run_until(until, |w| {
-            let mut held = w.hold_all();
-            let mut lanes = held.each();
-            lanes.all(|(id, l)| l.checkpoint_number() > numbers[id as usize] && l.quiet())
-        });
-        match saved {
-            true => Ok(()),
-            false => Err(PoolError::Failed(self.why_not())),
-        }
-    }
-
-    fn why_not(&self) -> String {
-        let failure = self.pool.failure();
-        failure.unwrap_or_else(|| "the device did not finish in time".to_string())
     }
 }
 

@@ -12,7 +12,7 @@ use crate::arena::ARENA;
 use crate::mappings::Mappings;
 use crate::remote::{Remote, RemoteGround, RemotePages};
 use crate::runtime::{self, Area, Pool, Runtime};
-use crate::{answer, dispatch, next, raw, report, serve, settings, tls};
+use crate::{answer, dispatch, next, opening, raw, report, serve, settings, tls};
 use libc::{c_int, c_void};
 use std::cell::UnsafeCell;
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -225,7 +225,7 @@ unsafe extern "C" fn after_in_child() {
         .map_err(|errno| format!("its parent's memory cannot be kept: error {errno}"))
         .and_then(|end| in_child(old, end, mappings, kept).map_err(|e| e.to_string()));
     match made {
-        Ok(runtime) => runtime::publish(runtime),
+        Ok(runtime) => opening::publish(runtime),
         Err(why) => raw::say(format_args!(
             "a fork's child has no memory of its parent's: {why}"
         )),

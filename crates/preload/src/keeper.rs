@@ -4,7 +4,7 @@
 //! those that it stays for, and other signals that would end it are ignored, so that only SIGKILL takes their memory; what has become of it is said once
 //! on stderr, if it takes longer than a moment. Never: ends before them of its own accord.
 
-use crate::{descriptors, raw, report, serve};
+use crate::{descriptors, raw, serve};
 use libc::{c_int, useconds_t};
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -20,12 +20,12 @@ const OF_THE_C_LIBRARY: std::ops::RangeInclusive<c_int> = 32..=33;
 /// SIGTERM came.
 static TOLD: AtomicBool = AtomicBool::new(false);
 
-/// Comes back when nobody needs this process any more.
-pub fn stay() {
+/// Comes back when nobody needs this process any more. `answers`: whether SIGUSR2 is still answered with the report.
+pub fn stay(answers: fn() -> bool) {
     if serve::children() == 0 {
         return;
     }
-    take_signals();
+    take_signals(answers);
     let_go();
     let mut looks = 0;
     loop {
@@ -58,12 +58,12 @@ extern "C" fn on_term(_: c_int) {
 }
 
 /// What the program's handlers would touch has ended. A terminal's signals are for the program, not for those that left it.
-fn take_signals() {
+fn take_signals(answers: fn() -> bool) {
     let handler: extern "C" fn(c_int) = on_term;
     for signal in 1..=SIGNAL_MAX {
         let takes = match signal {
             libc::SIGTERM => handler as usize,
-            libc::SIGUSR2 if report::answers_signal() => continue,
+            libc::SIGUSR2 if answers() => continue,
             // Its own instructions raise these; those cannot be ignored; these stop it and let it go on.
             libc::SIGSEGV
             | libc::SIGBUS

@@ -22,9 +22,11 @@ mod malloc;
 mod mappings;
 mod maps;
 mod next;
+mod opening;
 mod raw;
 mod remote;
 mod report;
+mod reserved;
 mod rings;
 mod runtime;
 mod sandbox;
@@ -55,9 +57,9 @@ fn prepare() {
     if !settings::are_there() {
         return;
     }
-    if let Some(limit) = sandbox::too_low_a_limit() {
-        sandbox::say_too_low(limit);
-        raw::exit(runtime::EXIT_CANNOT);
+    if let Some(limit) = reserved::too_low_a_limit() {
+        reserved::say_too_low(limit);
+        raw::exit(opening::EXIT_CANNOT);
     }
     match settings::Settings::read() {
         Ok(Some(settings)) => {
@@ -69,7 +71,7 @@ fn prepare() {
             fork::register();
             report::prepare(settings.report.clone());
             let dispatch = settings.dispatch;
-            runtime::prepare(settings);
+            opening::prepare(settings);
             match dispatch {
                 settings::Dispatch::Not => {}
                 settings::Dispatch::IfPossible => dispatch::begin(false),

@@ -5,7 +5,7 @@
 //! function, errno included; a wrong free ends the program with a message, as glibc does. Never: holds anything of ours while it calls down.
 
 use crate::arena::ARENA;
-use crate::{next, raw, runtime, tls};
+use crate::{next, opening, raw, runtime, tls};
 use libc::{c_int, c_void, size_t};
 use terrace_vm::heap::{ALIGN_MAX_BYTES, AllocError};
 
@@ -44,7 +44,7 @@ fn allocate(bytes: usize, zeros: bool) -> *mut c_void {
         }
         return address;
     }
-    match runtime::for_bytes(bytes) {
+    match opening::for_bytes(bytes) {
         Some(runtime) => {
             let _inside = tls::enter();
             given(match zeros {
@@ -66,7 +66,7 @@ fn aligned(align: usize, bytes: usize) -> *mut c_void {
     if tls::is_inside() {
         return own(bytes, align);
     }
-    match runtime::for_bytes(bytes) {
+    match opening::for_bytes(bytes) {
         Some(runtime) if align <= ALIGN_MAX_BYTES => {
             let _inside = tls::enter();
             given(runtime.malloc.heap.alloc(bytes, align.max(ALIGN_BYTES)))
@@ -148,7 +148,7 @@ unsafe fn change(memory: *mut c_void, bytes: usize) -> *mut c_void {
             changed => given(changed),
         };
     }
-    let moves = ARENA.owns(address) || (!tls::is_inside() && runtime::for_bytes(bytes).is_some());
+    let moves = ARENA.owns(address) || (!tls::is_inside() && opening::for_bytes(bytes).is_some());
     if !moves {
         // SAFETY: theirs, and the caller's promise.
         return unsafe { next::realloc(memory, bytes) };

@@ -7,7 +7,7 @@
 
 use crate::mappings::Mappings;
 use crate::runtime::{self, Area};
-use crate::{raw, tls};
+use crate::{opening, raw, tls};
 use libc::{c_int, c_long, c_void, off_t, size_t};
 use std::ops::Range;
 use std::sync::PoisonError;
@@ -315,7 +315,7 @@ unsafe fn map(
     }
     if is_servable(len, prot, flags, fd)
         && !is_for_code(at as usize)
-        && let Some(runtime) = runtime::for_bytes(len)
+        && let Some(runtime) = opening::for_bytes(len)
     {
         let _inside = tls::enter();
         // More than the heap has addresses for is not served: it is a reservation, of which little is used.
@@ -590,7 +590,7 @@ pub unsafe extern "C" fn mlock2(at: *const c_void, len: size_t, flags: libc::c_u
 /// As mlockall(2), which is refused in a process that is served: all of its memory cannot be in DRAM.
 #[cfg_attr(not(test), unsafe(no_mangle))]
 pub extern "C" fn mlockall(flags: c_int) -> c_int {
-    match runtime::is_asked_for() && !tls::is_inside() {
+    match opening::is_asked_for() && !tls::is_inside() {
         // SAFETY: locks memory, which changes nothing else.
         false => unsafe { raw::system(libc::SYS_mlockall, [flags.into(), 0, 0, 0, 0, 0]) as c_int },
         true => fail_int(libc::ENOMEM),

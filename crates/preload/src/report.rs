@@ -119,13 +119,13 @@ pub fn end() {
     // A child of vfork ends in its parent's memory.
     let is_here = OF_PROCESS.load(Ordering::Acquire) == std::process::id();
     if is_here && !tls::is_inside() && !DONE.swap(true, Ordering::AcqRel) {
-        crate::keeper::stay();
+        crate::keeper::stay(answers_signal);
         write("at its end");
     }
 }
 
 /// Whether SIGUSR2 is still this library's.
-pub fn answers_signal() -> bool {
+fn answers_signal() -> bool {
     // SAFETY: room for the answer.
     let action = unsafe {
         let mut action: libc::sigaction = std::mem::zeroed();
@@ -197,8 +197,8 @@ pub fn figures(runtime: &Runtime, line: &mut dyn FnMut(&str, u64)) {
     let memory = runtime.malloc.heap.memory_stats();
     line("served_malloc_bytes", malloc.page_bytes);
     line("served_mmap_bytes", maps.page_bytes);
-    line("dram_peak_bytes", peak_bytes());
-    line("dram_bytes", status_bytes("VmRSS:"));
+    line("process_dram_peak_bytes", peak_bytes());
+    line("process_dram_bytes", status_bytes("VmRSS:"));
     line("page_table_bytes", status_bytes("VmPTE:"));
     line("runtime_bytes", ARENA.used_bytes() as u64);
     line("resident_pages", memory.resident_pages);

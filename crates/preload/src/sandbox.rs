@@ -4,7 +4,7 @@
 //! is opened before it comes; one for all threads, or a limit below the pool's file, would cost the program its memory later, in the middle of
 //! anything. Promises: those are refused with EPERM and a line that says why. Never: changes what is asked.
 
-use crate::{arena, dispatch, raw, report, runtime, settings, tls};
+use crate::{dispatch, opening, raw, report, reserved, runtime, settings, tls};
 use libc::{c_int, c_long, c_uint, c_ulong, rlimit};
 
 const SECCOMP_FILTER_FLAG_TSYNC: c_ulong = 1;
@@ -21,7 +21,7 @@ pub fn may_filter_this_thread() -> bool {
         raw::set_errno(libc::EPERM);
         return false;
     }
-    runtime::open_early();
+    opening::open_early();
     true
 }
 
@@ -33,7 +33,7 @@ pub fn may_filter(operation: c_long, flags: c_long) -> bool {
     if !may_filter_this_thread() {
         return false;
     }
-    if flags as c_ulong & SECCOMP_FILTER_FLAG_TSYNC == 0 || !runtime::is_asked_for() {
+    if flags as c_ulong & SECCOMP_FILTER_FLAG_TSYNC == 0 || !opening::is_asked_for() {
         return true;
     }
     raw::say(format_args!(
@@ -69,42 +69,6 @@ pub unsafe extern "C" fn prctl(
     }
 }
 
-/// Beside what is reserved for the program's memory, twice the cap and this is left for the runtime and the program.
-const ROOM_BYTES: u64 = 4 << 30;
-
-/// Addresses that this process needs from now on, as the kernel counts them for RLIMIT_AS and RLIMIT_DATA.
-fn addresses_bytes() -> u64 {
-    let room = ROOM_BYTES + 2 * settings::number(c"TERRACE_RUN_DRAM").unwrap_or(0);
-    let pool = match runtime::get() {
-        Some(_) => 0,
-        None => runtime::reserved_bytes(settings::number(c"TERRACE_RUN_SSD").unwrap_or(0)),
-    };
-    room + pool
-}
-
-/// A limit of addresses, if it leaves no room for the program's memory, and what is needed.
-pub fn too_low_a_limit() -> Option<(u64, u64)> {
-    let needed = addresses_bytes() + arena::RESERVED_BYTES as u64;
-    let limits = [libc::RLIMIT_AS, libc::RLIMIT_DATA].map(|resource| {
-        let mut limit = rlimit {
-            rlim_cur: libc::RLIM_INFINITY,
-            rlim_max: libc::RLIM_INFINITY,
-        };
-        // SAFETY: room for the answer; where there is none, nothing is limited.
-        unsafe { raw::prlimit(0, resource as c_uint, std::ptr::null(), &mut limit) };
-        limit.rlim_cur
-    });
-    let least = limits[0].min(limits[1]);
-    (least < needed).then_some((least, needed))
-}
-
-/// The words for that.
-pub fn say_too_low((bytes, needed): (u64, u64)) {
-    raw::say(format_args!(
-        "a limit of {bytes} bytes of addresses (ulimit -v or -d) leaves no room: {needed} are needed, reserved more than used; lift it, --dram and a cgroup limit memory"
-    ));
-}
-
 /// A fork's child has the pool from its parent: limits are mostly for the program that it becomes.
 fn is_a_childs() -> bool {
     runtime::get().is_some_and(|runtime| matches!(runtime.pool, runtime::Pool::Away(_)))
@@ -112,13 +76,13 @@ fn is_a_childs() -> bool {
 
 /// Whether a limit may be set. One of addresses in a child that was forked before there is a pool is looked at when it wants one.
 fn may_limit(resource: c_uint, to: *const rlimit) -> bool {
-    if to.is_null() || tls::is_inside() || !runtime::is_asked_for() || is_a_childs() {
+    if to.is_null() || tls::is_inside() || !opening::is_asked_for() || is_a_childs() {
         return true;
     }
     // SAFETY: the program's promise.
     let bytes = unsafe { (*to).rlim_cur };
     if resource == libc::RLIMIT_FSIZE as c_uint {
-        let pool_bytes = runtime::pool_bytes();
+        let pool_bytes = opening::pool_bytes();
         if pool_bytes <= bytes {
             return true;
         }
@@ -132,7 +96,7 @@ fn may_limit(resource: c_uint, to: *const rlimit) -> bool {
             let _inside = tls::enter();
             report::status_bytes("VmSize:")
         };
-        let needed = addresses_bytes() + there;
+        let needed = reserved::addresses_bytes() + there;
         if needed <= bytes {
             return true;
         }

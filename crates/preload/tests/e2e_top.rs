@@ -125,7 +125,7 @@ fn e2e_top_shows_a_program_and_its_figures_are_the_reports() {
     let report = std::fs::read_to_string(&report).expect("a report");
     for name in [
         "dram_cap_bytes",
-        "dram_peak_bytes",
+        "process_dram_peak_bytes",
         "pages_fetched",
         "device_bytes_written",
         "dram_hits",

@@ -6,13 +6,14 @@ use std::collections::VecDeque;
 use std::io;
 
 use crate::budget::Budget;
+use crate::commands::Progress;
 use crate::commands::multi::Multi;
-use crate::commands::{Progress, Session};
 use crate::linger::Linger;
 use crate::resp::assemble::Assembly;
-use crate::shared::add;
+use crate::session::Session;
 use crate::store::Store;
 use crate::stream::Stream;
+use crate::sync::add;
 use crate::thread::Env;
 
 /// What a connection waits for, beside its peer.

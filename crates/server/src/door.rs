@@ -9,12 +9,13 @@ use std::sync::atomic::Ordering;
 use mio::net::{TcpListener, TcpStream};
 use mio::{Interest, Token};
 
-use crate::commands::Session;
 use crate::conn::Conn;
 use crate::limits::{ACCEPT_MAX, TLS_CONN_BYTES};
-use crate::shared::{Client, Message, lock};
+use crate::session::{Client, Session};
+use crate::shared::Message;
 use crate::store::Store;
 use crate::stream::Stream;
+use crate::sync::lock;
 use crate::thread::{LISTENER_0, Thread};
 use crate::tls::Tls;
 

@@ -8,8 +8,8 @@ use crate::memcached::{BAD_CHUNK, TOO_LARGE, say};
 use crate::resp::assemble::{Assembly, Event};
 use crate::resp::encode;
 use crate::service::{block_of, execute_args, protocol_error};
-use crate::shared::add;
 use crate::store::{Step, Store, StoreError};
+use crate::sync::add;
 use crate::table;
 use crate::thread::Env;
 

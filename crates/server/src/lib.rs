@@ -25,10 +25,12 @@ mod overlay;
 mod relief;
 mod resp;
 mod service;
+mod session;
 mod shared;
 mod sight;
 pub mod store;
 mod stream;
+mod sync;
 mod table;
 mod thread;
 pub mod tls;
@@ -168,7 +170,7 @@ impl Stopper {
     /// New connections meet this identity from now on (a certificate that was renewed, say); of a server without TLS nothing changes.
     pub fn renew(&self, identity: tls::Identity) {
         if let Some(tls) = &self.0.tls {
-            *shared::lock(tls) = identity;
+            *sync::lock(tls) = identity;
         }
     }
 }

@@ -9,8 +9,8 @@ use crate::limits::{
     TLS_HANDSHAKE_CHECK_MS, TLS_HANDSHAKE_MAX_MS,
 };
 use crate::linger::Linger;
-use crate::shared::add;
 use crate::store::Store;
+use crate::sync::add;
 use crate::thread::Thread;
 
 /// Connections cut off in one go.

@@ -7,7 +7,7 @@ use std::sync::atomic::Ordering;
 
 use smallvec::SmallVec;
 
-use crate::commands::{Cx, Flow, ProgressOf, Reply, execute};
+use crate::commands::{Cx, Flow, ProgressOf, execute};
 use crate::conn::{Block, Conn, Parked, Sending, finish_parked};
 use crate::intake::{execute_assembled, feed};
 use crate::limits::{
@@ -19,9 +19,10 @@ use crate::outgo::pump;
 use crate::resp::assemble::{Assembly, LargeArg};
 use crate::resp::encode;
 use crate::resp::parse::{self, Parsed};
-use crate::shared::add;
+use crate::session::Reply;
 use crate::store::{Store, Wait};
 use crate::stream::Stream;
+use crate::sync::add;
 use crate::thread::Env;
 
 /// How a connection was left.
@@ -444,7 +445,7 @@ pub(crate) fn execute_args<S: Store>(
         shared: &env.shared,
         counters: &env.shared.counters[env.index],
         out: &mut env.out,
-        exec: crate::commands::multi::exec,
+        exec: crate::commands::exec::exec,
     };
     let flow = match cx.session.memcached {
         false => execute(&mut cx, args),

@@ -4,27 +4,24 @@
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
-use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
 use mio::Waker;
 use mio::net::TcpStream;
 
+use crate::session::{Client, Session};
 use crate::sight::Errors;
 use crate::sight::calls::{KINDS, Summed};
 use crate::sight::rate::Rate;
 use crate::sight::slow::Slow;
-
-/// A lock that a panicking thread left behind still guards whole data: everything in it is written in one step.
-pub fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
+use crate::sync::{add, lock};
 
 /// What is sent to a thread.
 pub enum Message {
     /// A new connection.
-    Accepted(TcpStream, Box<crate::commands::Session>),
+    Accepted(TcpStream, Box<Session>),
     /// Cut this one off.
     Kill(u64),
 }
@@ -55,28 +52,6 @@ impl Inbox {
     pub fn take(&self) -> Vec<Message> {
         std::mem::take(&mut *lock(&self.messages))
     }
-}
-
-/// What others may know of a connection.
-pub struct Client {
-    /// Its number, never used again.
-    pub id: u64,
-    /// The other side.
-    pub addr: SocketAddr,
-    /// The thread that serves it.
-    pub thread: usize,
-    /// Its file descriptor.
-    pub fd: i32,
-    /// Seconds after the server's start at which it came.
-    pub since_s: u32,
-    /// Seconds after the server's start at which it last sent a command.
-    pub active_s: AtomicU32,
-    /// Its last command (an index into the table, 255: none).
-    pub last_command: AtomicU8,
-    /// 2 or 3.
-    pub resp: AtomicU8,
-    /// CLIENT SETNAME.
-    pub name: Mutex<Option<Box<str>>>,
 }
 
 /// Counters of one thread. Written by that thread only, so that adding is a load and a store.
@@ -136,15 +111,6 @@ impl Paused {
         self.all_until_ms.store(0, Ordering::Relaxed);
         self.writes_until_ms.store(0, Ordering::Relaxed);
     }
-}
-
-/// Adds to a counter of the calling thread's own.
-#[inline]
-pub fn add(counter: &AtomicU64, by: u64) {
-    counter.store(
-        counter.load(Ordering::Relaxed).wrapping_add(by),
-        Ordering::Relaxed,
-    );
 }
 
 /// What INFO and CONFIG ask the store's owner.

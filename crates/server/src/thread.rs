@@ -22,9 +22,10 @@ use crate::limits::{
 };
 use crate::lookout::Lookout;
 use crate::service::{Status, service};
-use crate::shared::{Counters, Message, Shared, lock};
+use crate::shared::{Counters, Message, Shared};
 use crate::sight::rate::SAMPLE_MS;
 use crate::store::Store;
+use crate::sync::lock;
 use crate::together::{TOGETHER_BYTES, TOGETHER_MAX, Together};
 
 /// The token of the thread's waker.

@@ -3,9 +3,11 @@
 //! Promises that replies are matched to requests in order, and that buffers have the size one batch needs and never grow past
 //! it. Never decides what to send, and never blocks.
 
+use super::asked::{Load, Op, Protocol};
+use super::outcome::Outcome;
 use super::reply::{Parsed, Reply};
 use super::words::Words;
-use super::{Load, Op, Outcome, Protocol, memcached, reply};
+use super::{memcached, reply};
 use anyhow::{Context, Result, bail};
 use mio::net::TcpStream;
 use std::io::{ErrorKind, Read, Write};

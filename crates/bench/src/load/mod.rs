@@ -6,29 +6,30 @@
 //! redis-benchmark does; or an open one, in which requests fall due at a fixed rate and a late one counts from when it was due.
 //! It never starts servers, never prints, and keeps no state between runs.
 
+mod asked;
 mod conn;
 pub(crate) mod keys;
 mod memcached;
+mod outcome;
 mod reply;
 mod words;
 
+pub use asked::{CONNECTIONS, Load, Op, Pace, Protocol, Until};
 pub(crate) use keys::mix;
 pub use keys::{KeyChoice, ZIPF};
 pub(crate) use keys::{KeySource, Rng};
+pub use outcome::Outcome;
 pub use reply::{Parsed, Reply, parse};
 pub use words::{KEY_BYTES, VALUE_BYTES_MIN};
 
 use crate::stop;
 use anyhow::{Context, Result, bail};
 use conn::Conn;
-use hdrhistogram::Histogram;
 use mio::{Events, Interest, Poll, Token};
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 use words::Words;
 
-/// Connections of measured rounds.
-pub const CONNECTIONS: usize = 50;
 /// Most connections one run may ask for: each has buffers of its own.
 pub const CONNECTIONS_MAX: usize = 10_000;
 /// Most requests one connection may have in flight.
@@ -37,199 +38,8 @@ pub const IN_FLIGHT_MAX: usize = 1_024;
 pub const VALUE_BYTES_MAX: usize = 64 << 20;
 /// A server that answers nothing for this long has stopped, and the run fails instead of waiting for ever.
 const STALL_MAX_S: u64 = 120;
-/// Latencies above this are counted as this.
-const LATENCY_MAX_US: u64 = 120_000_000;
 /// How long one wait for the sockets may last, so that ctrl-c and the deadline are seen.
 const WAIT_MAX_MS: u64 = 50;
-
-/// When a run ends.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub enum Until {
-    /// No request is sent after this many seconds.
-    Seconds(f64),
-    /// This many requests in all.
-    Requests(u64),
-}
-
-/// How fast requests are sent.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Pace {
-    /// As fast as replies come.
-    Free,
-    /// The same, but at most this many a second.
-    AtMost(u64),
-    /// A batch falls due at each tick of this many requests a second, whatever the replies do; latency counts from the tick.
-    Open(u64),
-}
-
-/// What the server understands.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Protocol {
-    /// RESP2.
-    Resp,
-    /// memcached's meta commands.
-    Memcached,
-}
-
-/// What to do to a server.
-#[derive(Debug, Clone, Copy)]
-pub struct Load {
-    /// Connections, each a socket of its own.
-    pub connections: usize,
-    /// Requests sent in one batch on each connection.
-    pub in_flight: usize,
-    /// Keys are numbered from 0 up to here.
-    pub keys: u64,
-    /// How the next key is chosen.
-    pub choice: KeyChoice,
-    /// Part of the requests that are GET, in percent; the others are `write`.
-    pub get_percent: u32,
-    /// What is not a GET.
-    pub write: Op,
-    /// One of so many writes is of a key that was not there, if any; they are numbered from `new_from`.
-    pub new_every: Option<u64>,
-    /// See `new_every`.
-    pub new_from: u64,
-    /// Length of each value in bytes.
-    pub value_bytes: usize,
-    /// Whether half of each value is zeros, so that it packs; else all of it is random.
-    pub packs: bool,
-    /// When to end.
-    pub until: Until,
-    /// How fast.
-    pub pace: Pace,
-    /// In which words.
-    pub protocol: Protocol,
-    /// The CPU the generating thread stays on, if any.
-    pub cpu: Option<usize>,
-    /// Seed of all choices.
-    pub seed: u64,
-}
-
-impl Load {
-    /// Uniform GETs of 50 connections with one request in flight each, for a second, from the CPU that makes the load.
-    pub fn of(keys: u64, value_bytes: usize) -> Load {
-        Load {
-            connections: CONNECTIONS,
-            in_flight: 1,
-            keys,
-            choice: KeyChoice::Uniform,
-            get_percent: 100,
-            write: Op::Set,
-            new_every: None,
-            new_from: 0,
-            value_bytes,
-            packs: false,
-            until: Until::Seconds(1.0),
-            pace: Pace::Free,
-            protocol: Protocol::Resp,
-            cpu: Some(crate::machine::LOAD_CPU),
-            seed: 1,
-        }
-    }
-}
-
-/// The kinds of request.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Op {
-    /// Read a value.
-    Get,
-    /// Write a value.
-    Set,
-    /// Delete a key.
-    Del,
-}
-
-/// What came of a run.
-#[derive(Debug, Clone)]
-pub struct Outcome {
-    /// Requests answered, of either kind.
-    pub ops: u64,
-    /// GETs answered.
-    pub gets: u64,
-    /// SETs or DELs answered.
-    pub sets: u64,
-    /// Error replies.
-    pub errors: u64,
-    /// The first error reply's text.
-    pub first_error: Option<String>,
-    /// GETs answered with nil.
-    pub nils: u64,
-    /// GETs whose value had the wrong length or another key's bytes.
-    pub wrong: u64,
-    /// From the first request to the last reply, seconds.
-    pub elapsed_s: f64,
-    /// CPU time the generating thread used, seconds; near `elapsed_s` the generator is the limit, not the server.
-    pub cpu_s: f64,
-    /// Latency of GETs in µs, from the batch's send to this reply.
-    pub get_latency_us: Histogram<u64>,
-    /// Latency of SETs or DELs in µs.
-    pub set_latency_us: Histogram<u64>,
-}
-
-impl Outcome {
-    fn new() -> Outcome {
-        let histogram =
-            || Histogram::new_with_bounds(1, LATENCY_MAX_US, 3).expect("constant bounds are valid");
-        Outcome {
-            ops: 0,
-            gets: 0,
-            sets: 0,
-            errors: 0,
-            first_error: None,
-            nils: 0,
-            wrong: 0,
-            elapsed_s: 0.0,
-            cpu_s: 0.0,
-            get_latency_us: histogram(),
-            set_latency_us: histogram(),
-        }
-    }
-
-    /// Requests answered each second.
-    pub fn ops_per_s(&self) -> f64 {
-        if self.elapsed_s > 0.0 {
-            self.ops as f64 / self.elapsed_s
-        } else {
-            0.0
-        }
-    }
-
-    /// A quantile (0 to 1) of the latency of all requests, µs.
-    pub fn latency_us(&self, quantile: f64) -> f64 {
-        let mut all = self.get_latency_us.clone();
-        // Both have the same bounds, so the sum cannot fail.
-        all.add(&self.set_latency_us).expect("equal bounds");
-        all.value_at_quantile(quantile) as f64
-    }
-
-    /// Fails when a reply was not what the workload allows: only a cache may refuse a write or have lost a key that was loaded.
-    pub fn check(&self, is_cache: bool) -> Result<()> {
-        if self.errors > 0 && !is_cache {
-            let text = self.first_error.as_deref().unwrap_or("");
-            bail!(
-                "{} of {} requests got an error, the first: {text}",
-                self.errors,
-                self.ops
-            );
-        }
-        if self.wrong > 0 {
-            bail!(
-                "{} of {} values had a wrong length or another key's bytes",
-                self.wrong,
-                self.gets
-            );
-        }
-        if self.nils > 0 && !is_cache {
-            bail!(
-                "{} of {} keys that were loaded are not there",
-                self.nils,
-                self.gets
-            );
-        }
-        Ok(())
-    }
-}
 
 /// Sends and paces: what the connections share while a run lasts.
 struct Source {

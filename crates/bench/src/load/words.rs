@@ -5,8 +5,8 @@
 //! The filler is random, so that no compression between the server and its disk (zswap, a clever device) flatters anyone, unless a load
 //! asks for values of which half is zeros.
 
+use super::asked::{Op, Protocol};
 use super::keys::Rng;
-use super::{Op, Protocol};
 
 /// Length of every key: `key:` and twelve digits.
 pub const KEY_BYTES: usize = 16;

@@ -119,7 +119,7 @@ pub mod tests {
     const BEFORE: &str = r#"{"terrace_version":"0.1.0","process":42,"program":{"faults":1000,"fault_microseconds":500000},
         "pool":{"cap_bytes":67108864,"disk_reads":7}}"#;
     const NOW: &str = r#"{"terrace_version":"0.1.0","process":42,"program":{"served_malloc_bytes":209715200,"served_mmap_bytes":104857600,
-        "dram_peak_bytes":83886080,"dram_bytes":73400320,"resident_pages":10240,"faults":3000,"pages_fetched":600,"pages_evicted":800,
+        "process_dram_peak_bytes":83886080,"process_dram_bytes":73400320,"resident_pages":10240,"faults":3000,"pages_fetched":600,"pages_evicted":800,
         "pages_stored":400,"faults_failed":0,"fault_microseconds":1000000},
         "pool":{"cap_bytes":67108864,"page_bytes":41943040,"segment_bytes":8388608,"dram_live_bytes":8000000,"dram_bytes":8388608,
         "ssd_live_bytes":200000000,"ssd_usable_bytes":400000000,"hits_dram":300,"hits_ssd":100,"disk_reads":207,
@@ -138,7 +138,7 @@ pub mod tests {
         let json = serde_json::to_value(example()).unwrap();
         for (name, want) in [
             ("served_bytes", 314_572_800.0),
-            ("dram_peak_bytes", 83_886_080.0),
+            ("process_dram_peak_bytes", 83_886_080.0),
             ("resident_bytes", 41_943_040.0),
             ("faults_per_s", 1000.0),
             ("pages_fetched_per_s", 300.0),

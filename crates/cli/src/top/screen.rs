@@ -80,9 +80,9 @@ pub struct Program {
     /// Its memory that is served, bytes.
     pub served_bytes: f64,
     /// DRAM of the whole process now, bytes.
-    pub dram_bytes: f64,
+    pub process_dram_bytes: f64,
     /// The most it ever was.
-    pub dram_peak_bytes: f64,
+    pub process_dram_peak_bytes: f64,
     /// Pages that it sees without a fault, bytes.
     pub resident_bytes: f64,
     /// Faults in a second.
@@ -349,8 +349,8 @@ impl Program {
         [
             format!(
                 "process: {} of DRAM now, {} at most",
-                bytes(self.dram_bytes),
-                bytes(self.dram_peak_bytes)
+                bytes(self.process_dram_bytes),
+                bytes(self.process_dram_peak_bytes)
             ),
             format!(
                 "pages: {} seen without a fault, of {} served",
@@ -395,8 +395,8 @@ fn program(now: &Sample, per_s: &dyn Fn(&str) -> f64) -> Program {
         process: of("program_process"),
         program: now.text("program_name").to_string(),
         served_bytes: of("program_served_malloc_bytes") + of("program_served_mmap_bytes"),
-        dram_bytes: of("program_dram_bytes"),
-        dram_peak_bytes: of("program_dram_peak_bytes"),
+        process_dram_bytes: of("program_process_dram_bytes"),
+        process_dram_peak_bytes: of("program_process_dram_peak_bytes"),
         resident_bytes: of("program_resident_pages") * PAGE_BYTES as f64,
         faults_per_s: per_s("program_faults"),
         pages_fetched_per_s: per_s("program_pages_fetched"),

@@ -1,10 +1,8 @@
-//! Faults of a simulated device: rules for operations that fail, flipped bits, and the order in
-//! which operations end.
+//! Faults of a simulated device: rules for operations that fail.
 //!
 //! Promises: a rule counts the operations that match it as they are submitted, so the same calls
 //! meet the same fault. Never: fails an operation without naming an errno.
 
-use super::SimDevice;
 use crate::Op;
 use rustix::io::Errno;
 use std::ops::Range;
@@ -65,9 +63,9 @@ impl Fault {
 /// The rules in force on a device.
 #[derive(Debug, Default)]
 pub(super) struct Rules {
-    read: Vec<Fault>,
-    write: Vec<Fault>,
-    flush: Vec<Fault>,
+    pub(super) read: Vec<Fault>,
+    pub(super) write: Vec<Fault>,
+    pub(super) flush: Vec<Fault>,
 }
 
 impl Rules {
@@ -103,66 +101,4 @@ fn hit(rules: &mut Vec<Fault>, op: &Op) -> Option<i32> {
         rules.remove(index);
     }
     Some(errno)
-}
-
-/// Sets faults on a device; each takes effect at once.
-pub struct Faults<'a> {
-    device: &'a SimDevice,
-}
-
-impl<'a> Faults<'a> {
-    pub(super) fn new(device: &'a SimDevice) -> Self {
-        Faults { device }
-    }
-
-    /// Reads fail by this rule; what is in their buffers then is unspecified.
-    pub fn fail_read(&self, fault: Fault) -> &Self {
-        self.device.state().rules.read.push(fault);
-        self
-    }
-
-    /// Writes fail by this rule. With EIO any sectors of them may have been written.
-    pub fn fail_write(&self, fault: Fault) -> &Self {
-        self.device.state().rules.write.push(fault);
-        self
-    }
-
-    /// Flushes fail by this rule. As on real systems the writes a failed flush should have covered
-    /// are never made durable by a later flush; only writing them again helps.
-    pub fn fail_flush(&self, fault: Fault) -> &Self {
-        self.device.state().rules.flush.push(fault);
-        self
-    }
-
-    /// Flips one bit (0 to 7) of the byte at `offset` on the medium, unnoticed: reads see it now
-    /// and after a crash. Panics if the device has no such byte.
-    pub fn flip_bit(&self, offset: u64, bit: u8) -> &Self {
-        assert!(bit < 8, "bit {bit} of a byte");
-        assert!(
-            offset < self.device.inner.len_bytes,
-            "byte {offset} of the device"
-        );
-        self.device.state().flip_bit(offset as usize, 1 << bit);
-        self
-    }
-
-    /// Whether operations end late and out of order (the default), or all at the next reap in the
-    /// order of their submission.
-    pub fn set_reorder(&self, reorder: bool) -> &Self {
-        self.device.state().reorder = reorder;
-        self
-    }
-
-    /// Reads of at most `bytes` bytes stay in flight until this is set to 0: a slow device. What
-    /// they bring is what is there when they end.
-    pub fn hold_reads(&self, bytes: usize) -> &Self {
-        self.device.state().held_read_bytes = bytes;
-        self
-    }
-
-    /// Takes away all rules. Flipped bits stay.
-    pub fn clear(&self) -> &Self {
-        self.device.state().rules = Rules::default();
-        self
-    }
 }

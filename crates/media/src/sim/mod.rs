@@ -6,49 +6,23 @@
 //! that were completed before it was submitted; equal seeds and calls give equal results.
 //! Never: reads a clock, makes a thread, or is used from several threads at a time.
 
+mod event;
 mod fault;
+mod inject;
 mod paged;
 mod rng;
 mod state;
 
-pub use fault::{Fault, Faults};
+pub use event::{Event, EventKind};
+pub use fault::Fault;
+pub use inject::Faults;
 pub use rng::Rng;
 
 use crate::disk::SharedCounters;
 use crate::{BLOCK_BYTES, Counters, Device, Disk, Done, MediaError, Op, SECTOR_BYTES, Wait};
-use state::{State, WriteId};
+use state::{State, WriteId, lock_state};
 use std::os::fd::RawFd;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-
-/// A step at which the durable state may change; power can be lost after each.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Event {
-    /// Its number; the first is 1. [`SimDevice::events`] is the number of the last.
-    pub number: u64,
-    /// What happened.
-    pub kind: EventKind,
-}
-
-/// The kinds of [`Event`]. Failed operations count like others.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum EventKind {
-    /// A write was handed to the device; from now on any part of it may be there.
-    WriteSubmitted {
-        /// First byte.
-        offset: u64,
-        /// Length in bytes.
-        len: usize,
-    },
-    /// A write has ended.
-    WriteCompleted {
-        /// First byte.
-        offset: u64,
-        /// Length in bytes.
-        len: usize,
-    },
-    /// A flush has ended.
-    FlushCompleted,
-}
 
 /// Called after each event; may take crash images.
 pub type Hook = Box<dyn FnMut(&SimDevice, Event) + Send>;
@@ -151,15 +125,11 @@ impl SimDevice {
 
     /// A handle to set faults with.
     pub fn faults(&self) -> Faults<'_> {
-        Faults::new(self)
+        Faults::new(&self.inner.state, self.inner.len_bytes)
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
-        // A failing test may have panicked in its hook; the state itself is whole.
-        self.inner
-            .state
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
+        lock_state(&self.inner.state)
     }
 
     /// Calls the hook, with no lock on the state held.

@@ -5,12 +5,13 @@
 //! submission, every write that `durable` does not hold yet in full.
 //! Checked by the property test at the end of tests/sim.rs.
 
+use super::event::{Event, EventKind};
 use super::fault::Rules;
 use super::paged::{Image, Paged};
-use super::{Event, EventKind, Rng};
+use super::rng::Rng;
 use crate::SECTOR_BYTES;
 use rustix::io::Errno;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// A write's number, in the order of submission.
 pub(super) type WriteId = u64;
@@ -42,6 +43,11 @@ pub(super) struct State {
     pub(super) held_read_bytes: usize,
     pub(super) rules: Rules,
     pub(super) rng: Rng,
+}
+
+/// Also after a failing test has panicked in its hook: the state itself is whole.
+pub(super) fn lock_state(state: &Mutex<State>) -> MutexGuard<'_, State> {
+    state.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Write {

@@ -5,13 +5,13 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use super::admin::lines;
-use super::{
-    Cx, Done, Fault, Flow, NOT_AN_INTEGER, Reply, SYNTAX, help, unknown_subcommand, wrong_arity,
-};
+use super::{Cx, Done, Fault, Flow, NOT_AN_INTEGER, SYNTAX, help, unknown_subcommand, wrong_arity};
 use crate::resp::encode;
 use crate::resp::parse::integer;
-use crate::shared::{Client, Message, Shared, lock};
+use crate::session::{Client, Reply};
+use crate::shared::{Message, Shared};
 use crate::store::Store;
+use crate::sync::lock;
 use crate::table;
 
 /// The longest name of a connection in bytes.

@@ -6,6 +6,7 @@
 
 mod pieces;
 mod plan;
+mod sources;
 
 use terrace_kv::strings::STRING_MAX_BYTES;
 
@@ -14,6 +15,8 @@ use crate::limits::{INLINE_MAX_BYTES, LONG_STEPS_MAX, LONG_TRIES_MAX, PIECE_BYTE
 use crate::store::{Edit, Held, Meta, Step, Store, StoreError, View, Watched};
 use pieces::{Making, fill, read_window};
 pub use plan::{Keeps, Layer, Plan, Source};
+use sources::Sources;
+pub use sources::len_of;
 
 /// What unpacking keeps beside the piece.
 const UNPACK_BYTES: usize = 16 << 10;
@@ -21,12 +24,8 @@ const UNPACK_BYTES: usize = 16 << 10;
 /// A change of values in pieces that is under way.
 pub struct Long<L, U> {
     watched: Vec<Watched>,
-    /// The keys at one moment; none before they were looked at.
-    values: Vec<View<L>>,
-    /// The argument, if it came in pieces.
-    arg: Option<Held<L>>,
+    sources: Sources<L>,
     plan: Option<Plan>,
-    window: Vec<u8>,
     window_done: bool,
     making: Making,
     /// Where a result in pieces goes.
@@ -44,10 +43,8 @@ impl<L, U> Default for Long<L, U> {
     fn default() -> Self {
         Long {
             watched: Vec::new(),
-            values: Vec::new(),
-            arg: None,
+            sources: Sources::default(),
             plan: None,
-            window: Vec::new(),
             window_done: false,
             making: Making::default(),
             upload: None,
@@ -64,12 +61,7 @@ impl<L, U> Long<L, U> {
         for watched in self.watched {
             store.unwatch(watched);
         }
-        let values = self.values.into_iter().map(|view| view.value);
-        for value in values.chain(self.arg) {
-            if let Held::Large(large) = value {
-                store.release(large);
-            }
-        }
+        self.sources.end(store);
         if let Some(upload) = self.upload {
             store.upload_abort(upload);
         }
@@ -88,20 +80,6 @@ impl<L, U> Long<L, U> {
         }
         self.granted_bytes += bytes;
         Ok(())
-    }
-
-    /// The length of a key's value; none: no such key.
-    fn len_of<S: Store<Large = L>>(&self, at: usize) -> Option<u64> {
-        self.values.get(at).and_then(len_of::<S>)
-    }
-}
-
-/// The length of a value in a view; none: no such key.
-pub fn len_of<S: Store>(view: &View<S::Large>) -> Option<u64> {
-    match &view.value {
-        Held::Absent => None,
-        Held::Inline(bytes) => Some(bytes.len() as u64),
-        Held::Large(large) => Some(S::large_len(large)),
     }
 }
 
@@ -175,7 +153,7 @@ fn advance<S: Store>(
     job: &Job<'_, S>,
     long: &mut LongIn<S>,
 ) -> Result<Next, Fault> {
-    if long.values.is_empty() {
+    if long.sources.values.is_empty() {
         step!(look(cx, job.keys, long));
     }
     let Some(plan) = long.plan.take() else {
@@ -211,7 +189,7 @@ fn look<S: Store>(
         _ => 0,
     });
     let inline_bytes = inline.sum();
-    long.values = values;
+    long.sources.values = values;
     long.grant(cx.store, inline_bytes)?;
     Ok(Step::Done(()))
 }
@@ -222,7 +200,7 @@ fn begin<S: Store>(
     job: &Job<'_, S>,
     long: &mut LongIn<S>,
 ) -> Result<Next, Fault> {
-    let Some(plan) = (job.plan)(&long.values)? else {
+    let Some(plan) = (job.plan)(&long.sources.values)? else {
         return Ok(Next::Stale);
     };
     if plan.len > STRING_MAX_BYTES {
@@ -249,10 +227,10 @@ fn begin<S: Store>(
     // The window twice: as it was, and as it becomes.
     let bytes = PIECE_BYTES + UNPACK_BYTES + 2 * window_bytes + short_bytes;
     long.grant(cx.store, bytes)?;
-    long.window = vec![0; window_bytes];
+    long.making.window = vec![0; window_bytes];
     long.making.next = plan.window.start / PIECE_BYTES as u64;
     if let Some(upload) = cx.large.first().and_then(|arg| arg.upload.as_ref()) {
-        long.arg = Some(Held::Large(cx.store.upload_hold(upload)?));
+        long.sources.arg = Some(Held::Large(cx.store.upload_hold(upload)?));
     }
     long.plan = Some(plan);
     // The rest is for the next step, so that this one never does two.
@@ -267,16 +245,16 @@ fn make<S: Store>(
     plan: &Plan,
 ) -> Result<Next, Fault> {
     if !long.window_done {
-        if !step!(read_window(cx, job, long, plan)) {
+        if !step!(read_window(cx, &long.sources, plan, &mut long.making)) {
             return Ok(Next::Flow(Step::Done(())));
         }
-        let before = long.window.clone();
-        (job.patch)(&mut long.window, plan, &mut long.reply);
+        let before = long.making.window.clone();
+        (job.patch)(&mut long.making.window, plan, &mut long.reply);
         let source = match plan.layers.first() {
-            Some(&Layer::Value(at, _)) => long.len_of::<S>(at),
+            Some(&Layer::Value(at, _)) => long.sources.len_of::<S>(at),
             _ => None,
         };
-        if plan.only_if_changed && before == long.window && source == Some(plan.len) {
+        if plan.only_if_changed && before == long.making.window && source == Some(plan.len) {
             return Ok(Next::Through);
         }
         long.window_done = true;
@@ -293,7 +271,14 @@ fn make<S: Store>(
         if long.making.next == pieces {
             return commit(cx, job.keys, long, plan);
         }
-        if !step!(fill(cx, job, long, plan, &mut left)) {
+        if !step!(fill(
+            cx,
+            job.arg,
+            &long.sources,
+            plan,
+            &mut long.making,
+            &mut left
+        )) {
             return Ok(Next::Flow(Step::Done(())));
         }
         match &mut long.upload {

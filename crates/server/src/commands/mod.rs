@@ -18,7 +18,7 @@ mod client;
 mod config;
 mod describe;
 mod dump;
-mod exec;
+pub(crate) mod exec;
 mod help;
 mod insight;
 mod keys;
@@ -34,15 +34,15 @@ mod strings;
 pub(crate) use part::{Part, edit_one, put_part};
 
 use std::borrow::Cow;
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use crate::limits::KEY_MAX_BYTES;
 use crate::resp::assemble::LargeArg;
 use crate::resp::encode;
-use crate::shared::{Client, Counters, Shared};
+use crate::session::Session;
+use crate::shared::{Counters, Shared};
 use crate::sight::calls::NO_KIND;
-use crate::store::{Store, StoreError, Wait, Watched};
+use crate::store::{Store, StoreError, Wait};
 use crate::table::{self, Command, Id};
 
 /// How far a command came.
@@ -115,55 +115,6 @@ macro_rules! ready {
     };
 }
 pub(crate) use ready;
-
-/// What CLIENT REPLY says.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Reply {
-    /// Replies are sent.
-    On,
-    /// None is.
-    Off,
-    /// Not that of the next command.
-    SkipNext,
-    /// Not that of this command.
-    Skip,
-}
-
-/// What the connection itself brings to its commands.
-pub struct Session {
-    /// Whether it may execute commands: there is no password, or it said it.
-    pub trusted: bool,
-    /// Whether it speaks memcached's protocol.
-    pub memcached: bool,
-    /// Whether the client asked for RESP3.
-    pub resp3: bool,
-    /// What others may know of it.
-    pub client: Arc<Client>,
-    /// The command it executed last, as it is counted.
-    pub kind: u16,
-    /// Whether it is told what became of its commands.
-    pub reply: Reply,
-    /// Its transaction is being executed, perhaps not for the last time: nothing is counted yet.
-    pub in_exec: bool,
-    /// Keys that are watched for it.
-    pub watched: Vec<Watched>,
-}
-
-impl Session {
-    /// Of a new connection.
-    pub fn new(client: Arc<Client>, memcached: bool, trusted: bool) -> Self {
-        Session {
-            trusted,
-            memcached,
-            resp3: false,
-            client,
-            kind: NO_KIND,
-            reply: Reply::On,
-            in_exec: false,
-            watched: Vec::new(),
-        }
-    }
-}
 
 /// Where a command of several steps stands, in a store.
 pub type Progress<S> = ProgressOf<<S as Store>::Task, <S as Store>::Large, <S as Store>::Upload>;

@@ -1,20 +1,14 @@
-//! Transactions: MULTI, EXEC, DISCARD, WATCH, UNWATCH. Queued commands are kept in memory of the connections' budget, values
-//! above 64 KiB among their arguments as the uploads that they came as. EXEC shows the store all keys they name at once, runs
-//! them against an overlay, and makes what they changed one edit: so nobody comes in between, and a crash leaves all of it or
-//! nothing. What is not done in a moment, or needs a value in pieces, is for `exec`.
+//! Transactions that are being queued: MULTI, DISCARD, WATCH, UNWATCH. Queued commands are kept in memory of the connections' budget,
+//! values above 64 KiB among their arguments as the uploads that they came as. Never: runs one; EXEC is `exec`'s.
 
 use std::collections::HashMap;
-use std::time::Instant;
 
-use super::exec::{self, Ended, error_of};
-use super::{Cx, Done, Fault, Flow, ProgressOf, Session, execute, key_positions, ready};
-use crate::limits::{
-    EXEC_AT_ONCE_MAX_BYTES, EXEC_AT_ONCE_MAX_MS, EXEC_LONG_MAX, MULTI_COMMANDS_MAX,
-    WATCHED_KEYS_MAX,
-};
-use crate::overlay::{Book, Overlay, too_many_long};
+use super::{Cx, Done, Fault, Flow, key_positions, ready};
+use crate::limits::{EXEC_LONG_MAX, MULTI_COMMANDS_MAX, WATCHED_KEYS_MAX};
+use crate::overlay::too_many_long;
 use crate::resp::assemble::LargeArg;
 use crate::resp::encode;
+use crate::session::Session;
 use crate::store::{Store, Watched};
 use crate::table::{self, Command, Id};
 
@@ -32,9 +26,9 @@ pub struct Queued<U> {
 pub struct Multi<U> {
     pub queue: Vec<Queued<U>>,
     /// Something could not be queued: EXEC will refuse.
-    broken: bool,
+    pub broken: bool,
     /// How many values in pieces it has.
-    large: usize,
+    pub large: usize,
     granted_bytes: usize,
 }
 
@@ -211,60 +205,6 @@ pub fn no_exec<S: Store>(_: &mut Cx<'_, S>) -> Done<S> {
     Err(Fault::text("EXEC without MULTI"))
 }
 
-/// EXEC
-pub fn exec<S: Store>(cx: &mut Cx<'_, S>) -> Done<S> {
-    if let Some(under_way) = cx.progress.exec.take() {
-        return exec::go_on(cx, under_way);
-    }
-    let Some(multi) = cx.multi.take() else {
-        return Err(Fault::text("EXEC without MULTI"));
-    };
-    if multi.broken {
-        *cx.multi = Some(multi);
-        end(cx.multi, cx.session, cx.store);
-        return Err(Fault::Prefixed(
-            "EXECABORT",
-            "Transaction discarded because of previous errors.".to_string(),
-        ));
-    }
-    if multi.large > 0 {
-        *cx.multi = Some(multi);
-        return exec::begin(cx);
-    }
-    let watched = std::mem::take(&mut cx.session.watched);
-    let resp3 = cx.session.resp3;
-    let outcome = run(cx, &multi.queue, &watched);
-    cx.session.watched = watched;
-    // A transaction that must wait is there when it comes again.
-    *cx.multi = Some(multi);
-    let ran = ready!(outcome.inspect_err(|_| {
-        end(cx.multi, cx.session, cx.store);
-    }));
-    if matches!(ran, Ran::InSteps) {
-        cx.session.resp3 = resp3;
-        cx.renew_task();
-        return exec::begin(cx);
-    }
-    end(cx.multi, cx.session, cx.store);
-    match ran {
-        Ran::Through { closes: false } => Ok(Flow::Done),
-        Ran::Through { closes: true } => Ok(Flow::Close),
-        Ran::Stale | Ran::InSteps => {
-            encode::null_array(cx.out, cx.session.resp3);
-            Ok(Flow::Done)
-        }
-    }
-}
-
-enum Ran {
-    /// The replies are written.
-    Through { closes: bool },
-    /// A watched key has changed.
-    Stale,
-    /// It is not one for a moment.
-    InSteps,
-}
-
 /// The keys that the commands and the watches name, each once; those of the watches first, in their order.
 pub fn keys_of<'k, U>(queue: &'k [Queued<U>], watched: &'k [Watched]) -> Vec<&'k [u8]> {
     let mut places: HashMap<&[u8], ()> = HashMap::new();
@@ -288,110 +228,4 @@ pub fn keys_of<'k, U>(queue: &'k [Queued<U>], watched: &'k [Watched]) -> Vec<&'k
 pub fn brought_bytes<U>(queue: &[Queued<U>]) -> usize {
     let args = queue.iter().flat_map(|queued| &queued.args);
     args.map(|arg| arg.len()).sum()
-}
-
-/// Runs the commands in one edit of all their keys.
-fn run<S: Store>(
-    cx: &mut Cx<'_, S>,
-    queue: &[Queued<S::Upload>],
-    watched: &[Watched],
-) -> crate::store::Outcome<Ran> {
-    let keys = keys_of(queue, watched);
-    let dbsize = cx.store.dbsize();
-    let start = cx.out.len();
-    let mut tasks = vec![cx.store.task(cx.owner), cx.store.task(cx.owner)];
-    let Cx {
-        store,
-        task,
-        owner,
-        session,
-        shared,
-        counters,
-        out,
-        ..
-    } = cx;
-    let brought_bytes = brought_bytes(queue);
-    let mut ended: Vec<Ended> = Vec::new();
-    session.in_exec = true;
-    let ran = store.edit(task, &keys, watched, &mut |seen| {
-        let locked = Instant::now();
-        out.truncate(start);
-        ended.clear();
-        // The watched keys come first, in their order.
-        let gone = watched
-            .iter()
-            .zip(&seen.views)
-            .any(|(w, view)| w.existed && !view.exists());
-        if !seen.unchanged || gone {
-            return Ok((Vec::new(), Ran::Stale));
-        }
-        let mut book = Book::new(&keys, seen, dbsize, brought_bytes);
-        let mut overlay = Overlay::<S>::at_once(&mut book, std::mem::take(&mut tasks));
-        let mut task = overlay.task(*owner);
-        let (mut closes, mut in_steps) = (false, false);
-        encode::array(out, queue.len());
-        for queued in queue {
-            let args: Vec<&[u8]> = queued.args.iter().map(|a| &**a).collect();
-            let (mut progress, mut part) = (ProgressOf::default(), Vec::new());
-            let began = Instant::now();
-            let before = out.len();
-            // A command that answers in parts goes on when one has left.
-            let flow = loop {
-                let mut inner = Cx {
-                    store: &mut overlay,
-                    task: &mut task,
-                    owner: *owner,
-                    progress: &mut progress,
-                    large: &mut [],
-                    session,
-                    multi: &mut None,
-                    shared,
-                    counters,
-                    out: &mut part,
-                    exec: no_exec,
-                };
-                let flow = execute(&mut inner, &args);
-                out.append(&mut part);
-                in_steps = !overlay.is_short()
-                    || out.len() - start > EXEC_AT_ONCE_MAX_BYTES
-                    || overlay.made_bytes() > brought_bytes + EXEC_AT_ONCE_MAX_BYTES
-                    || locked.elapsed().as_millis() > EXEC_AT_ONCE_MAX_MS;
-                if in_steps || !matches!(flow, Flow::OutputFull) {
-                    break flow;
-                }
-            };
-            progress.end(&mut overlay);
-            match flow {
-                Flow::Done | Flow::OutputFull => {}
-                Flow::Close => closes = true,
-                // It waits for what only the store has, or shows a value in pieces.
-                _ => in_steps = true,
-            }
-            if in_steps {
-                break;
-            }
-            ended.push(Ended {
-                kind: session.kind,
-                ns: began.elapsed().as_nanos() as u64,
-                error: error_of(&out[before..]),
-            });
-        }
-        overlay.finish(task);
-        tasks = overlay.end();
-        match in_steps {
-            true => Ok((Vec::new(), Ran::InSteps)),
-            false => Ok((book.edits(), Ran::Through { closes })),
-        }
-    });
-    session.in_exec = false;
-    tasks.into_iter().for_each(|task| store.finish(task));
-    match &ran {
-        Ok(crate::store::Step::Done(Ran::Through { .. })) => {
-            let args = queue.iter().map(|queued| &queued.args[..]);
-            exec::count(cx, &ended, args);
-        }
-        // One that must wait or begins again comes again, one that failed has its error: neither has replied.
-        _ => out.truncate(start),
-    }
-    ran
 }

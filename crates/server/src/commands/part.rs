@@ -10,8 +10,8 @@ use super::strings::{Shown, show};
 use super::{Cx, Done, Fault, Flow, ready, wrong_arity};
 use crate::limits::INLINE_MAX_BYTES;
 use crate::resp::encode;
-use crate::shared::add;
 use crate::store::{Edit, Expiry, Held, Meta, Outcome, Seen, Store, StoreError, Value, View};
+use crate::sync::add;
 
 /// Shows one key to `f` and makes of it what `f` says.
 pub(crate) fn edit_one<S: Store, R>(

@@ -7,8 +7,8 @@ use crate::limits::{MGET_WINDOW_KEYS, OUTPUT_LIMIT_BYTES};
 use crate::resp::assemble::LargeArg;
 use crate::resp::encode;
 use crate::resp::parse::integer;
-use crate::shared::add;
 use crate::store::{Cond, Expiry, How, NewValue, Step, Store, Value};
+use crate::sync::add;
 
 /// Writes a value that is at hand; a long one only gets its header and is handed back.
 #[inline]

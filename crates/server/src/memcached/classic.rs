@@ -12,8 +12,8 @@ use crate::commands::long::{self, Job, Layer, Plan, Source};
 use crate::commands::{Cx, Flow, Part, edit_one, put_part};
 use crate::limits::{INLINE_MAX_BYTES, MGET_WINDOW_KEYS, OUTPUT_LIMIT_BYTES};
 use crate::resp::parse::integer;
-use crate::shared::add;
 use crate::store::{Cond, Edit, Expiry, Held, How, Item, Meta, NewValue, Step, Store, Value, View};
+use crate::sync::add;
 
 pub(super) const NOT_A_NUMBER: &str =
     "CLIENT_ERROR cannot increment or decrement non-numeric value";

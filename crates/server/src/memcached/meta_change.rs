@@ -3,7 +3,7 @@
 use terrace_kv::memcached::{self as rules, Told};
 
 use super::classic::{Extended, NOT_A_NUMBER, extended, extension, put_into};
-use super::meta::{Asked, Shown, asked, flags, item, left_s, len_of, token_of};
+use super::meta_words::{Asked, Shown, asked, flags, item, left_s, len_of, token_of};
 use super::{BAD_LINE, Done, line, ready, say, unsigned};
 use crate::commands::long::{self, Job, Keeps, Layer, Plan, Source};
 use crate::commands::{Cx, Flow, Part, edit_one};

@@ -5,6 +5,7 @@
 mod classic;
 mod meta;
 mod meta_change;
+mod meta_words;
 mod told;
 
 use smallvec::SmallVec;
@@ -14,9 +15,9 @@ use crate::conn::Conn;
 use crate::limits::{ASSEMBLE_ABOVE_BYTES, MEMCACHED_LINE_MAX_BYTES, VALUE_MAX_BYTES};
 use crate::resp::assemble::Assembly;
 use crate::service::{execute_args, is_full};
-use crate::shared::add;
 use crate::sight::calls::memcached_kind;
 use crate::store::{Store, StoreError, Wait};
+use crate::sync::add;
 use crate::thread::Env;
 
 /// The version whose commands and texts are followed; clients may choose their behaviour by it.

@@ -4,10 +4,11 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::MEMCACHED_VERSION;
-use crate::shared::{Shared, lock};
+use crate::shared::Shared;
 use crate::sight::calls::name_of;
 use crate::sight::figures::Figures;
 use crate::sight::process;
+use crate::sync::lock;
 
 type Lines = Vec<(String, String)>;
 

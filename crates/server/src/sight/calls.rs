@@ -8,7 +8,7 @@
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use crate::shared::add;
+use crate::sync::add;
 use crate::table::{COMMANDS, COUNT};
 
 /// memcached's commands.

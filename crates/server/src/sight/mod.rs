@@ -15,7 +15,7 @@ pub mod slow;
 use std::collections::BTreeMap;
 use std::sync::Mutex;
 
-use crate::shared::lock;
+use crate::sync::lock;
 
 /// Kinds of errors that are told apart; more are counted as one.
 const ERROR_KINDS_MAX: usize = 128;

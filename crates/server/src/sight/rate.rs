@@ -4,7 +4,7 @@
 use std::collections::VecDeque;
 use std::sync::Mutex;
 
-use crate::shared::lock;
+use crate::sync::lock;
 
 /// What is kept, as in Redis: so many looks, so far apart.
 const SAMPLES: usize = 16;

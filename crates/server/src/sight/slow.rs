@@ -9,7 +9,8 @@ use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use super::calls::NO_KIND;
-use crate::shared::{Client, lock};
+use crate::session::Client;
+use crate::sync::lock;
 use crate::table::{self, Id};
 
 /// The most entries that the slow log may be told to keep.

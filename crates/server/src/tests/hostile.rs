@@ -149,7 +149,7 @@ fn two_thousand_silent_connections_cost_nearly_nothing() {
 #[test]
 fn a_connection_is_small() {
     let conn = size_of::<crate::conn::Conn<super::double::Double>>();
-    let client = size_of::<crate::shared::Client>() + 2 * size_of::<usize>();
+    let client = size_of::<crate::session::Client>() + 2 * size_of::<usize>();
     // The registry's tree holds key and pointer, and is at worst half full.
     let registry = 2 * 2 * size_of::<u64>();
     assert!(

@@ -3,9 +3,10 @@
 //! Promises: an address is freed once; of two threads that free the same, one is told. Never: holds the lock of a class and that of the space at
 //! the same time.
 
-use super::class::{ALIGN_MIN, class_bytes, class_of, span_pages};
-use super::span::Wrong;
-use super::{ALIGN_MAX_BYTES, AllocError, Class, PageHeap, RUN, Run, SPAN_BITS, Span};
+use super::class::{ALIGN_MAX_BYTES, ALIGN_MIN, class_bytes, class_of, span_pages};
+use super::error::AllocError;
+use super::span::{Span, Wrong};
+use super::{Class, PageHeap, RUN, Run, SPAN_BITS};
 use crate::PAGE_BYTES;
 use crate::sys::Held;
 use std::sync::atomic::Ordering;

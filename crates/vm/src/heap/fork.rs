@@ -3,7 +3,8 @@
 //! Promises: while it is held nobody changes what it knows of allocations; the child's heap knows the same, at the same addresses. Never: copies pages;
 //! those are the region's that the child brings.
 
-use super::{Class, Ground, PageHeap, Space};
+use super::ground::Ground;
+use super::{Class, PageHeap, Space};
 use crate::PAGE_BYTES;
 use crate::memory::VmError;
 use crate::region::Region;

@@ -2,9 +2,15 @@
 //!
 //! Promises: what was promised is there. Never: knows addresses.
 
-use super::{AllocError, PAGE_ENTRY_BYTES};
+use super::error::AllocError;
+use crate::PAGE_BYTES;
 use crate::opp::Heap;
 use crate::store::PAGE_SLOT_BYTES;
+use terrace_log::ObjectId;
+use terrace_log::entry::entry_bytes;
+
+/// What a page takes of the SSD if lz4 saves nothing.
+const PAGE_ENTRY_BYTES: u64 = entry_bytes(ObjectId::KEY_BYTES, PAGE_BYTES, false, false) as u64;
 
 /// Gives room, and is told of DRAM that is taken. A fork's child has its parent's.
 pub trait Ground: Send + Sync {

@@ -3,7 +3,8 @@
 //! Promises: pages that were mapped read as zeros and are nobody else's until they are unmapped, in whatever pieces. Never: knows which pages are
 //! mapped; freeing one by [`PageHeap::free`] is refused, as is any address that is not an allocation.
 
-use super::{AllocError, PageHeap};
+use super::PageHeap;
+use super::error::AllocError;
 use crate::PAGE_BYTES;
 use std::ops::Range;
 use std::sync::atomic::Ordering;

@@ -11,9 +11,11 @@
 mod alloc;
 mod class;
 mod closed;
+mod error;
 mod fork;
 mod ground;
 mod map;
+mod pages;
 mod runs;
 mod span;
 mod warm;
@@ -27,8 +29,10 @@ use crate::region::Region;
 use crate::store::View;
 use crate::store::{ObjectError, Pages, Shape, Store, Versions};
 use crate::sys::Lock;
+pub use class::ALIGN_MAX_BYTES;
 use class::CLASSES;
 pub use closed::{Closable, Closing, none_closed};
+pub use error::AllocError;
 pub use fork::HeldHeap;
 pub use ground::Ground;
 use runs::Runs;
@@ -37,14 +41,10 @@ use span::Span;
 use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
-use terrace_log::ObjectId;
-use terrace_log::entry::entry_bytes;
 use warm::Warm;
 
 /// The most bytes of addresses of a heap: a page's number and a span's must fit 26 bits.
 pub const HEAP_MAX_BYTES: u64 = 1 << 38;
-/// The largest alignment.
-pub const ALIGN_MAX_BYTES: usize = 1 << 20;
 /// In the map of pages: what is above is the class, what is below the span.
 const SPAN_BITS: u32 = 26;
 /// The class of a run of pages.
@@ -52,42 +52,6 @@ const RUN: u32 = 63;
 
 const _: () =
     assert!((CLASSES as u32) < RUN - 1 && HEAP_MAX_BYTES / PAGE_BYTES as u64 == 1 << SPAN_BITS);
-
-/// Why memory cannot be had or freed.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum AllocError {
-    /// Of the region or the store.
-    #[error(transparent)]
-    Heap(#[from] HeapError),
-    /// No addresses in a row.
-    #[error(
-        "{asked_bytes} bytes: the heap has {heap_bytes} bytes of addresses, and too few in a row are free; make it larger, or free memory"
-    )]
-    NoAddresses {
-        /// Bytes asked for.
-        asked_bytes: usize,
-        /// What the heap has.
-        heap_bytes: u64,
-    },
-    /// Not a power of two, or too large.
-    #[error("an alignment of {asked}: a power of two up to {ALIGN_MAX_BYTES} is allowed")]
-    Alignment {
-        /// What was asked for.
-        asked: usize,
-    },
-    /// Not the start of an allocation.
-    #[error("{address:#x} is not the start of an allocation of this heap")]
-    NotAllocated {
-        /// What was given.
-        address: usize,
-    },
-    /// Freed already.
-    #[error("{address:#x} is freed already (a double free)")]
-    Freed {
-        /// What was given.
-        address: usize,
-    },
-}
 
 /// What a heap holds.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -150,9 +114,6 @@ pub struct PageHeap {
     page_bytes: AtomicU64,
     table_bytes: AtomicU64,
 }
-
-/// What a page takes of the SSD if lz4 saves nothing.
-const PAGE_ENTRY_BYTES: u64 = entry_bytes(ObjectId::KEY_BYTES, PAGE_BYTES, false, false) as u64;
 
 /// What the first pages take of DRAM for their slots, whichever they are: a chunk of each lane.
 fn first_slots_bytes(heap: &Heap, pages: u64) -> u64 {
@@ -253,66 +214,6 @@ impl PageHeap {
 
     fn region(&self) -> &Region {
         self.region.as_ref().expect("there until it is dropped")
-    }
-
-    /// Room for so many pages.
-    fn promise(&self, pages: u32) -> Result<(), AllocError> {
-        let promise = || self.ground.promise(pages.into());
-        promise().or_else(|_| {
-            self.cool();
-            promise()
-        })
-    }
-
-    /// Takes pages that are zeros, and room for them.
-    fn take_pages(&self, pages: u32, align: u32, asked_bytes: usize) -> Result<u32, AllocError> {
-        self.promise(pages)?;
-        let Some(first) = self.take_free(pages, align) else {
-            self.ground.unpromise(pages.into());
-            return Err(AllocError::NoAddresses {
-                asked_bytes,
-                heap_bytes: self.bytes() as u64,
-            });
-        };
-        self.count_pages(pages);
-        Ok(first)
-    }
-
-    /// Takes the pages from `first` on, if they are free. What they hold is unspecified.
-    fn take_pages_at(&self, first: u32, pages: u32) -> bool {
-        self.take_warm_at(first, pages) || self.take_zeros_at(first, pages)
-    }
-
-    /// The same; they are zeros.
-    fn take_zeros_at(&self, first: u32, pages: u32) -> bool {
-        if self.promise(pages).is_err() {
-            return false;
-        }
-        let taken = self.take_free_at(first, pages);
-        match taken {
-            true => self.count_pages(pages),
-            false => self.ground.unpromise(pages.into()),
-        }
-        taken
-    }
-
-    fn count_pages(&self, pages: u32) {
-        let bytes = u64::from(pages) * PAGE_BYTES as u64;
-        self.page_bytes.fetch_add(bytes, Ordering::Relaxed);
-    }
-
-    /// Gives pages back that nothing is known of any more.
-    fn give_pages(&self, first: u32, pages: u32) {
-        let range = u64::from(first)..u64::from(first) + u64::from(pages);
-        if let Err(error) = self.region().discard(range) {
-            // They may hold anything, so they are not used again.
-            tracing::warn!(first, pages, %error, "pages of a heap could not be freed and are not used again");
-            return;
-        }
-        self.space.lock().free.give(first, pages);
-        self.ground.unpromise(pages.into());
-        let bytes = u64::from(pages) * PAGE_BYTES as u64;
-        self.page_bytes.fetch_sub(bytes, Ordering::Relaxed);
     }
 
     /// Takes note of DRAM for what is known of allocations.

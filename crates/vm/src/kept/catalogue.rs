@@ -7,7 +7,7 @@
 //!
 //! Promises: what a call changed is in the pool's log when it returns, in order with all that is stored after. Never: waits until it is durable.
 
-use super::{NAME_MAX_BYTES, RegionError};
+use super::error::{NAME_MAX_BYTES, RegionError};
 use crate::opp::HeapError;
 use crate::store::{NAMED_MAX, ObjectError, Shape, Store, TABLES_MAX, Value};
 use std::collections::BTreeMap;

@@ -8,95 +8,26 @@
 //! what was not synced is gone when a region is closed, as in a crash. Never: syncs by itself.
 
 mod catalogue;
+mod error;
 mod place;
 mod region;
+mod shared;
 
+pub use error::{NAME_MAX_BYTES, RegionError};
 pub use region::{NamedRegion, SYNC_RANGES_MAX};
 
 use crate::PAGE_BYTES;
 use crate::memory::{ADDRESSES_ALIGN_BYTES, Memory, Options, VmError, Way};
-use crate::opp::{Heap, HeapError};
+use crate::opp::Heap;
 use crate::policy;
-use crate::store::{NAMED_MAX, NAMED_PAGES_MAX, Named, ObjectError, Shape, Store, StoreOptions};
+use crate::store::{NAMED_MAX, NAMED_PAGES_MAX, Named, Store, StoreOptions};
 use crate::sys::SystemError;
 use catalogue::{Catalogue, Record};
+use error::out_of_bounds;
+use shared::{Held, Shared, pages_of};
 use std::collections::BTreeSet;
-use std::ops::Range;
 use std::sync::Arc;
 use terrace_pool::Mutex;
-use terrace_pool::PoolError;
-
-/// Longest name of a region, bytes.
-pub const NAME_MAX_BYTES: usize = 255;
-
-/// Why a region cannot be had.
-#[derive(Debug, thiserror::Error)]
-pub enum RegionError {
-    /// Of the pool.
-    #[error(transparent)]
-    Pool(#[from] PoolError),
-    /// Of its memory or its store.
-    #[error(transparent)]
-    Heap(#[from] HeapError),
-    /// A name that is none.
-    #[error(
-        "a region's name has 1 to {NAME_MAX_BYTES} bytes, none of them 0; this one has {bytes} bytes"
-    )]
-    Name {
-        /// How many it has.
-        bytes: usize,
-    },
-    /// It is open.
-    #[error("the region {name:?} is open: close it first, or use what it was opened as")]
-    InUse {
-        /// Its name.
-        name: String,
-    },
-    /// There is none of that name.
-    #[error("there is no region {name:?} in this pool")]
-    Missing {
-        /// The name.
-        name: String,
-    },
-    /// As many as a pool can have.
-    #[error("a pool has at most {max} regions: remove some")]
-    TooMany {
-        /// How many.
-        max: u16,
-    },
-    /// No addresses are left.
-    #[error(
-        "{asked_bytes} bytes of addresses: the pool's regions have {all_bytes} together, and too few in a row are free; remove regions, or ask for less room to grow"
-    )]
-    NoAddresses {
-        /// What was asked for, in whole GiB.
-        asked_bytes: u64,
-        /// What all regions of the pool have.
-        all_bytes: u64,
-    },
-    /// A number is out of bounds.
-    #[error("{what}: {asked} asked, {allowed} is allowed")]
-    Bounds {
-        /// What the number is.
-        what: &'static str,
-        /// The number.
-        asked: u64,
-        /// What it may be.
-        allowed: String,
-    },
-}
-
-impl From<ObjectError> for RegionError {
-    fn from(e: ObjectError) -> RegionError {
-        HeapError::from(e).into()
-    }
-}
-
-impl From<VmError> for RegionError {
-    fn from(e: VmError) -> RegionError {
-        HeapError::from(e).into()
-    }
-}
 
 /// What is known of a region without opening it.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -116,62 +47,6 @@ pub struct RegionInfo {
 /// The named regions of a pool that is kept.
 #[derive(Clone)]
 pub struct Regions(Arc<Shared>);
-
-struct Shared {
-    heap: Heap,
-    /// Where regions lie.
-    base: u64,
-    bytes: u64,
-    held: Mutex<Held>,
-}
-
-struct Held {
-    catalogue: Catalogue,
-    open: BTreeSet<u16>,
-}
-
-impl Shared {
-    fn store(&self) -> &Arc<Store> {
-        self.heap.store()
-    }
-
-    /// What pages of a region take of the SSD and, for their slots, of DRAM: in two tables, and beside the first of them one of a single slot.
-    fn room_of(&self, pages: Range<u64>) -> (u64, u64) {
-        let chunks = self.store().chunks(Shape::Any);
-        let slots = |pages: u64| 2 * chunks.bytes(pages) + chunks.bytes(pages.min(1));
-        (
-            Named::promise_bytes(pages.end) - Named::promise_bytes(pages.start),
-            slots(pages.end) - slots(pages.start),
-        )
-    }
-
-    /// Makes sure that so many more pages of a region have room.
-    fn promise(&self, pages: Range<u64>) -> Result<(), HeapError> {
-        let (bytes, slots) = self.room_of(pages);
-        self.heap.promise_room(bytes, slots)
-    }
-
-    fn unpromise(&self, pages: Range<u64>) {
-        let (bytes, slots) = self.room_of(pages);
-        self.heap.unpromise_room(bytes, slots);
-    }
-
-    fn base_of(&self, record: &Record) -> usize {
-        self.base as usize + record.first_slot as usize * ADDRESSES_ALIGN_BYTES
-    }
-}
-
-fn pages_of(bytes: u64) -> u64 {
-    bytes.div_ceil(PAGE_BYTES as u64)
-}
-
-fn out_of_bounds(what: &'static str, asked: u64, most: u64) -> RegionError {
-    RegionError::Bounds {
-        what,
-        asked,
-        allowed: format!("1 to {most}"),
-    }
-}
 
 impl Regions {
     /// Opens the pool in `dir`, which is kept, or makes it: at most `cap_bytes` of DRAM, `ssd_bytes` on the SSD (0: four times the cap).

@@ -4,7 +4,8 @@
 //! region has the same the next time.
 
 use super::catalogue::Record;
-use super::{RegionError, Shared, out_of_bounds, pages_of};
+use super::error::{RegionError, out_of_bounds};
+use super::shared::{Shared, pages_of};
 use crate::PAGE_BYTES;
 use crate::inside::Inside;
 use crate::policy;

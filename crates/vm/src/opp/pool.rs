@@ -2,12 +2,10 @@
 //!
 //! Promises: an object stays where it is as long as it lives. Never: reads or writes an object, except to zero what comes when one grows.
 
-use super::{HeapError, Shown};
+use super::heap::HeapError;
+use super::shown::Shown;
 use std::sync::atomic::Ordering;
 use std::sync::{Mutex, MutexGuard, PoisonError};
-
-/// DRAM for the size of an object, where they differ.
-pub(super) const SIZE_BYTES: u64 = 2;
 
 /// Threads that free or resize objects of one pool at a time.
 const FREEING_MAX: usize = 16;

@@ -3,7 +3,7 @@
 //! A slot is first written when a page leaves, where a program that touches memory would be killed for want of it; so it is promised before a number is used: by the chunk, as
 //! tables take it, and as wide as slots of packed objects are. Promises: numbers that were reached have slots until they are let go of; none is given out beyond. Never: makes a slot.
 
-use super::{Heap, HeapError};
+use super::heap::{Heap, HeapError};
 use crate::store::Chunks;
 use std::sync::atomic::{AtomicU64, Ordering};
 use terrace_pool::Mutex;

@@ -7,7 +7,7 @@ use terrace_kv::strings::bits::{self, BitOp};
 use terrace_kv::strings::lzf::Unpacker;
 
 use super::plan::{Layer, Plan, Source};
-use super::{Job, LongIn};
+use super::sources::Sources;
 use crate::commands::{Cx, Fault};
 use crate::limits::{LONG_STEPS_MAX, PIECE_BYTES};
 use crate::store::{Held, Step, Store};
@@ -17,6 +17,8 @@ const PIECE: u64 = PIECE_BYTES as u64;
 /// Where the making of a piece stands.
 #[derive(Default)]
 pub struct Making {
+    /// The bytes of the result that change.
+    pub window: Vec<u8>,
     /// The next piece that is read for the window, or made.
     pub next: u64,
     /// The piece.
@@ -44,17 +46,17 @@ fn shared(a: &Range<u64>, b: &Range<u64>) -> Option<(Range<usize>, Range<usize>)
     (!both.is_empty()).then(|| (within(a), within(b)))
 }
 
-/// Shows `f` the bytes of a source from a place on, as far as they are at hand in one piece.
+/// Shows `f` the bytes of a source from a place on, as far as they are at hand in one piece; `arg` is the argument, if that came whole.
 fn read<S: Store>(
     cx: &mut Cx<'_, S>,
-    job: &Job<'_, S>,
-    long: &LongIn<S>,
+    arg: &[u8],
+    sources: &Sources<S::Large>,
     (source, from): (Source, u64),
     f: impl FnOnce(&[u8]),
 ) -> Result<Step<()>, Fault> {
     let value = match source {
-        Source::Key(at) => long.values.get(at).map(|view| &view.value),
-        Source::Arg => long.arg.as_ref(),
+        Source::Key(at) => sources.values.get(at).map(|view| &view.value),
+        Source::Arg => sources.arg.as_ref(),
     };
     match value {
         Some(Held::Large(large)) if from < S::large_len(large) => {
@@ -68,7 +70,7 @@ fn read<S: Store>(
             cx.renew_task();
         }
         Some(Held::Inline(bytes)) => f(bytes.get(from as usize..).unwrap_or_default()),
-        None if source == Source::Arg => f(job.arg.get(from as usize..).unwrap_or_default()),
+        None if source == Source::Arg => f(arg.get(from as usize..).unwrap_or_default()),
         _ => f(&[]),
     }
     Ok(Step::Done(()))
@@ -77,34 +79,32 @@ fn read<S: Store>(
 /// Copies what the lowest layer has of the window; answers whether that is all of it.
 pub fn read_window<S: Store>(
     cx: &mut Cx<'_, S>,
-    job: &Job<'_, S>,
-    long: &mut LongIn<S>,
+    sources: &Sources<S::Large>,
     plan: &Plan,
+    making: &mut Making,
 ) -> Result<Step<bool>, Fault> {
     let Some(&Layer::Value(at, _)) = plan.layers.first() else {
         return Ok(Step::Done(true));
     };
-    let end = plan.window.end.min(long.len_of::<S>(at).unwrap_or(0));
+    let end = plan.window.end.min(sources.len_of::<S>(at).unwrap_or(0));
     let mut left = LONG_STEPS_MAX;
-    while long.making.next * PIECE < end && !plan.window.is_empty() {
+    while making.next * PIECE < end && !plan.window.is_empty() {
         if left == 0 {
             return Ok(Step::Done(false));
         }
         left -= 1;
-        let from = long.making.next * PIECE;
-        let mut window = std::mem::take(&mut long.window);
-        let step = read(cx, job, long, (Source::Key(at), from), |bytes| {
+        let from = making.next * PIECE;
+        let step = read(cx, &[], sources, (Source::Key(at), from), |bytes| {
             let bytes = &bytes[..bytes.len().min(PIECE_BYTES)];
             let here = from..from + bytes.len() as u64;
             if let Some((to, of)) = shared(&plan.window, &here) {
-                window[to].copy_from_slice(&bytes[of]);
+                making.window[to].copy_from_slice(&bytes[of]);
             }
         });
-        long.window = window;
         if let Step::Wait(wait) = step? {
             return Ok(Step::Wait(wait));
         }
-        long.making.next += 1;
+        making.next += 1;
     }
     Ok(Step::Done(true))
 }
@@ -112,21 +112,8 @@ pub fn read_window<S: Store>(
 /// Makes the next piece of the result, with so many reads at most; answers whether it is whole.
 pub fn fill<S: Store>(
     cx: &mut Cx<'_, S>,
-    job: &Job<'_, S>,
-    long: &mut LongIn<S>,
-    plan: &Plan,
-    left: &mut usize,
-) -> Result<Step<bool>, Fault> {
-    let mut making = std::mem::take(&mut long.making);
-    let step = fill_into(cx, job, long, plan, &mut making, left);
-    long.making = making;
-    step
-}
-
-fn fill_into<S: Store>(
-    cx: &mut Cx<'_, S>,
-    job: &Job<'_, S>,
-    long: &LongIn<S>,
+    arg: &[u8],
+    sources: &Sources<S::Large>,
     plan: &Plan,
     making: &mut Making,
     left: &mut usize,
@@ -147,7 +134,7 @@ fn fill_into<S: Store>(
             Layer::Value(at, op) => {
                 let op = op.filter(|op| making.layers_in > 0 || *op == BitOp::Not);
                 let source = (Source::Key(*at), from);
-                read(cx, job, long, source, |bytes| join(piece, bytes, op))
+                read(cx, arg, sources, source, |bytes| join(piece, bytes, op))
             }
             Layer::Copy(source, bytes, to) => {
                 let place = *to..*to + (bytes.end - bytes.start);
@@ -158,7 +145,7 @@ fn fill_into<S: Store>(
                 let at = at.start + making.bytes_in as usize..at.end;
                 let of = bytes.start + (here.start + at.start as u64 - place.start);
                 let mut got = 0;
-                let step = read(cx, job, long, (*source, of), |bytes| {
+                let step = read(cx, arg, sources, (*source, of), |bytes| {
                     got = bytes.len().min(at.len());
                     piece[at.start..at.start + got].copy_from_slice(&bytes[..got]);
                 });
@@ -180,7 +167,7 @@ fn fill_into<S: Store>(
                 let packed_left = bytes.end - bytes.start - *taken;
                 let step = match unpacker.ready() >= wanted {
                     true => Ok(Step::Done(())),
-                    false => read(cx, job, long, source, |packed| {
+                    false => read(cx, arg, sources, source, |packed| {
                         let most = packed.len().min(packed_left as usize);
                         match unpacker.feed(&packed[..most], wanted) {
                             Some(fed) if fed > 0 || unpacker.ready() >= wanted => {
@@ -213,7 +200,7 @@ fn fill_into<S: Store>(
         making.bytes_in = 0;
     }
     if let Some((to, of)) = shared(&here, &plan.window) {
-        making.bytes[to].copy_from_slice(&long.window[of]);
+        making.bytes[to].copy_from_slice(&making.window[of]);
     }
     Ok(Step::Done(true))
 }

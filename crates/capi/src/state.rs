@@ -1,0 +1,134 @@
+//! What stands behind the handles that C holds: pools, and the objects, arrays, tables and regions in them.
+//!
+//! Promises: a handle of another kind is told from one of the kind that is wanted; what a call works on stays until the call ends. Never: knows what
+//! a call does with it.
+
+use crate::error::Failure;
+use crate::handle::{Handle, Places};
+use ::terrace_pool::{Mutex, RwLock};
+use std::sync::atomic::AtomicU64;
+use std::sync::{Arc, Weak};
+use terrace_vm::handles::Table;
+use terrace_vm::heap::PageHeap;
+use terrace_vm::kept::{NamedRegion, Regions};
+use terrace_vm::opp::{Array, Heap, ObjectPool};
+
+pub(crate) struct PoolState {
+    pub heap: Heap,
+    /// Only in pools that are kept.
+    pub regions: Option<Regions>,
+    /// The pool's malloc, made when it is first used.
+    pub malloc: Mutex<Option<Arc<PageHeap>>>,
+    /// Arrays and the like that are open.
+    pub children: Mutex<Vec<Handle>>,
+}
+
+impl PoolState {
+    /// Takes note of a handle that ends with the pool.
+    pub fn adopt(&self, child: Handle) {
+        self.children.lock().push(child);
+    }
+    pub fn disown(&self, child: Handle) {
+        self.children.lock().retain(|c| *c != child);
+    }
+}
+
+pub(crate) struct ObjectsState {
+    pub objects: ObjectPool,
+    pub of: Weak<PoolState>,
+}
+
+pub(crate) struct ArrayState {
+    pub array: Array,
+    /// As the array's, for look-ups that take no lock.
+    pub len: AtomicU64,
+    pub of: Weak<PoolState>,
+}
+
+pub(crate) struct TableState {
+    pub table: Table,
+    pub of: Weak<PoolState>,
+}
+
+pub(crate) struct RegionState {
+    pub region: NamedRegion,
+    pub of: Weak<PoolState>,
+}
+
+/// What a handle can stand for.
+#[derive(Clone)]
+pub(crate) enum Thing {
+    Pool(Arc<PoolState>),
+    Objects(Arc<ObjectsState>),
+    Array(Arc<ArrayState>),
+    Table(Arc<TableState>),
+    Region(Arc<RegionState>),
+}
+
+impl Thing {
+    fn name(&self) -> &'static str {
+        match self {
+            Thing::Pool(_) => "terrace_pool",
+            Thing::Objects(_) => "terrace_objects",
+            Thing::Array(_) => "terrace_array",
+            Thing::Table(_) => "terrace_table",
+            Thing::Region(_) => "terrace_region",
+        }
+    }
+}
+
+/// A kind of thing.
+pub(crate) trait Kind: Sized {
+    const NAME: &'static str;
+    fn of(thing: Thing) -> Option<Arc<Self>>;
+}
+
+macro_rules! kind {
+    ($state:ty, $variant:ident, $name:literal) => {
+        impl Kind for $state {
+            const NAME: &'static str = $name;
+            fn of(thing: Thing) -> Option<Arc<Self>> {
+                match thing {
+                    Thing::$variant(state) => Some(state),
+                    _ => None,
+                }
+            }
+        }
+    };
+}
+kind!(PoolState, Pool, "terrace_pool");
+kind!(ObjectsState, Objects, "terrace_objects");
+kind!(ArrayState, Array, "terrace_array");
+kind!(TableState, Table, "terrace_table");
+kind!(RegionState, Region, "terrace_region");
+
+static PLACES: RwLock<Places<Thing>> = RwLock::new(Places::new());
+
+/// A new handle.
+pub(crate) fn add(thing: Thing) -> Result<Handle, Failure> {
+    PLACES.write().add(thing)
+}
+
+fn typed<T: Kind>(thing: Thing) -> Result<Arc<T>, Failure> {
+    let is = thing.name();
+    T::of(thing).ok_or_else(|| Failure::invalid(format!("a {is} where a {} is wanted", T::NAME)))
+}
+
+/// What a handle stands for.
+pub(crate) fn get<T: Kind>(handle: Handle) -> Result<Arc<T>, Failure> {
+    let places = PLACES.read();
+    typed(places.get(handle, T::NAME)?.clone())
+}
+
+/// What any handle stands for.
+pub(crate) fn any(handle: Handle) -> Result<Thing, Failure> {
+    Ok(PLACES.read().get(handle, "handle")?.clone())
+}
+
+/// Closes a handle: what it stood for, which ends with the last call that has it.
+pub(crate) fn remove<T: Kind>(handle: Handle) -> Result<Arc<T>, Failure> {
+    let mut places = PLACES.write();
+    let state = typed(places.get(handle, T::NAME)?.clone())?;
+    places.close(handle, T::NAME)?;
+    Ok(state)
+}
