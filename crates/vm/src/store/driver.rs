@@ -4,7 +4,7 @@
 //! refused room at once, since waking another would take longer than a turn. Promises: a turn is bounded; helping waits for at most
 //! [`HELP_WAIT`] at a time. Never: touches an object.
 
-use super::ahead::Hands;
+use super::hands::Hands;
 use super::tables::Tables;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use std::os::fd::{BorrowedFd, OwnedFd};

@@ -1,47 +1,25 @@
 //! Reading objects together that lie together on the SSD: those that left DRAM one after the other mostly do.
 //!
 //! What must be read is planned under the lanes' locks, what lies side by side becomes one read, and the device has all reads at the same time. Promises:
-//! at most [`GATHERINGS_MAX`] calls have a long buffer at a time, others find nothing gathered (up to [`FEW`] objects need none); a segment is held until what was read in it was taken or dropped; what could
+//! at most `LONG_MAX` calls have a long buffer at a time, others find nothing gathered (up to [`FEW`] objects need none); a segment is held until what was read in it was taken or dropped; what could
 //! not be read is not there, and says why when it is read by itself. Never: reads what is in DRAM, or shows what is not the newest.
 
+use super::buffers::{LONG_BYTES, SPARE_BYTES};
 use super::open::Store;
 use super::read::{Value, near, settle_counted, value_of, verified};
 use super::table::State;
 use std::ops::Range;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use terrace_log::ObjectId;
 use terrace_media::{Buf, ReadInto};
-use terrace_pool::Mutex;
-use terrace_pool::Part;
 use terrace_tiers::ReadPlan;
 
-/// Calls with a buffer at a time, and how long that is: 32 entries of a page side by side.
-pub(super) const GATHERINGS_MAX: usize = 2;
-pub(super) const BUF_BYTES: usize = 192 << 10;
 /// Bytes between two entries that are read along rather than beginning another read: what the device reads in a small part of the time that one takes.
 const GAP_BYTES_MAX: u64 = 16 << 10;
 /// Objects of one call.
 pub(crate) const GATHER_MAX: usize = 33;
 /// Objects for which a buffer of the store's is long enough, if they are pages.
 const FEW: usize = 2;
-const FEW_BYTES: usize = super::open::SPARE_BUF_BYTES;
-
-/// Buffers that are kept.
-#[derive(Default)]
-pub(crate) struct Gathering {
-    bufs: Mutex<Vec<Buf>>,
-    made: AtomicUsize,
-}
-
-impl Gathering {
-    /// With buffers of [`BUF_BYTES`] that are made already.
-    pub(super) fn of(bufs: Vec<Buf>) -> Gathering {
-        Gathering {
-            made: AtomicUsize::new(bufs.len()),
-            bufs: Mutex::new(bufs),
-        }
-    }
-}
+const FEW_BYTES: usize = SPARE_BYTES;
 
 /// An entry that is to be read, or was.
 #[derive(Clone, Copy)]
@@ -68,7 +46,7 @@ impl Store {
             store: self,
             buf: match ids.len() {
                 ..=FEW => Some(self.take_buf(FEW_BYTES)),
-                _ => self.take_gathering(),
+                _ => self.buffers.take_long(self.pool.ledger()),
             },
             planned: Vec::new(),
         };
@@ -77,18 +55,6 @@ impl Store {
             gathered.read();
         }
         gathered
-    }
-
-    fn take_gathering(&self) -> Option<Buf> {
-        if let Some(buf) = self.gathering.bufs.lock().pop() {
-            return Some(buf);
-        }
-        if self.gathering.made.fetch_add(1, Ordering::Relaxed) >= GATHERINGS_MAX {
-            self.gathering.made.fetch_sub(1, Ordering::Relaxed);
-            return None;
-        }
-        self.pool.ledger().change(Part::Io, 0, BUF_BYTES as u64);
-        Some(Buf::zeroed(BUF_BYTES))
     }
 }
 
@@ -195,7 +161,7 @@ impl Drop for Gathered<'_> {
             lane.unpin(planned.plan.segment);
         }
         match self.buf.take() {
-            Some(buf) if buf.len() == BUF_BYTES => self.store.gathering.bufs.lock().push(buf),
+            Some(buf) if buf.len() == LONG_BYTES => self.store.buffers.keep_long(buf),
             Some(buf) => self.store.keep_buf(buf),
             None => {}
         }

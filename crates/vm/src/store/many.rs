@@ -2,34 +2,22 @@
 //!
 //! A call borrows a queue, looks at its objects a window at a time, lane by lane, submits what must be read and takes what comes
 //! back in any order. Promises: every read begun ends before the call returns, also after an error. Never: more than
-//! [`READS_MAX`] reads of one call, or [`QUEUES_MAX`] calls with a queue; beyond, objects are read one by one.
+//! [`QUEUE_READS_MAX`] reads of one call; one that gets no queue reads its objects one by one.
 
+use super::buffers::{QUEUE_READS_MAX, Queue};
 use super::error::ObjectError;
 use super::open::Store;
 use super::read::{Look, Value, look, settle, value_of, verified};
 use slab::Slab;
 use std::time::Duration;
 use terrace_log::{Entry, ObjectId};
-use terrace_media::{BLOCK_BYTES, Buf, Disk, Done, MediaError, Op, Wait};
-use terrace_pool::Part;
+use terrace_media::{Buf, Done, MediaError, Op, Wait};
 use terrace_tiers::ReadPlan;
 
-/// Reads of one call under way at once.
-const READS_MAX: usize = 64;
 /// New objects are looked at when so many places are free.
 const REFILL: usize = 16;
-/// Calls that have a queue at once.
-const QUEUES_MAX: usize = 32;
 /// Longest wait before the device is asked again.
 const REAP_WAIT: Duration = Duration::from_millis(100);
-
-/// A queue of the device, with buffers of one block: its own, or where there are none such that were used before.
-pub(crate) struct Queue {
-    disk: Box<dyn Disk>,
-    stock_bytes: usize,
-    blocks: Vec<Buf>,
-    counted: u64,
-}
 
 /// A read under way.
 struct Reading {
@@ -71,14 +59,14 @@ impl Store {
         for id in ids {
             self.place(table, *id)?;
         }
-        match self.take_queue() {
+        match self.queues.take(&self.pool) {
             Some(queue) => Call {
                 store: self,
                 queue,
-                reads: Slab::with_capacity(READS_MAX),
-                planned: Vec::with_capacity(READS_MAX),
-                done: Vec::with_capacity(READS_MAX),
-                ended: Vec::with_capacity(READS_MAX),
+                reads: Slab::with_capacity(QUEUE_READS_MAX),
+                planned: Vec::with_capacity(QUEUE_READS_MAX),
+                done: Vec::with_capacity(QUEUE_READS_MAX),
+                ended: Vec::with_capacity(QUEUE_READS_MAX),
                 error: None,
                 show: f,
             }
@@ -87,43 +75,13 @@ impl Store {
                 .try_for_each(|(i, id)| self.read(table, *id, |value| f(i, value))),
         }
     }
-
-    fn take_queue(&self) -> Option<Queue> {
-        if let Some(queue) = self.queues.lock().pop() {
-            return Some(queue);
-        }
-        if self
-            .queues_made
-            .fetch_add(1, std::sync::atomic::Ordering::Relaxed)
-            >= QUEUES_MAX
-        {
-            self.queues_made
-                .fetch_sub(1, std::sync::atomic::Ordering::Relaxed);
-            return None;
-        }
-        match self.pool.device().queue(READS_MAX as u32) {
-            Ok(mut disk) => {
-                let stock_bytes = disk.stock_up(READS_MAX as u16, BLOCK_BYTES);
-                let counted = stock_bytes as u64;
-                self.pool.ledger().change(Part::Io, 0, counted);
-                Some(Queue {
-                    disk,
-                    stock_bytes,
-                    blocks: Vec::new(),
-                    counted,
-                })
-            }
-            // One by one it goes as well.
-            Err(_) => None,
-        }
-    }
 }
 
 impl<F: FnMut(usize, Value<'_>)> Call<'_, F> {
     fn run(mut self, table: u16, ids: &[u64]) -> Result<(), ObjectError> {
         let mut next = 0;
         while next < ids.len() || !self.reads.is_empty() {
-            let room = READS_MAX - self.reads.len();
+            let room = QUEUE_READS_MAX - self.reads.len();
             if self.error.is_some() {
                 next = ids.len();
             } else if next < ids.len() && room >= REFILL {
@@ -133,7 +91,7 @@ impl<F: FnMut(usize, Value<'_>)> Call<'_, F> {
             }
             if !self.reads.is_empty() {
                 // Only a full queue, or the end, is worth waiting for.
-                let wait = match self.reads.len() + REFILL > READS_MAX || next == ids.len() {
+                let wait = match self.reads.len() + REFILL > QUEUE_READS_MAX || next == ids.len() {
                     true => Wait::For(REAP_WAIT),
                     false => Wait::No,
                 };
@@ -237,26 +195,7 @@ impl<F: FnMut(usize, Value<'_>)> Call<'_, F> {
     }
 
     fn give_back(self) {
-        let mut queue = self.queue;
-        let held = (queue.blocks.len() * BLOCK_BYTES + queue.stock_bytes) as u64;
-        let ledger = self.store.pool.ledger();
-        ledger.change(Part::Io, queue.counted, held);
-        queue.counted = held;
-        self.store.queues.lock().push(queue);
-    }
-}
-
-impl Queue {
-    fn buf(&mut self, len: usize) -> Buf {
-        let spare = || (len <= BLOCK_BYTES).then(|| self.blocks.pop()).flatten();
-        let buf = self.disk.lend(len).or_else(spare);
-        let mut buf = buf.unwrap_or_else(|| Buf::zeroed(len));
-        buf.set_len(len);
-        buf
-    }
-    fn keep(&mut self, buf: Buf) {
-        if !buf.is_lent() && buf.capacity_bytes() == BLOCK_BYTES && self.blocks.len() < READS_MAX {
-            self.blocks.push(buf);
-        }
+        let store = self.store;
+        store.queues.keep(store.pool.ledger(), self.queue);
     }
 }

@@ -7,12 +7,14 @@
 //! is bounded and ends in an error that says what is full. Never: hands a request to another thread.
 
 mod ahead;
+mod buffers;
 mod check;
 #[cfg(test)]
 mod crash;
 mod driver;
 mod error;
 mod gather;
+mod hands;
 mod many;
 mod named;
 mod objects;

@@ -1,23 +1,21 @@
 //! Opening a store, its tables, and what it tells of itself.
 
+use super::buffers::{Buffers, Queues};
 use super::driver::Driver;
 use super::error::ObjectError;
-use super::gather::Gathering;
-use super::many::Queue;
-use super::room::{self, Room};
+use super::room::{self, Room, SEGMENTS_MIN};
 use super::same::Same;
 use super::table::{CHUNK_SLOTS, Shape, State, Table};
-use super::tables::{OBJECTS_MAX, TABLES_MAX, Tables};
-use super::write::SEGMENTS_MIN;
+use super::tables::{OBJECTS_MAX, TABLES_MAX, Tables, subject};
 use crate::PAGE_BYTES;
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicU64, AtomicUsize};
+use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
-use terrace_log::{INLINE_MAX_BYTES, ObjectId, Subject};
+use terrace_log::{INLINE_MAX_BYTES, ObjectId};
 use terrace_media::Buf;
 use terrace_pool::{Contents, Durability, Lane, Options, Part, Pool, PoolError, Stats, Superblock};
-use terrace_pool::{Mutex, RwLock, Turns};
+use terrace_pool::{RwLock, Turns};
 
 /// Cap for each lane, about: more lanes are locked less often, and each takes 4 MiB of buffers, and 6 MiB of segments at least.
 const CAP_PER_LANE_BYTES: u64 = 64 << 20;
@@ -25,13 +23,6 @@ const CAP_PER_LANE_BYTES: u64 = 64 << 20;
 const LANES_MAX: u64 = 4;
 /// Longest object: what one entry takes.
 pub(crate) const OBJECT_MAX_BYTES: usize = INLINE_MAX_BYTES;
-/// Buffers for reads that are kept for reuse, and the length of each: what an entry of one page spans.
-const SPARE_BUFS_MAX: usize = 64;
-pub(super) const SPARE_BUF_BYTES: usize = 16 << 10;
-/// Under caps from here on they are on one huge page, with those of [`Gathering`], as many as fit: it is a fiftieth of the cap (docs/adr/0053).
-const HUGE_PAGE_CAP_MIN_BYTES: u64 = 100 << 20;
-const HUGE_PAGE_BYTES: usize = 2 << 20;
-
 /// How a store is opened.
 #[derive(Debug, Clone)]
 pub struct StoreOptions {
@@ -136,11 +127,9 @@ pub struct Store {
     process: u32,
     shapes: RwLock<Vec<Option<Made>>>,
     pub(crate) room: Room,
-    bufs: Mutex<Vec<Buf>>,
+    pub(super) buffers: Buffers,
     same: OnceLock<Same>,
-    pub(super) gathering: Gathering,
-    pub(crate) queues: Mutex<Vec<Queue>>,
-    pub(crate) queues_made: AtomicUsize,
+    pub(super) queues: Queues,
     /// Where the next new object goes.
     pub(crate) next_lane: AtomicU64,
 }
@@ -182,7 +171,6 @@ impl Store {
         let usable_bytes = (0..superblock.lanes)
             .map(|lane| pool.lane(lane).usable_bytes())
             .sum();
-        let (bufs, gathering) = read_buffers(&pool);
         Ok(Arc::new(Store {
             room: Room::new(usable_bytes),
             process: std::process::id(),
@@ -190,11 +178,9 @@ impl Store {
             keeps: pool.options().contents == Contents::Objects,
             driver,
             shapes: RwLock::new(Vec::new()),
-            bufs: Mutex::new(bufs),
+            buffers: Buffers::new(pool.ledger()),
             same: OnceLock::new(),
-            gathering,
-            queues: Mutex::new(Vec::new()),
-            queues_made: AtomicUsize::new(0),
+            queues: Queues::default(),
             next_lane: AtomicU64::new(0),
             pool,
         }))
@@ -353,12 +339,6 @@ impl Store {
             false => Err(ObjectError::Range { table, id }),
         }
     }
-    pub(crate) fn who(oid: ObjectId) -> Subject {
-        Subject {
-            space: 0,
-            hash: oid.hash(),
-        }
-    }
 
     /// From now on it knows the contents that it has of pages, where those ask.
     pub(super) fn know_pages(&self) {
@@ -382,29 +362,11 @@ impl Store {
 
     /// A buffer for a read of `len` bytes.
     pub(crate) fn take_buf(&self, len: usize) -> Buf {
-        if len > SPARE_BUF_BYTES {
-            let buf = Buf::zeroed(len);
-            self.pool.ledger().change(Part::Io, 0, buf.len() as u64);
-            return buf;
-        }
-        let spare = self.bufs.lock().pop();
-        spare.unwrap_or_else(|| {
-            self.pool
-                .ledger()
-                .change(Part::Io, 0, SPARE_BUF_BYTES as u64);
-            Buf::zeroed(SPARE_BUF_BYTES)
-        })
+        self.buffers.take(self.pool.ledger(), len)
     }
     /// Gives it back.
     pub(crate) fn keep_buf(&self, buf: Buf) {
-        if buf.len() == SPARE_BUF_BYTES {
-            let mut bufs = self.bufs.lock();
-            if buf.is_beside_others() || bufs.len() < SPARE_BUFS_MAX {
-                bufs.push(buf);
-                return;
-            }
-        }
-        self.pool.ledger().change(Part::Io, buf.len() as u64, 0);
+        self.buffers.keep(self.pool.ledger(), buf);
     }
 
     /// Takes note that a program's pages and their page tables take `after` bytes of the cap, where they took `before`:
@@ -535,28 +497,10 @@ const GIVE_WAY_TURNS: u32 = 64;
 /// Slots freed under one lock.
 const EMPTY_AT_ONCE: u64 = 1024;
 
-/// Buffers that there are from the beginning: [`SPARE_BUF_BYTES`] each, and those for several pages.
-fn read_buffers(pool: &Pool<Tables>) -> (Vec<Buf>, Gathering) {
-    let mut lens = vec![super::gather::BUF_BYTES; super::gather::GATHERINGS_MAX];
-    let left = HUGE_PAGE_BYTES - lens.iter().sum::<usize>();
-    lens.resize(lens.len() + left / SPARE_BUF_BYTES, SPARE_BUF_BYTES);
-    let made = match pool.ledger().cap_bytes() >= HUGE_PAGE_CAP_MIN_BYTES {
-        true => Buf::side_by_side(&lens),
-        false => None,
-    };
-    let Some(mut gathering) = made else {
-        return (Vec::new(), Gathering::default());
-    };
-    let ledger = pool.ledger();
-    ledger.change(Part::Io, 0, HUGE_PAGE_BYTES as u64);
-    let bufs = gathering.split_off(super::gather::GATHERINGS_MAX);
-    (bufs, Gathering::of(gathering))
-}
-
 /// Makes an object of a scratch lane free.
 pub(crate) fn forget(lane: &mut Lane<Tables>, oid: ObjectId) {
     match lane.dir.get(oid) {
-        State::At(slot) => lane.discard(Store::who(oid), slot),
+        State::At(slot) => lane.discard(subject(oid), slot),
         State::Free => {}
         State::Zeros | State::Fill(_) => lane.dir.set(oid, State::Free),
     }

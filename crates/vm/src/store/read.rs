@@ -6,7 +6,7 @@
 use super::error::ObjectError;
 use super::open::Store;
 use super::table::{Shape, State};
-use super::tables::Tables;
+use super::tables::{Tables, subject};
 use crate::inside;
 use terrace_log::entry::Entry;
 use terrace_log::{Directory, Kind, Loc, ObjectId, Slot};
@@ -120,7 +120,7 @@ pub(crate) fn settle_counted(
         s.damaged_reads += u64::from(entry.is_err());
     });
     let Ok(entry) = entry else { return };
-    let who = Store::who(oid);
+    let who = subject(oid);
     if comes_up && let Some(slot) = lane.dir.find(who, |s| s.loc() == plan.loc) {
         warm(lane, oid, slot);
         lane.promote(who, plan.loc, entry);

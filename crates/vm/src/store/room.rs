@@ -8,6 +8,8 @@ use super::table::State;
 use std::sync::atomic::{AtomicU64, Ordering};
 use terrace_log::addr;
 
+/// Fewer DRAM segments than this in a lane, and updates are refused: the tables have taken the cap.
+pub(super) const SEGMENTS_MIN: usize = 6;
 /// More than any SSD has, and than is asked for at a time.
 const BYTES_MAX: u64 = 1 << 60;
 

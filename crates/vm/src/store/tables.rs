@@ -17,6 +17,14 @@ pub const TABLES_MAX: usize = 4096;
 const RUN_HEADER_BYTES: usize = 16;
 const SAVED_ENTRY: u64 = 1 << 63;
 
+/// An object as the log's lanes know it.
+pub(super) fn subject(oid: ObjectId) -> Subject {
+    Subject {
+        space: 0,
+        hash: oid.hash(),
+    }
+}
+
 /// The tables of one lane.
 pub struct Tables {
     /// Bits of an id that say its lane.

@@ -7,9 +7,9 @@
 use super::error::ObjectError;
 use super::open::{OBJECT_MAX_BYTES, Store, forget};
 use super::read::{Value, copy_out, near};
-use super::room;
+use super::room::{self, SEGMENTS_MIN};
 use super::table::{Shape, State};
-use super::tables::{OBJECTS_MAX, Tables};
+use super::tables::{OBJECTS_MAX, Tables, subject};
 use crate::inside;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
@@ -22,8 +22,6 @@ use terrace_tiers::{Phase, Refused};
 const ROOM_WAIT_MAX: Duration = Duration::from_secs(10);
 /// Longest wait for an epoch to become durable.
 const DURABLE_WAIT_MAX: Duration = Duration::from_secs(30);
-/// Fewer DRAM segments than this in a lane, and updates are refused: the tables have taken the cap.
-pub(super) const SEGMENTS_MIN: usize = 6;
 
 /// Why an update was not taken now.
 enum Refusal {
@@ -81,7 +79,7 @@ fn append_in(lane: &mut Lane<Tables>, oid: ObjectId, value: &[u8]) -> Result<(),
         key: &key,
         value,
     };
-    let put = lane.put(Store::who(oid), prev, &new);
+    let put = lane.put(subject(oid), prev, &new);
     put.map(|_| ()).map_err(|why| refusal(why, value.len()))
 }
 
@@ -222,7 +220,7 @@ impl Store {
             let lane = self.pool.lane(lane_id);
             let own = |id: &u64| (id & self.lane_mask) as u16 == lane_id;
             let mine = ids.clone().filter(own);
-            let mine = mine.map(|id| Store::who(ObjectId::new(table, id)));
+            let mine = mine.map(|id| subject(ObjectId::new(table, id)));
             mine.clone().for_each(|who| lane.prefetch_slot(who));
             mine.for_each(|who| lane.prefetch_entry(who));
         }
@@ -283,7 +281,7 @@ impl Store {
         let (oid, lane) = self.place(table, id)?;
         let mut lane = self.pool.lane(lane);
         if let State::At(slot) = lane.dir.get(oid) {
-            lane.discard(Store::who(oid), slot);
+            lane.discard(subject(oid), slot);
         }
         lane.dir.set(
             oid,
@@ -448,7 +446,7 @@ fn delete_in(lane: &mut Lane<Tables>, oid: ObjectId, room: usize) -> Result<bool
             if near(lane, slot) == Some(Value::Free) {
                 return Ok(false);
             }
-            let deleted = lane.delete(Store::who(oid), slot, &oid.key());
+            let deleted = lane.delete(subject(oid), slot, &oid.key());
             deleted.map(|()| true).map_err(|why| refusal(why, room))
         }
         State::Zeros | State::Fill(_) => {

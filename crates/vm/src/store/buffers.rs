@@ -1,0 +1,169 @@
+//! Buffers and queues that a store keeps for its reads, all counted in the cap.
+//!
+//! Promises: no more are kept than the limits here say; what is lent beyond them is counted until it comes back. Never: reads, or waits for a buffer.
+
+use super::tables::Tables;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use terrace_media::{BLOCK_BYTES, Buf, Disk};
+use terrace_pool::{Ledger, Mutex, Part, Pool};
+
+/// Buffers that are kept for reuse, and the length of each: what an entry of one page spans.
+const SPARE_MAX: usize = 64;
+pub(super) const SPARE_BYTES: usize = 16 << 10;
+/// Long buffers, one for each call that reads objects together, and their length: 32 entries of a page side by side.
+pub(super) const LONG_MAX: usize = 2;
+pub(super) const LONG_BYTES: usize = 192 << 10;
+/// Under caps from here on buffers are on one huge page, as many as fit: it is a fiftieth of the cap (docs/adr/0053).
+const HUGE_PAGE_CAP_MIN_BYTES: u64 = 100 << 20;
+const HUGE_PAGE_BYTES: usize = 2 << 20;
+/// Calls that have a queue at once.
+const QUEUES_MAX: usize = 32;
+/// Reads of one queue under way at once.
+pub(super) const QUEUE_READS_MAX: usize = 64;
+
+/// Buffers of a store.
+#[derive(Default)]
+pub(super) struct Buffers {
+    spare: Mutex<Vec<Buf>>,
+    long: Mutex<Vec<Buf>>,
+    long_made: AtomicUsize,
+}
+
+impl Buffers {
+    /// With those that there are from the beginning.
+    pub fn new(ledger: &Ledger) -> Buffers {
+        let mut lens = vec![LONG_BYTES; LONG_MAX];
+        let left = HUGE_PAGE_BYTES - lens.iter().sum::<usize>();
+        lens.resize(lens.len() + left / SPARE_BYTES, SPARE_BYTES);
+        let made = match ledger.cap_bytes() >= HUGE_PAGE_CAP_MIN_BYTES {
+            true => Buf::side_by_side(&lens),
+            false => None,
+        };
+        let Some(mut long) = made else {
+            return Buffers::default();
+        };
+        ledger.change(Part::Io, 0, HUGE_PAGE_BYTES as u64);
+        let spare = long.split_off(LONG_MAX);
+        Buffers {
+            spare: Mutex::new(spare),
+            long_made: AtomicUsize::new(long.len()),
+            long: Mutex::new(long),
+        }
+    }
+
+    /// A buffer for `len` bytes.
+    pub fn take(&self, ledger: &Ledger, len: usize) -> Buf {
+        if len > SPARE_BYTES {
+            let buf = Buf::zeroed(len);
+            ledger.change(Part::Io, 0, buf.len() as u64);
+            return buf;
+        }
+        let spare = self.spare.lock().pop();
+        spare.unwrap_or_else(|| {
+            ledger.change(Part::Io, 0, SPARE_BYTES as u64);
+            Buf::zeroed(SPARE_BYTES)
+        })
+    }
+
+    /// A long one, if there is one left.
+    pub fn take_long(&self, ledger: &Ledger) -> Option<Buf> {
+        if let Some(buf) = self.long.lock().pop() {
+            return Some(buf);
+        }
+        if self.long_made.fetch_add(1, Ordering::Relaxed) >= LONG_MAX {
+            self.long_made.fetch_sub(1, Ordering::Relaxed);
+            return None;
+        }
+        ledger.change(Part::Io, 0, LONG_BYTES as u64);
+        Some(Buf::zeroed(LONG_BYTES))
+    }
+
+    /// Gives one back that `take` gave.
+    pub fn keep(&self, ledger: &Ledger, buf: Buf) {
+        if buf.len() == SPARE_BYTES {
+            let mut spare = self.spare.lock();
+            if buf.is_beside_others() || spare.len() < SPARE_MAX {
+                spare.push(buf);
+                return;
+            }
+        }
+        ledger.change(Part::Io, buf.len() as u64, 0);
+    }
+
+    /// Gives one back that `take_long` gave.
+    pub fn keep_long(&self, buf: Buf) {
+        self.long.lock().push(buf);
+    }
+}
+
+/// A queue of the device, with buffers of one block: its own, or where there are none such that were used before.
+pub(super) struct Queue {
+    pub disk: Box<dyn Disk>,
+    stock_bytes: usize,
+    blocks: Vec<Buf>,
+    counted: u64,
+}
+
+impl Queue {
+    pub fn buf(&mut self, len: usize) -> Buf {
+        let spare = || (len <= BLOCK_BYTES).then(|| self.blocks.pop()).flatten();
+        let buf = self.disk.lend(len).or_else(spare);
+        let mut buf = buf.unwrap_or_else(|| Buf::zeroed(len));
+        buf.set_len(len);
+        buf
+    }
+    pub fn keep(&mut self, buf: Buf) {
+        if !buf.is_lent()
+            && buf.capacity_bytes() == BLOCK_BYTES
+            && self.blocks.len() < QUEUE_READS_MAX
+        {
+            self.blocks.push(buf);
+        }
+    }
+}
+
+/// Queues of a store.
+#[derive(Default)]
+pub(super) struct Queues {
+    idle: Mutex<Vec<Queue>>,
+    made: AtomicUsize,
+}
+
+impl Queues {
+    /// A queue that nobody has, if there is one left and the device gives it.
+    pub fn take(&self, pool: &Pool<Tables>) -> Option<Queue> {
+        if let Some(queue) = self.idle.lock().pop() {
+            return Some(queue);
+        }
+        if self.made.fetch_add(1, Ordering::Relaxed) >= QUEUES_MAX {
+            self.made.fetch_sub(1, Ordering::Relaxed);
+            return None;
+        }
+        match pool.device().queue(QUEUE_READS_MAX as u32) {
+            Ok(mut disk) => {
+                let stock_bytes = disk.stock_up(QUEUE_READS_MAX as u16, BLOCK_BYTES);
+                let counted = stock_bytes as u64;
+                pool.ledger().change(Part::Io, 0, counted);
+                Some(Queue {
+                    disk,
+                    stock_bytes,
+                    blocks: Vec::new(),
+                    counted,
+                })
+            }
+            // One by one it goes as well.
+            Err(_) => {
+                self.made.fetch_sub(1, Ordering::Relaxed);
+                None
+            }
+        }
+    }
+
+    /// Gives it back.
+    pub fn keep(&self, ledger: &Ledger, mut queue: Queue) {
+        let held = (queue.blocks.len() * BLOCK_BYTES + queue.stock_bytes) as u64;
+        ledger.change(Part::Io, queue.counted, held);
+        queue.counted = held;
+        self.idle.lock().push(queue);
+    }
+}
