@@ -73,8 +73,8 @@ impl<T> Places<T> {
         }
     }
 
-    /// A new handle.
-    pub fn add(&mut self, thing: T) -> Result<Handle, Failure> {
+    /// A new handle; a thing that is refused comes back, to be dropped with no lock in hand.
+    pub fn add(&mut self, thing: T) -> Result<Handle, (Failure, T)> {
         let at = match self.free.pop() {
             Some(at) => at,
             None if self.all.len() < HANDLES_MAX => {
@@ -86,10 +86,11 @@ impl<T> Places<T> {
                 self.all.len() - 1
             }
             None => {
-                return Err(Failure {
+                let failure = Failure {
                     errno: libc::EMFILE,
                     text: format!("a process has at most {HANDLES_MAX} handles: close some"),
-                });
+                };
+                return Err((failure, thing));
             }
         };
         let place = &mut self.all[at];

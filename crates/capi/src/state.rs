@@ -106,7 +106,9 @@ static PLACES: RwLock<Places<Thing>> = RwLock::new(Places::new());
 
 /// A new handle.
 pub(crate) fn add(thing: Thing) -> Result<Handle, Failure> {
-    PLACES.write().add(thing)
+    let added = PLACES.write().add(thing);
+    // Dropping what was refused does I/O, and waits.
+    added.map_err(|(failure, _refused)| failure)
 }
 
 fn typed<T: Kind>(thing: Thing) -> Result<Arc<T>, Failure> {

@@ -1,4 +1,5 @@
-//! What all workers of a pool share: which versions of big values are held, or doomed, and which records are free; and what is watched.
+//! What all workers of a pool share: which versions of big values are held, or doomed, and which records are free; and what is watched. And how a
+//! big value is found: what its binder says, byte by byte, and how long its pieces are.
 //!
 //! Promises: a version that somebody holds is not named as one whose pieces may go. Never: looks into a lane, or writes; `large` does.
 

@@ -65,32 +65,27 @@ impl Pool {
             bytes => bytes,
         };
         let secret = new_secret(dir)?;
-        if options.device.is_none() {
-            // What is refused for its settings leaves no directory.
-            Superblock::plan(options, ssd_bytes, secret)?;
-        }
+        let block = options.device.as_deref().map(FileDevice::open);
+        let block = block.transpose()?;
+        // What is refused for its settings leaves nothing behind.
+        let plan = |bytes| Superblock::plan(options, bytes, secret);
+        plan(block.as_ref().map_or(ssd_bytes, Device::len_bytes))?;
         make_dir(dir)?;
         let _lock = PoolLock::take(dir)?;
-        let device = match &options.device {
-            None => {
-                // Under another name until it is whole: a pool half made is none.
-                let part = dir.join("data.part");
-                let _ = std::fs::remove_file(&part);
-                let device = make_file(options, &part, ssd_bytes, progress)?;
-                let superblock = Superblock::plan(options, device.len_bytes(), secret)?;
-                let mut disk = device.queue(8)?;
-                superblock.write(&mut *disk)?;
-                std::fs::rename(&part, &path).map_err(|e| PoolError::io(&path, e))?;
-                sync_dir(dir)?;
-                return Ok(superblock);
+        // Under another name until it is whole: a pool half made is none.
+        let part = dir.join("data.part");
+        let _ = std::fs::remove_file(&part);
+        let device = match (block, &options.device) {
+            (Some(device), Some(at)) => {
+                std::os::unix::fs::symlink(at, &part).map_err(|e| PoolError::io(&part, e))?;
+                device
             }
-            Some(block) => {
-                std::os::unix::fs::symlink(block, &path).map_err(|e| PoolError::io(&path, e))?;
-                FileDevice::open(&path)?
-            }
+            _ => make_file(options, &part, ssd_bytes, progress)?,
         };
-        let superblock = Superblock::plan(options, device.len_bytes(), secret)?;
+        let superblock = plan(device.len_bytes())?;
         superblock.write(&mut *device.queue(8)?)?;
+        std::fs::rename(&part, &path).map_err(|e| PoolError::io(&path, e))?;
+        sync_dir(dir)?;
         Ok(superblock)
     }
 

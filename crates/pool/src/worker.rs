@@ -407,6 +407,7 @@ impl<D: Snapshot + Send> Worker<D> {
     }
 
     fn close_if_due(&mut self) -> bool {
+        // The last checkpoint is the end: nothing comes behind it.
         if self.closing || self.pool.commit.under_way() || self.replies_go_first() {
             return false;
         }

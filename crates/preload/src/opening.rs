@@ -34,6 +34,7 @@ static SETTINGS: OnceLock<Settings> = OnceLock::new();
 static STATE: AtomicU8 = AtomicU8::new(OFF);
 /// Smaller allocations stay where they are.
 static MIN_BYTES: AtomicUsize = AtomicUsize::new(usize::MAX);
+
 /// Takes note that this process is to be served.
 pub fn prepare(settings: Settings) {
     token::prepare();

@@ -1,6 +1,6 @@
 //! Addresses that the runtime reserves: how many, and whether the process's limits leave room for them.
 //!
-//! Promises: what it says is at least what the kernel will count. Never: reserves, or changes a limit.
+//! Promises: what it says has room for the runtime, and gigabytes beside it for the program. Never: reserves, or changes a limit.
 
 use crate::{arena, raw, runtime, settings};
 use libc::{c_uint, rlimit};
@@ -8,6 +8,7 @@ use terrace_vm::heap::HEAP_MAX_BYTES;
 
 /// Addresses for each byte that the SSD takes: what is reserved and never used costs none.
 const ADDRESSES_PER_BYTE: u64 = 4;
+
 /// Addresses of one of the two heaps over so much of the SSD.
 pub fn heap_bytes(ssd_bytes: u64) -> u64 {
     (ssd_bytes * ADDRESSES_PER_BYTE).min(HEAP_MAX_BYTES)

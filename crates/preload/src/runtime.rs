@@ -1,6 +1,6 @@
 //! The one runtime of the process: the pool, the heap over it, and what is known of the program's mappings.
 //!
-//! Promises: what is there once stays; who asks whether an address is served takes no lock. Never: closed; it ends with the process. How it comes to be is in
+//! Promises: what is there once stays, but in a fork's child, which has its own; who asks whether an address is served takes no lock. Never: closed; it ends with the process. How it comes to be is in
 //! `opening`.
 
 use crate::mappings::Mappings;

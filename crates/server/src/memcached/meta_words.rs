@@ -1,4 +1,4 @@
-//! What the flags of meta commands ask for, and how they are answered.
+//! What the flags of meta commands ask for, and how they are answered, with the token and length of what was seen.
 //!
 //! Promises: flags that a command does not know, or that are there twice, are refused; answers come in the order in which flags were asked for. Never: looks a
 //! key up.

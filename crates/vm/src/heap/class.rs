@@ -1,4 +1,4 @@
-//! Sizes of small allocations, and how many pages a span of each has. Pure functions.
+//! Sizes of small allocations, and how many pages a span of each has; alignments of all. Pure functions.
 //!
 //! Sizes are 16 bytes apart up to 128, then four for each doubling, and eight beyond a KiB: at most a fifth of an allocation is padding, and a ninth of those
 //! that fill a page or so, as databases' buffers do (sqlite3's of 4.3 KiB). Promises: a size that is a power of two is aligned to itself (up to a page),

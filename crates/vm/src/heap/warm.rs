@@ -44,6 +44,7 @@ impl Warm {
         (pages <= self.pages_max).then(|| self.keep(first, pages))
     }
 
+    /// False: there is no room now.
     fn keep(&mut self, first: u32, pages: u32) -> bool {
         let has_room = self.pages + pages <= self.pages_max;
         if has_room {

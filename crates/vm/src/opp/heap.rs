@@ -1,7 +1,7 @@
 //! A store and the memory that shows its objects: the page buffer, and the room on the SSD and in DRAM that is promised to objects before they are
 //! there.
 //!
-//! Promises: what was promised is there, or refused. Never: knows arrays, pools or allocations; they are made above it.
+//! Promises: what was promised is there, or refused. Never: makes arrays, pools or allocations; they are above it.
 
 use crate::balance::Balance;
 use crate::memory::{Memory, Options, VmError, Way};

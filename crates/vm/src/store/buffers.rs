@@ -1,13 +1,14 @@
-//! Buffers and queues that a store keeps for its reads, all counted in the cap.
+//! Buffers and queues that a store keeps for its reads.
 //!
-//! Promises: no more are kept than the limits here say; what is lent beyond them is counted until it comes back. Never: reads, or waits for a buffer.
+//! Promises: what is kept is counted in the cap, and no more is kept than the limits here say; a buffer for one read is counted as long as it is lent. What a queue's
+//! call takes beyond its stock is counted once the call is over, [`QUEUE_READS_MAX`] buffers at most. Never: reads, or waits for a buffer.
 
 use super::tables::Tables;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use terrace_media::{BLOCK_BYTES, Buf, Disk};
 use terrace_pool::{Ledger, Mutex, Part, Pool};
 
-/// Buffers that are kept for reuse, and the length of each: what an entry of one page spans.
+/// Buffers that are kept for reuse, beside those on the huge page, and the length of each: what an entry of one page spans.
 const SPARE_MAX: usize = 64;
 pub(super) const SPARE_BYTES: usize = 16 << 10;
 /// Long buffers, one for each call that reads objects together, and their length: 32 entries of a page side by side.

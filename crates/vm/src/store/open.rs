@@ -23,6 +23,7 @@ const CAP_PER_LANE_BYTES: u64 = 64 << 20;
 const LANES_MAX: u64 = 4;
 /// Longest object: what one entry takes.
 pub(crate) const OBJECT_MAX_BYTES: usize = INLINE_MAX_BYTES;
+
 /// How a store is opened.
 #[derive(Debug, Clone)]
 pub struct StoreOptions {
