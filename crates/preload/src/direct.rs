@@ -152,6 +152,7 @@ pub unsafe fn read_parts_if_direct(fd: c_int, parts: *const iovec, count: c_int,
 }
 
 /// A dispatched call, which needs no detour: all of it goes by other memory.
+#[inline(always)]
 unsafe fn dispatched(number: c_long, args: [c_long; 6]) -> ssize_t {
     // SAFETY: the program's promise.
     raw::answered(unsafe { dispatch::call(number, args) }) as ssize_t

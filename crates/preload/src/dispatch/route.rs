@@ -3,8 +3,8 @@
 //! Promises: the answer is the kernel's, or a refusal with a line that says why. Never: lets a call through that would take faults' signals or system calls from the program's threads.
 
 use super::bounce::{
-    Frame, SMALL_BYTES, TRIES_MAX, copy, error, flat, is_file, is_served, read, touch, touched,
-    write,
+    Frame, SMALL_BYTES, Small, TRIES_MAX, copy, error, flat, is_file, is_served, read, touch,
+    touched, write,
 };
 use super::memory::{Bytes, Piece, Way};
 use super::{memory, process, signals, vectors};
@@ -17,11 +17,11 @@ type Args = [c_long; 6];
 /// See sendmsg(2): where it cannot be had, that is told by ENOBUFS.
 const ZEROCOPY: c_long = libc::MSG_ZEROCOPY as c_long;
 
-/// Any call of the program, as the kernel would answer it.
+/// Any call of the program, as the kernel would answer it. In line, so that a function in front of the C library's has the way of its own call only.
 ///
 /// # Safety
 /// The program's own promises for it.
-#[inline]
+#[inline(always)]
 pub unsafe fn call(number: c_long, args: Args) -> c_long {
     // SAFETY: the caller's promise, all along.
     unsafe {
@@ -65,6 +65,7 @@ pub unsafe fn call(number: c_long, args: Args) -> c_long {
 }
 
 /// A call of which an argument may be served memory.
+#[inline(always)]
 unsafe fn served(number: c_long, args: Args) -> c_long {
     // SAFETY: the caller's promise.
     unsafe {
@@ -102,6 +103,7 @@ unsafe fn served(number: c_long, args: Args) -> c_long {
 }
 
 /// A call with a mask of signals at one of its arguments.
+#[inline(never)]
 unsafe fn masked(number: c_long, mut args: Args, at: usize) -> c_long {
     // SAFETY: the program's promise.
     unsafe {
@@ -132,6 +134,7 @@ unsafe fn by_kernel(number: c_long, args: Args) -> c_long {
 }
 
 /// pselect6, whose mask is behind a pointer more.
+#[inline(never)]
 unsafe fn masked_set(mut args: Args) -> c_long {
     // SAFETY: the program's promise.
     unsafe {
@@ -157,7 +160,8 @@ unsafe fn masked_set(mut args: Args) -> c_long {
 
 /// recvfrom: its bytes, and whose they are.
 unsafe fn receive_from(args: Args) -> c_long {
-    let mut frame = Frame::new();
+    let mut small = Small::new();
+    let mut frame = Frame::new(&mut small);
     let mut now = args;
     // SAFETY: the program's promise.
     unsafe {
@@ -234,7 +238,8 @@ impl Sender {
 
 /// sendto: its bytes, and whom they are for.
 unsafe fn send_to(args: Args) -> c_long {
-    let mut frame = Frame::new();
+    let mut small = Small::new();
+    let mut frame = Frame::new(&mut small);
     let mut now = args;
     // SAFETY: the program's promise.
     unsafe {

@@ -3,7 +3,7 @@
 //! Promises: as `bounce`; a vector with more served bytes than a piece is cut there, and goes on where the kernel would not wait. Never: changes what the program handed in, but where
 //! the call answers in it.
 
-use super::bounce::{Frame, PIECE_BYTES, align_of, copy, is_file, is_served, touched};
+use super::bounce::{Frame, PIECE_BYTES, Small, align_of, copy, is_file, is_served, touched};
 use crate::raw;
 use libc::{c_long, c_uint, iovec, mmsghdr, msghdr};
 
@@ -131,8 +131,9 @@ pub unsafe fn read(number: c_long, args: Args) -> c_long {
         };
         let has_offset = number != libc::SYS_readv && args[3] != -1;
         let mut done = 0;
+        let mut small = Small::new();
         loop {
-            let mut frame = Frame::new();
+            let mut frame = Frame::new(&mut small);
             let Some(now) = replaced(&mut frame, parts, done, false) else {
                 return touched(number, args);
             };
@@ -169,8 +170,9 @@ pub unsafe fn write(number: c_long, args: Args) -> c_long {
         };
         let has_offset = number != libc::SYS_writev && args[3] != -1;
         let mut done = 0;
+        let mut small = Small::new();
         loop {
-            let mut frame = Frame::new();
+            let mut frame = Frame::new(&mut small);
             let Some(now) = replaced(&mut frame, parts, done, true) else {
                 return touched(number, args);
             };
@@ -282,8 +284,9 @@ pub unsafe fn send(args: Args) -> c_long {
             return -c_long::from(libc::ENOBUFS);
         }
         let mut done = 0;
+        let mut small = Small::new();
         loop {
-            let mut frame = Frame::new();
+            let mut frame = Frame::new(&mut small);
             let Some(mut header) = message.for_kernel(&mut frame) else {
                 return touched(libc::SYS_sendmsg, args);
             };
@@ -316,7 +319,8 @@ pub unsafe fn receive(args: Args) -> c_long {
         if !message.names_served(parts) {
             return raw::call(libc::SYS_recvmsg, args);
         }
-        let mut frame = Frame::new();
+        let mut small = Small::new();
+        let mut frame = Frame::new(&mut small);
         let Some(mut header) = message.for_kernel(&mut frame) else {
             return touched(libc::SYS_recvmsg, args);
         };
@@ -420,7 +424,8 @@ pub unsafe fn of_process(number: c_long, args: Args, reads: bool) -> c_long {
         else {
             return raw::call(number, args);
         };
-        let mut frame = Frame::new();
+        let mut small = Small::new();
+        let mut frame = Frame::new(&mut small);
         let Some(now) = replaced(&mut frame, parts, 0, !reads) else {
             return touched(number, args);
         };
