@@ -135,6 +135,8 @@ pub fn prepare() {
         &accept4,
         &sched_yield,
         &nanosleep,
+        &clock_nanosleep,
+        &epoll_pwait,
         &lseek,
         &lseek64,
         &posix_spawn,
@@ -259,6 +261,10 @@ functions! {
     sched_yield() -> c_int = None;
     /// As nanosleep(2).
     nanosleep(time: *const libc::timespec, left: *mut libc::timespec) -> c_int = None;
+    /// As clock_nanosleep(2).
+    clock_nanosleep(clock: libc::clockid_t, flags: c_int, time: *const libc::timespec, left: *mut libc::timespec) -> c_int = None;
+    /// As epoll_pwait(2).
+    epoll_pwait(epoll: c_int, events: *mut libc::epoll_event, count: c_int, ms: c_int, mask: *const libc::sigset_t) -> c_int = None;
     /// As lseek(2).
     lseek(fd: c_int, to: off_t, from: c_int) -> off_t = None;
     /// As lseek64(3).

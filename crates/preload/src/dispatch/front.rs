@@ -6,10 +6,13 @@
 use super::{call, is_on};
 use crate::{next, raw, tls};
 use libc::{
-    c_int, c_long, c_void, epoll_event, iovec, mmsghdr, msghdr, nfds_t, off_t, pollfd, size_t,
-    sockaddr, socklen_t, ssize_t, timespec,
+    c_int, c_long, c_uint, c_void, clockid_t, epoll_event, iovec, mmsghdr, msghdr, nfds_t, off_t,
+    pollfd, sigset_t, size_t, sockaddr, socklen_t, ssize_t, timespec,
 };
 use std::sync::atomic::{AtomicBool, Ordering};
+
+/// Of a set of signals the kernel takes so many bytes.
+const KERNEL_SET_BYTES: c_long = 8;
 
 /// Whether the program cancels threads.
 static CANCELS: AtomicBool = AtomicBool::new(false);
@@ -74,7 +77,7 @@ in_front! {
     /// As sendmsg(2).
     sendmsg(fd: c_int, message: *const msghdr, flags: c_int) -> ssize_t = SYS_sendmsg [fd, message, flags, 0, 0, 0];
     /// As sendmmsg(2).
-    sendmmsg(fd: c_int, messages: *mut mmsghdr, count: libc::c_uint, flags: c_int) -> c_int = SYS_sendmmsg [fd, messages, count, flags, 0, 0];
+    sendmmsg(fd: c_int, messages: *mut mmsghdr, count: c_uint, flags: c_int) -> c_int = SYS_sendmmsg [fd, messages, count, flags, 0, 0];
     /// As epoll_wait(2).
     epoll_wait(epoll: c_int, events: *mut epoll_event, count: c_int, ms: c_int) -> c_int = SYS_epoll_wait [epoll, events, count, ms, 0, 0];
     /// As epoll_ctl(2).
@@ -87,8 +90,43 @@ in_front! {
     sched_yield() -> c_int = SYS_sched_yield [0, 0, 0, 0, 0, 0];
     /// As nanosleep(2).
     nanosleep(time: *const timespec, left: *mut timespec) -> c_int = SYS_nanosleep [time, left, 0, 0, 0, 0];
+    /// As epoll_pwait(2).
+    epoll_pwait(epoll: c_int, events: *mut epoll_event, count: c_int, ms: c_int, mask: *const sigset_t) -> c_int = SYS_epoll_pwait [epoll, events, count, ms, mask, KERNEL_SET_BYTES];
     /// As lseek(2).
     lseek(fd: c_int, to: off_t, from: c_int) -> off_t = SYS_lseek [fd, to, from, 0, 0, 0];
     /// As lseek64(3).
     lseek64(fd: c_int, to: off_t, from: c_int) -> off_t = SYS_lseek [fd, to, from, 0, 0, 0];
+}
+
+/// As clock_nanosleep(2): what is wrong is answered, and errno stays.
+///
+/// # Safety
+/// As there.
+#[cfg_attr(not(test), unsafe(no_mangle))]
+pub unsafe extern "C" fn clock_nanosleep(
+    clock: clockid_t,
+    flags: c_int,
+    time: *const timespec,
+    left: *mut timespec,
+) -> c_int {
+    // SAFETY: the program's promise.
+    unsafe {
+        // A thread's own clock is refused by the C library, where the kernel has another error for it.
+        if !is_here() || clock == libc::CLOCK_THREAD_CPUTIME_ID {
+            return next::clock_nanosleep(clock, flags, time, left);
+        }
+        let args = [clock.into(), flags.into(), time as _, left as _, 0, 0];
+        -call(libc::SYS_clock_nanosleep, args) as c_int
+    }
+}
+
+/// As usleep(3).
+#[cfg_attr(not(test), unsafe(no_mangle))]
+pub extern "C" fn usleep(microseconds: c_uint) -> c_int {
+    let time = timespec {
+        tv_sec: (microseconds / 1_000_000).into(),
+        tv_nsec: (microseconds % 1_000_000 * 1_000).into(),
+    };
+    // SAFETY: a time of this frame's, which the call does not keep.
+    unsafe { nanosleep(&raw const time, std::ptr::null_mut()) }
 }

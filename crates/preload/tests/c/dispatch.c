@@ -349,6 +349,59 @@ static void files(void) {
     close(fds[0]), close(fds[1]), close(epoll);
 }
 
+static double now(void) {
+    struct timespec time;
+    clock_gettime(CLOCK_MONOTONIC, &time);
+    return (double)time.tv_sec + (double)time.tv_nsec / 1e9;
+}
+
+// Sleeps, with times in memory that is not there.
+static void sleeps(void) {
+    struct timespec *time = (struct timespec *)place(sizeof *time), *left = (struct timespec *)place(sizeof *left);
+    double before = now();
+    MUST(usleep(3000) == 0 && now() - before >= 0.003);
+    *time = (struct timespec){0, 3000000};
+    push_out();
+    before = now();
+    MUST(clock_nanosleep(CLOCK_MONOTONIC, 0, time, left) == 0 && now() - before >= 0.003);
+    clock_gettime(CLOCK_MONOTONIC, time);
+    time->tv_sec -= 1;
+    push_out();
+    MUST(clock_nanosleep(CLOCK_MONOTONIC, TIMER_ABSTIME, time, NULL) == 0);
+    // Errors are answered, not left in errno.
+    time->tv_nsec = 1000000000, errno = 0;
+    MUST(clock_nanosleep(CLOCK_MONOTONIC, 0, time, NULL) == EINVAL && errno == 0);
+    MUST(clock_nanosleep(CLOCK_THREAD_CPUTIME_ID, 0, time, NULL) == EINVAL && errno == 0);
+    MUST(nanosleep(time, NULL) == -1 && errno == EINVAL);
+    // A signal ends a sleep, and what is left is told.
+    struct sigaction action = {.sa_handler = count};
+    MUST(sigaction(SIGALRM, &action, NULL) == 0);
+    struct itimerval often = {{0, 20000}, {0, 20000}}, never = {{0, 0}, {0, 0}};
+    *time = (struct timespec){30, 0};
+    push_out();
+    MUST(setitimer(ITIMER_REAL, &often, NULL) == 0);
+    MUST(clock_nanosleep(CLOCK_REALTIME, 0, time, left) == EINTR && left->tv_sec == 29);
+    MUST(usleep(30000000) == -1 && errno == EINTR);
+    MUST(setitimer(ITIMER_REAL, &never, NULL) == 0);
+}
+
+// epoll_pwait: a signal that only its mask lets through ends it.
+static void waits_with_a_mask(void) {
+    struct epoll_event *event = (struct epoll_event *)place(100 * sizeof *event);
+    sigset_t *mask = (sigset_t *)place(sizeof *mask), blocked, was;
+    int epoll = epoll_create1(0);
+    struct sigaction action = {.sa_handler = count};
+    MUST(sigaction(SIGUSR1, &action, NULL) == 0);
+    sigemptyset(&blocked), sigaddset(&blocked, SIGUSR1), sigemptyset(mask);
+    MUST(pthread_sigmask(SIG_BLOCK, &blocked, &was) == 0 && raise(SIGUSR1) == 0);
+    push_out();
+    MUST(epoll_pwait(epoll, event, 100, 10000, mask) == -1 && errno == EINTR);
+    push_out();
+    MUST(epoll_pwait(epoll, event, 100, 1, NULL) == 0);
+    MUST(pthread_sigmask(SIG_SETMASK, &was, NULL) == 0);
+    close(epoll);
+}
+
 static int status_of(pid_t pid) {
     int *status = (int *)place(sizeof *status);
     push_out();
@@ -586,6 +639,8 @@ int main(int count, char **args) {
     threads();
     threads_of_others();
     waits();
+    sleeps();
+    waits_with_a_mask();
     messages();
     jumped_out_of();
     programs();
