@@ -183,32 +183,23 @@ pub fn run(setting: &Setting, report: &mut Report, table: &Table) -> Result<()> 
         // Not after the others: what was just written may be quicker to read.
         device::write_file(setting, array_bytes >> 20)?;
     }
-    let mut loaded = Vec::new();
-    for kind in table.kinds {
-        progress.step(format!("loading {}", kind.name()));
-        loaded.push(Loaded::start(setting, *kind, limit_bytes, data)?);
-    }
-    let none = || loaded.iter().map(|_| Samples::default()).collect();
+    let none = || table.kinds.iter().map(|_| Samples::default()).collect();
     let mut samples: Vec<Vec<Samples>> = table.cases.iter().map(|_| none()).collect();
-    let mut rest = samples.as_mut_slice();
-    for cases in table.cases.chunk_by(|a, b| a.zipf == b.zipf) {
-        let (rows, later) = rest.split_at_mut(cases.len());
-        rest = later;
-        for round in 0..repeats {
-            for (case, row) in cases.iter().zip(&mut *rows) {
-                if round > 0 && !table.judges(case) {
-                    continue;
-                }
-                for (one, samples) in loaded.iter_mut().zip(row) {
-                    progress.step(format!("{}, {}", case.name(), one.kind.name()));
-                    measure(setting, one, case, samples)?;
-                    if table.beside_device(case) {
-                        beside_device(setting, array_bytes, samples)?;
-                    }
-                }
-            }
+    let mut loaded = Vec::new();
+    let finished = (|| {
+        for kind in table.kinds {
+            progress.step(format!("loading {}", kind.name()));
+            loaded.push(Loaded::start(setting, *kind, limit_bytes, data)?);
         }
-    }
+        play_all(
+            setting,
+            table,
+            array_bytes,
+            &mut loaded,
+            &mut samples,
+            &progress,
+        )
+    })();
     if once > 0 {
         part.notes
             .push("Cases that no bar looks at were run once.".into());
@@ -219,6 +210,12 @@ pub fn run(setting: &Setting, report: &mut Report, table: &Table) -> Result<()> 
             part.rows
                 .push(Row::measured(&case.name(), kind.name(), samples));
         }
+    }
+    if let Err(e) = finished {
+        // What was measured before is shown, and not judged.
+        part.rows.retain(|row| !row.figures.is_empty());
+        report.parts.push(part);
+        return Err(e);
     }
     let figures = Figures {
         table,
@@ -240,6 +237,37 @@ pub fn run(setting: &Setting, report: &mut Report, table: &Table) -> Result<()> 
     report.parts.push(part);
     drop(loaded);
     drop(swap);
+    Ok(())
+}
+
+/// Each case on each kind, in turns; the samples are as the cases and the kinds.
+fn play_all(
+    setting: &Setting,
+    table: &Table,
+    array_bytes: u64,
+    loaded: &mut [Loaded],
+    samples: &mut [Vec<Samples>],
+    progress: &Progress,
+) -> Result<()> {
+    let mut rest = samples;
+    for cases in table.cases.chunk_by(|a, b| a.zipf == b.zipf) {
+        let (rows, later) = rest.split_at_mut(cases.len());
+        rest = later;
+        for round in 0..setting.options.repeats {
+            for (case, row) in cases.iter().zip(&mut *rows) {
+                if round > 0 && !table.judges(case) {
+                    continue;
+                }
+                for (one, samples) in loaded.iter_mut().zip(row) {
+                    progress.step(format!("{}, {}", case.name(), one.kind.name()));
+                    measure(setting, one, case, samples)?;
+                    if table.beside_device(case) {
+                        beside_device(setting, array_bytes, samples)?;
+                    }
+                }
+            }
+        }
+    }
     Ok(())
 }
 
