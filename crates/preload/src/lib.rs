@@ -32,6 +32,7 @@ mod runtime;
 mod sandbox;
 mod serve;
 mod settings;
+mod small;
 mod streams;
 mod threads;
 mod tls;
@@ -71,6 +72,7 @@ fn prepare() {
             fork::register();
             report::prepare(settings.report.clone());
             let dispatch = settings.dispatch;
+            small::prepare(settings.unserved_bytes);
             opening::prepare(settings);
             match dispatch {
                 settings::Dispatch::Not => {}

@@ -1,11 +1,11 @@
 //! malloc and its family, in front of the program's own.
 //!
 //! An allocation belongs to whoever made it, and its address says who that is: the heap over the pool (large ones), the runtime's arena (what the C
-//! library allocates on behalf of the runtime), or the allocator further down (all else). Promises: what the C standard and glibc say of each
+//! library allocates on behalf of the runtime), or the allocator further down (all else, up to a bound: `small`). Promises: what the C standard and glibc say of each
 //! function, errno included; a wrong free ends the program with a message, as glibc does. Never: holds anything of ours while it calls down.
 
 use crate::arena::ARENA;
-use crate::{next, opening, raw, runtime, tls};
+use crate::{next, opening, raw, runtime, small, tls};
 use libc::{c_int, c_void, size_t};
 use terrace_vm::heap::{ALIGN_MAX_BYTES, AllocError};
 
@@ -54,12 +54,22 @@ fn allocate(bytes: usize, zeros: bool) -> *mut c_void {
         }
         // SAFETY: as the caller asked.
         None => unsafe {
-            match zeros {
+            theirs(match zeros {
                 true => next::calloc(1, bytes),
                 false => next::malloc(bytes),
-            }
+            })
         },
     }
+}
+
+/// A block that the program's own malloc made just now.
+///
+/// # Safety
+/// It is, or is NULL.
+unsafe fn theirs(block: *mut c_void) -> *mut c_void {
+    // SAFETY: the caller's promise.
+    small::count(unsafe { small::bytes(block) });
+    block
 }
 
 fn aligned(align: usize, bytes: usize) -> *mut c_void {
@@ -72,7 +82,7 @@ fn aligned(align: usize, bytes: usize) -> *mut c_void {
             given(runtime.malloc.heap.alloc(bytes, align.max(ALIGN_BYTES)))
         }
         // SAFETY: as the caller asked.
-        _ => unsafe { next::memalign(align, bytes) },
+        _ => unsafe { theirs(next::memalign(align, bytes)) },
     }
 }
 
@@ -100,7 +110,10 @@ fn release(memory: *mut c_void) {
         unsafe { ARENA.free(memory.cast()) };
     } else {
         // SAFETY: neither ours nor NULL, so it is theirs.
-        unsafe { next::free(memory) };
+        unsafe {
+            small::count(-small::bytes(memory));
+            next::free(memory);
+        }
     }
 }
 
@@ -151,7 +164,15 @@ unsafe fn change(memory: *mut c_void, bytes: usize) -> *mut c_void {
     let moves = ARENA.owns(address) || (!tls::is_inside() && opening::for_bytes(bytes).is_some());
     if !moves {
         // SAFETY: theirs, and the caller's promise.
-        return unsafe { next::realloc(memory, bytes) };
+        return unsafe {
+            let before = small::bytes(memory);
+            let new = next::realloc(memory, bytes);
+            // Where that fails the old one stays.
+            if !new.is_null() || bytes == 0 {
+                small::count(small::bytes(new) - before);
+            }
+            new
+        };
     }
     let new = allocate(bytes, false);
     if !new.is_null() {

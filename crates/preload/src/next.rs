@@ -80,6 +80,14 @@ fn in_liburing(name: &CStr) -> *mut c_void {
     }
 }
 
+/// Whether the program's malloc is the C library's own.
+pub fn malloc_is_glibcs() -> bool {
+    let _inside = tls::enter();
+    // SAFETY: a name that ends in a zero.
+    let of_libc = unsafe { libc::dlsym(libc::RTLD_NEXT, c"__libc_malloc".as_ptr()) };
+    of_libc == places::malloc.get()
+}
+
 macro_rules! functions {
     ($($(#[$doc:meta])* $name:ident($($arg:ident: $kind:ty),*) -> $result:ty = $other:expr;)*) => {
         /// Where each was found.

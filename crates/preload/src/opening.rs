@@ -8,7 +8,7 @@ use crate::reserved::{self, heap_bytes, reserved_bytes};
 use crate::runtime::{self, Area, Pool, Runtime};
 use crate::serve::Home;
 use crate::settings::Settings;
-use crate::{answer, dispatch, raw, report, rings, tls, token};
+use crate::{answer, dispatch, raw, report, rings, small, tls, token};
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU8, AtomicUsize, Ordering};
 use terrace_vm::heap::PageHeap;
@@ -32,7 +32,7 @@ const UNSERVED_BYTES: usize = 1 << 20;
 static ASKED: AtomicUsize = AtomicUsize::new(0);
 static SETTINGS: OnceLock<Settings> = OnceLock::new();
 static STATE: AtomicU8 = AtomicU8::new(OFF);
-/// Smaller allocations stay where they are.
+/// Smaller allocations stay where they are, as far as `small` lets them.
 static MIN_BYTES: AtomicUsize = AtomicUsize::new(usize::MAX);
 
 /// Takes note that this process is to be served.
@@ -52,7 +52,7 @@ pub fn is_asked_for() -> bool {
 /// The runtime for an allocation of so many bytes, if it is to serve that; opens it if need be.
 #[inline]
 pub fn for_bytes(bytes: usize) -> Option<&'static Runtime> {
-    match bytes < MIN_BYTES.load(Ordering::Relaxed) {
+    match bytes < MIN_BYTES.load(Ordering::Relaxed) && !small::are_enough() {
         true => None,
         false => ready_or_open(bytes),
     }

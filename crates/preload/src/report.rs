@@ -4,7 +4,7 @@
 
 use crate::arena::ARENA;
 use crate::runtime::{self, Pool, Runtime};
-use crate::{descriptors, tls};
+use crate::{descriptors, small, tls};
 use std::ffi::OsString;
 use std::fmt::Write;
 use std::os::fd::{FromRawFd, IntoRawFd, OwnedFd};
@@ -197,6 +197,7 @@ pub fn figures(runtime: &Runtime, line: &mut dyn FnMut(&str, u64)) {
     let memory = runtime.malloc.heap.memory_stats();
     line("served_malloc_bytes", malloc.page_bytes);
     line("served_mmap_bytes", maps.page_bytes);
+    line("unserved_malloc_bytes", small::kept_bytes());
     line("process_dram_peak_bytes", peak_bytes());
     line("process_dram_bytes", status_bytes("VmRSS:"));
     line("page_table_bytes", status_bytes("VmPTE:"));

@@ -15,6 +15,8 @@ pub const POOL: &str = "TERRACE_RUN_POOL";
 pub const SCRATCH: &str = "TERRACE_RUN_SCRATCH";
 /// Smaller allocations stay where they are, bytes.
 pub const MIN_SIZE: &str = "TERRACE_RUN_MIN_SIZE";
+/// What smaller allocations may take before they are served, too, bytes.
+pub const UNSERVED: &str = "TERRACE_RUN_UNSERVED";
 /// Handler threads.
 pub const THREADS: &str = "TERRACE_RUN_THREADS";
 /// Whether system calls are dispatched, and faults taken in the thread: 0 no, 1 if that is possible, 2 in any case.
@@ -47,6 +49,8 @@ pub struct Settings {
     pub scratch: bool,
     /// See [`MIN_SIZE`].
     pub min_bytes: usize,
+    /// See [`UNSERVED`].
+    pub unserved_bytes: u64,
     /// See [`THREADS`].
     pub threads: usize,
     /// See [`DISPATCH`].
@@ -72,6 +76,7 @@ impl Settings {
             pool: std::env::var_os(POOL).ok_or(POOL)?.into(),
             scratch: number(SCRATCH)? != 0,
             min_bytes: number(MIN_SIZE)? as usize,
+            unserved_bytes: number(UNSERVED)?,
             threads: number(THREADS)? as usize,
             dispatch: match number(DISPATCH)? {
                 0 => Dispatch::Not,

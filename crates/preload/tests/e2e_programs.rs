@@ -48,6 +48,36 @@ fn script(program: &str, args: &[&str], expected: &str) -> String {
     said
 }
 
+/// A program whose allocations are all small: of these, too, no more is outside of the cap than a cgroup 32 MiB above it has room for.
+#[test]
+fn e2e_small_allocations_beyond_a_bound_are_served_too() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let program = compiled(dir.path(), "nodes.c", &[]);
+    for (args, left) in [(&[][..], 8..=17 << 20), (&["frees"], 0..=128 << 10)] {
+        let group = group(CAP_MIB);
+        let mut command = command(CAP_MIB, &["--ssd", "1G"], group.as_ref());
+        let (well, said) = output(command.arg(&program).args(args));
+        assert!(well && said.contains("OK\n"), "{said}");
+        assert!(
+            reported(&said, "process_dram_peak_bytes") < (CAP_MIB + 32) << 20,
+            "{said}"
+        );
+        assert!(
+            left.contains(&reported(&said, "unserved_malloc_bytes")),
+            "{said}"
+        );
+        let served = reported(&said, "served_malloc_bytes");
+        assert_eq!(served > 60 << 20, args.is_empty(), "{said}");
+        judge("small allocations", group.as_ref());
+    }
+    let mut kept = command(256, &["--ssd", "1G", "--unserved", "200M"], None);
+    let (well, said) = output(kept.arg(&program));
+    assert!(
+        well && reported(&said, "unserved_malloc_bytes") > 64 << 20,
+        "{said}"
+    );
+}
+
 #[test]
 fn e2e_sqlite_in_memory() {
     let sql = "PRAGMA page_size=4096; CREATE TABLE t(n INTEGER PRIMARY KEY, text TEXT); \

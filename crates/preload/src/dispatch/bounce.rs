@@ -89,8 +89,8 @@ pub fn align_of(named: usize, bytes: usize) -> usize {
         .unwrap_or(ALIGN_BYTES)
 }
 
-/// What a call has on its own stack, aligned as direct reads and writes of sectors want it. Beside the frame and not in it: a compiler sets all of what it sets a part of to zero, 4 KiB at each
-/// call (a tenth of a microsecond, and a tenth of the first cache).
+/// What a call has on its own stack, aligned as direct reads and writes of sectors want it. Beside the frame and not in it: what a compiler sets a part of to zero it
+/// may set all of, and did, 4 KiB at each call.
 #[repr(C, align(512))]
 pub struct Small(MaybeUninit<[u8; SMALL_BYTES]>);
 
