@@ -1,4 +1,4 @@
-//! Says on stderr what is being done: a line that changes in place where a person is looking, else a line a minute.
+//! Says on stderr what is being done: a line that changes in place where a person is looking, else a line when a step begins, once a minute at most.
 //!
 //! Promises never to write to stdout, which belongs to the result.
 

@@ -18,6 +18,7 @@ mod direct;
 mod dispatch;
 mod fork;
 mod keeper;
+mod loaded;
 mod malloc;
 mod mappings;
 mod maps;

@@ -6,12 +6,14 @@
 
 use crate::arena::ARENA;
 use crate::{next, opening, raw, runtime, small, tls};
-use libc::{c_int, c_void, size_t};
+use libc::{c_char, c_int, c_void, size_t};
 use terrace_vm::heap::{ALIGN_MAX_BYTES, AllocError};
 
 /// As glibc's.
 const ALIGN_BYTES: usize = 16;
 const PAGE_BYTES: usize = 4096;
+/// Nothing is known of who asks.
+const NOBODY: usize = 0;
 
 fn refused() -> *mut c_void {
     raw::set_errno(libc::ENOMEM);
@@ -34,7 +36,7 @@ fn own(bytes: usize, align: usize) -> *mut c_void {
     }
 }
 
-fn allocate(bytes: usize, zeros: bool) -> *mut c_void {
+fn allocate(bytes: usize, zeros: bool, caller: usize) -> *mut c_void {
     if tls::is_inside() {
         // What is fresh of the arena may have been used before.
         let address = own(bytes, ALIGN_BYTES);
@@ -44,7 +46,7 @@ fn allocate(bytes: usize, zeros: bool) -> *mut c_void {
         }
         return address;
     }
-    match opening::for_bytes(bytes) {
+    match opening::for_bytes(bytes, caller) {
         Some(runtime) => {
             let _inside = tls::enter();
             given(match zeros {
@@ -76,7 +78,7 @@ fn aligned(align: usize, bytes: usize) -> *mut c_void {
     if tls::is_inside() {
         return own(bytes, align);
     }
-    match opening::for_bytes(bytes) {
+    match opening::for_bytes(bytes, NOBODY) {
         Some(runtime) if align <= ALIGN_MAX_BYTES => {
             let _inside = tls::enter();
             given(runtime.malloc.heap.alloc(bytes, align.max(ALIGN_BYTES)))
@@ -140,10 +142,10 @@ fn usable(memory: *mut c_void) -> usize {
 
 /// # Safety
 /// As realloc's.
-unsafe fn change(memory: *mut c_void, bytes: usize) -> *mut c_void {
+unsafe fn change(memory: *mut c_void, bytes: usize, caller: usize) -> *mut c_void {
     let address = memory as usize;
     if memory.is_null() {
-        return allocate(bytes, false);
+        return allocate(bytes, false, caller);
     }
     if runtime::is_malloc(address) {
         if bytes == 0 {
@@ -161,7 +163,9 @@ unsafe fn change(memory: *mut c_void, bytes: usize) -> *mut c_void {
             changed => given(changed),
         };
     }
-    let moves = ARENA.owns(address) || (!tls::is_inside() && opening::for_bytes(bytes).is_some());
+    // Of no bytes it is a free, which is theirs to answer.
+    let moves = ARENA.owns(address)
+        || (bytes > 0 && !tls::is_inside() && opening::for_bytes(bytes, caller).is_some());
     if !moves {
         // SAFETY: theirs, and the caller's promise.
         return unsafe {
@@ -174,7 +178,7 @@ unsafe fn change(memory: *mut c_void, bytes: usize) -> *mut c_void {
             new
         };
     }
-    let new = allocate(bytes, false);
+    let new = allocate(bytes, false, caller);
     if !new.is_null() {
         let len = usable(memory).min(bytes);
         // SAFETY: both have so many bytes, and two allocations do not overlap.
@@ -187,29 +191,80 @@ unsafe fn change(memory: *mut c_void, bytes: usize) -> *mut c_void {
     new
 }
 
-/// As malloc(3).
-#[cfg_attr(not(test), unsafe(no_mangle))]
-pub extern "C" fn malloc(bytes: size_t) -> *mut c_void {
-    allocate(bytes, false)
+/// In front of these three, for they tell whose code asked: with the address that it goes on at behind the arguments.
+#[cfg(target_arch = "x86_64")]
+mod face {
+    use libc::{c_void, size_t};
+    use std::arch::naked_asm;
+
+    /// As malloc(3).
+    #[cfg_attr(not(test), unsafe(no_mangle))]
+    #[unsafe(naked)]
+    pub extern "C" fn malloc(bytes: size_t) -> *mut c_void {
+        naked_asm!("mov rsi, qword ptr [rsp]", "jmp {}", sym super::malloc_for)
+    }
+
+    /// As calloc(3).
+    #[cfg_attr(not(test), unsafe(no_mangle))]
+    #[unsafe(naked)]
+    pub extern "C" fn calloc(count: size_t, bytes: size_t) -> *mut c_void {
+        naked_asm!("mov rdx, qword ptr [rsp]", "jmp {}", sym super::calloc_for)
+    }
+
+    /// As realloc(3).
+    ///
+    /// # Safety
+    /// As there.
+    #[cfg_attr(not(test), unsafe(no_mangle))]
+    #[unsafe(naked)]
+    pub unsafe extern "C" fn realloc(memory: *mut c_void, bytes: size_t) -> *mut c_void {
+        naked_asm!("mov rdx, qword ptr [rsp]", "jmp {}", sym super::change_for)
+    }
 }
 
-/// As calloc(3).
-#[cfg_attr(not(test), unsafe(no_mangle))]
-pub extern "C" fn calloc(count: size_t, bytes: size_t) -> *mut c_void {
+/// The same where nothing is known of who asks.
+#[cfg(not(target_arch = "x86_64"))]
+mod face {
+    use super::{NOBODY, calloc_for, change_for, malloc_for};
+    use libc::{c_void, size_t};
+
+    /// As malloc(3).
+    #[cfg_attr(not(test), unsafe(no_mangle))]
+    pub extern "C" fn malloc(bytes: size_t) -> *mut c_void {
+        malloc_for(bytes, NOBODY)
+    }
+
+    /// As calloc(3).
+    #[cfg_attr(not(test), unsafe(no_mangle))]
+    pub extern "C" fn calloc(count: size_t, bytes: size_t) -> *mut c_void {
+        calloc_for(count, bytes, NOBODY)
+    }
+
+    /// As realloc(3).
+    ///
+    /// # Safety
+    /// As there.
+    #[cfg_attr(not(test), unsafe(no_mangle))]
+    pub unsafe extern "C" fn realloc(memory: *mut c_void, bytes: size_t) -> *mut c_void {
+        // SAFETY: the program's promise.
+        unsafe { change_for(memory, bytes, NOBODY) }
+    }
+}
+
+extern "C" fn malloc_for(bytes: usize, caller: usize) -> *mut c_void {
+    allocate(bytes, false, caller)
+}
+
+extern "C" fn calloc_for(count: usize, bytes: usize, caller: usize) -> *mut c_void {
     match count.checked_mul(bytes) {
-        Some(all) => allocate(all, true),
+        Some(all) => allocate(all, true, caller),
         None => refused(),
     }
 }
 
-/// As realloc(3).
-///
-/// # Safety
-/// As there.
-#[cfg_attr(not(test), unsafe(no_mangle))]
-pub unsafe extern "C" fn realloc(memory: *mut c_void, bytes: size_t) -> *mut c_void {
+unsafe extern "C" fn change_for(memory: *mut c_void, bytes: usize, caller: usize) -> *mut c_void {
     // SAFETY: the program's promise.
-    unsafe { change(memory, bytes) }
+    unsafe { change(memory, bytes, caller) }
 }
 
 /// As reallocarray(3).
@@ -224,9 +279,42 @@ pub unsafe extern "C" fn reallocarray(
 ) -> *mut c_void {
     match count.checked_mul(bytes) {
         // SAFETY: the program's promise.
-        Some(all) => unsafe { change(memory, all) },
+        Some(all) => unsafe { change(memory, all, NOBODY) },
         None => refused(),
     }
+}
+
+/// A copy of so many bytes of a text, and a zero.
+unsafe fn copied(text: *const c_char, len: usize) -> *mut c_char {
+    let copy = allocate(len + 1, false, NOBODY).cast::<c_char>();
+    if !copy.is_null() {
+        // SAFETY: the program's promise, and room for all of it and the zero.
+        unsafe {
+            copy.copy_from_nonoverlapping(text, len);
+            copy.add(len).write(0);
+        }
+    }
+    copy
+}
+
+/// As strdup(3): what the C library's asks for is taken for its own.
+///
+/// # Safety
+/// As there.
+#[cfg_attr(not(test), unsafe(no_mangle))]
+pub unsafe extern "C" fn strdup(text: *const c_char) -> *mut c_char {
+    // SAFETY: the program's promise.
+    unsafe { copied(text, libc::strlen(text)) }
+}
+
+/// As strndup(3).
+///
+/// # Safety
+/// As there.
+#[cfg_attr(not(test), unsafe(no_mangle))]
+pub unsafe extern "C" fn strndup(text: *const c_char, most: size_t) -> *mut c_char {
+    // SAFETY: the program's promise.
+    unsafe { copied(text, libc::strnlen(text, most)) }
 }
 
 /// As free(3).

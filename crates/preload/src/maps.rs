@@ -315,7 +315,7 @@ unsafe fn map(
     }
     if is_servable(len, prot, flags, fd)
         && !is_for_code(at as usize)
-        && let Some(runtime) = opening::for_bytes(len)
+        && let Some(runtime) = opening::for_mapping(len)
     {
         let _inside = tls::enter();
         // More than the heap has addresses for is not served: it is a reservation, of which little is used.

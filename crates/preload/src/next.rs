@@ -80,12 +80,16 @@ fn in_liburing(name: &CStr) -> *mut c_void {
     }
 }
 
-/// Whether the program's malloc is the C library's own.
-pub fn malloc_is_glibcs() -> bool {
+/// Where the C library's own malloc is, whoever stands in front of it; 0 if it has none of that name.
+pub fn libcs_malloc() -> usize {
     let _inside = tls::enter();
     // SAFETY: a name that ends in a zero.
-    let of_libc = unsafe { libc::dlsym(libc::RTLD_NEXT, c"__libc_malloc".as_ptr()) };
-    of_libc == places::malloc.get()
+    unsafe { libc::dlsym(libc::RTLD_NEXT, c"__libc_malloc".as_ptr()) as usize }
+}
+
+/// Whether the program's malloc is that function.
+pub fn malloc_is(address: usize) -> bool {
+    places::malloc.get() as usize == address
 }
 
 macro_rules! functions {

@@ -49,10 +49,19 @@ pub fn is_asked_for() -> bool {
     STATE.load(Ordering::Relaxed) != OFF
 }
 
-/// The runtime for an allocation of so many bytes, if it is to serve that; opens it if need be.
+/// The runtime for a mapping of so many bytes, if it is to serve that; opens it if need be.
+pub fn for_mapping(bytes: usize) -> Option<&'static Runtime> {
+    match bytes < MIN_BYTES.load(Ordering::Relaxed) {
+        true => None,
+        false => ready_or_open(bytes),
+    }
+}
+
+/// The same for an allocation that the code at `caller` asks for.
 #[inline]
-pub fn for_bytes(bytes: usize) -> Option<&'static Runtime> {
-    match bytes < MIN_BYTES.load(Ordering::Relaxed) && !small::are_enough() {
+pub fn for_bytes(bytes: usize, caller: usize) -> Option<&'static Runtime> {
+    let is_small = bytes < MIN_BYTES.load(Ordering::Relaxed);
+    match is_small && !small::are_enough() || small::stays(bytes, caller) {
         true => None,
         false => ready_or_open(bytes),
     }

@@ -11,20 +11,19 @@ mod word {
         ".globl terrace_preload_inside",
         ".hidden terrace_preload_inside",
         ".type terrace_preload_inside,@object",
-        ".size terrace_preload_inside,24",
+        ".size terrace_preload_inside,16",
         ".p2align 3",
         "terrace_preload_inside:",
-        ".zero 24",
+        ".zero 16",
         ".previous",
     );
 
-    /// The mark, what the kernel reads at each system call of a thread whose calls are dispatched (`dispatch`), that thread's own things, and what it has not counted yet (`small`).
+    /// The mark, what the kernel reads at each system call of a thread whose calls are dispatched (`dispatch`), and that thread's own things.
     #[repr(C)]
     pub struct Words {
         depth: u32,
         selector: u8,
         pub own: *mut std::ffi::c_void,
-        pub small: i64,
     }
 
     pub fn address() -> *mut Words {
@@ -55,16 +54,6 @@ mod word {
         // SAFETY: as above; the kernel reads it, and only this thread and its signal handlers write it.
         unsafe { &raw mut (*address()).selector }
     }
-
-    pub fn small() -> i64 {
-        // SAFETY: as above.
-        unsafe { (*address()).small }
-    }
-
-    pub fn set_small(bytes: i64) {
-        // SAFETY: as above.
-        unsafe { (*address()).small = bytes }
-    }
 }
 
 #[cfg(not(target_arch = "x86_64"))]
@@ -88,21 +77,7 @@ mod word {
     pub fn selector() -> *mut u8 {
         SELECTOR.with(std::cell::Cell::as_ptr)
     }
-
-    thread_local! {
-        static SMALL: std::cell::Cell<i64> = const { std::cell::Cell::new(0) };
-    }
-
-    pub fn small() -> i64 {
-        SMALL.get()
-    }
-
-    pub fn set_small(bytes: i64) {
-        SMALL.set(bytes);
-    }
 }
-
-pub use word::{set_small, small};
 
 /// Where this thread's selector lies: while it is [`PASSES`], its system calls go to the kernel, whoever makes them.
 pub fn selector() -> *mut u8 {

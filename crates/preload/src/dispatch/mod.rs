@@ -21,8 +21,8 @@ mod signals;
 mod spawn;
 mod vectors;
 
-use crate::{raw, tls};
-use libc::{c_int, c_long, c_void};
+use crate::{loaded, raw, tls};
+use libc::{c_int, c_long};
 use std::sync::atomic::{AtomicPtr, AtomicU8, AtomicUsize, Ordering};
 
 pub use front::is_here;
@@ -246,39 +246,11 @@ fn made() -> Option<*mut Thread> {
 
 /// Finds the instructions of this library.
 fn find_own() {
-    unsafe extern "C" fn look(
-        info: *mut libc::dl_phdr_info,
-        _: usize,
-        inside: *mut c_void,
-    ) -> c_int {
-        let inside = inside as usize;
-        // SAFETY: what dl_iterate_phdr gives.
-        let (base, parts) = unsafe {
-            let info = &*info;
-            (
-                info.dlpi_addr as usize,
-                std::slice::from_raw_parts(info.dlpi_phdr, info.dlpi_phnum.into()),
-            )
-        };
-        for part in parts {
-            let (start, len) = (base + part.p_vaddr as usize, part.p_memsz as usize);
-            if part.p_type == libc::PT_LOAD
-                && part.p_flags & libc::PF_X != 0
-                && inside.wrapping_sub(start) < len
-            {
-                OWN_START.store(start, Ordering::Relaxed);
-                OWN_BYTES.store(len, Ordering::Relaxed);
-                return 1;
-            }
-        }
-        0
-    }
-    let inside = find_own as fn() as usize;
-    // SAFETY: a function of the right type, that looks at what it is given.
-    unsafe { libc::dl_iterate_phdr(Some(look), inside as *mut c_void) };
-    if OWN_BYTES.load(Ordering::Relaxed) == 0 {
+    let Some((start, len)) = loaded::part_with(find_own as fn() as usize) else {
         raw::die(format_args!(
             "where this library lies cannot be found: --faults thread does without"
         ));
-    }
+    };
+    OWN_START.store(start, Ordering::Relaxed);
+    OWN_BYTES.store(len, Ordering::Relaxed);
 }

@@ -1,10 +1,14 @@
 // Many small allocations: lists of nodes in several threads, several times the memory there is; each second one is freed and made anew, by another thread.
 
 #include <pthread.h>
+#include <pwd.h>
+#include <semaphore.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #define MUST(what) \
     do { \
@@ -89,9 +93,65 @@ static void all(void *(*work)(void *)) {
         MUST(pthread_join(threads[n], NULL) == 0);
 }
 
+// What the C library says of malloc's edges holds beyond the bound, too.
+static void edges(void) {
+    void *volatile none = malloc(0);
+    MUST(none);
+    free(none);
+    void *volatile gone = malloc(40);
+    MUST(realloc(gone, 0) == NULL);
+    char *text = strdup("a text"), *start = strndup("a text", 3), *empty = strdup("");
+    MUST(!strcmp(text, "a text") && !strcmp(start, "a t") && !*empty);
+    free(text), free(start), free(empty);
+    MUST(malloc(SIZE_MAX / 2) == NULL && calloc(SIZE_MAX / 2, 3) == NULL);
+}
+
+static void *reads(void *unused) {
+    check(lists[1], 1);
+    return unused;
+}
+
+static pthread_key_t keys[40];
+static sem_t begun, over;
+
+static void *waits(void *unused) {
+    // More than a thread has room for without an allocation.
+    for (int n = 0; n < 40; n++)
+        MUST(pthread_setspecific(keys[n], keys) == 0);
+    MUST(sem_post(&begun) == 0 && sem_wait(&over) == 0);
+    return unused;
+}
+
+// A fork of a process that has threads, keys and users' names: the C library puts its own tables right in the child before that has its memory.
+static void forks(void) {
+    for (int n = 0; n < 40; n++)
+        MUST(pthread_key_create(&keys[n], NULL) == 0);
+    MUST(sem_init(&begun, 0, 0) == 0 && sem_init(&over, 0, 0) == 0 && getpwnam("root"));
+    pthread_t waiting;
+    MUST(pthread_create(&waiting, NULL, waits, NULL) == 0 && sem_wait(&begun) == 0);
+    for (int n = 0; n < 3; n++) {
+        pid_t pid = fork();
+        MUST(pid >= 0);
+        if (pid == 0) {
+            check(lists[0], 0);
+            pthread_t thread;
+            MUST(pthread_create(&thread, NULL, reads, NULL) == 0 && pthread_join(thread, NULL) == 0);
+            struct node *own = node(1, NULL);
+            free(own);
+            _exit(7);
+        }
+        int status;
+        MUST(waitpid(pid, &status, 0) == pid && WIFEXITED(status) && WEXITSTATUS(status) == 7);
+    }
+    MUST(sem_post(&over) == 0 && pthread_join(waiting, NULL) == 0);
+}
+
 int main(int count, char **args) {
     (void)args;
     all(builds);
+    // While the bound is passed.
+    edges();
+    forks();
     all(changes);
     if (count > 1)
         all(frees);
