@@ -1,6 +1,6 @@
 //! How much of the program's small allocations its own malloc keeps: up to a bound; beyond it they are served as large ones are, so that a program of nothing else stays near its cap, too.
 //!
-//! What the C library and the loader allocate for themselves is never served where it is small: tables of thread-local storage, which a fault is taken with; what a fork's child writes to before it has its
+//! What the loader allocates is never served, nor what the C library does for itself where it is small: tables of thread-local storage, which a fault is taken with; what a fork's child writes to before it has its
 //! memory; what a child of posix_spawn reads. A block's size is read where glibc keeps it, in the word before the block: malloc_usable_size looks at the block behind, too, which is a miss of the
 //! cache for each free. Promises: what is counted is what blocks take that are not freed, but for [`SHARDS`] times [`UNCOUNTED_BYTES`]; what is freed makes room for others. Never: counts where the program has
 //! another malloc than the C library's, whose memory is served, since it maps it; or what the C library keeps of freed blocks.
@@ -9,7 +9,8 @@ use crate::{loaded, next, tls};
 use libc::c_void;
 use std::sync::atomic::{AtomicI64, AtomicUsize, Ordering};
 
-/// Below this an allocation of the C library's own or of the loader's stays, bytes: all of theirs that must not fault are shorter.
+/// Below this an allocation of the C library's own stays, bytes: all of these that must not fault are shorter. The loader's are not: its list of who has thread-local storage is read when a thread is made,
+/// also the one that brings a fork's child its memory.
 const OWN_BYTES_MAX: usize = 1024;
 /// Threads count in one of so many places, a power of two. Not by one operation: that waits for all misses of the cache before it (a fifth of the time of a program that only allocates). Of two threads with
 /// the same place that count at the same nanosecond, one may be lost, of what is allocated as of what is freed.
@@ -84,7 +85,7 @@ pub fn stays(bytes: usize, caller: usize) -> bool {
     let within = |(start, len): &(AtomicUsize, AtomicUsize)| {
         caller.wrapping_sub(start.load(Ordering::Relaxed)) < len.load(Ordering::Relaxed)
     };
-    bytes < OWN_BYTES_MAX && (within(&LIBC) || within(&LOADER))
+    within(&LOADER) || bytes < OWN_BYTES_MAX && within(&LIBC)
 }
 
 /// What the program's malloc has, bytes; 0 if that is not counted.
@@ -161,6 +162,6 @@ mod tests {
             stays as fn(usize, usize) -> bool as usize,
         );
         assert!(stays(1023, libc) && !stays(1024, libc) && !stays(16, own));
-        assert!(stays(16, loaded::loaders_function()));
+        assert!(stays(16, loaded::loaders_function()) && stays(4096, loaded::loaders_function()));
     }
 }

@@ -127,6 +127,8 @@ static void forks(void) {
     for (int n = 0; n < 40; n++)
         MUST(pthread_key_create(&keys[n], NULL) == 0);
     MUST(sem_init(&begun, 0, 0) == 0 && sem_init(&over, 0, 0) == 0 && getpwnam("root"));
+    // Where there is a library for it, it has thread-local storage.
+    MUST(!getpwnam("nobody-has-this-name"));
     pthread_t waiting;
     MUST(pthread_create(&waiting, NULL, waits, NULL) == 0 && sem_wait(&begun) == 0);
     for (int n = 0; n < 3; n++) {
