@@ -122,10 +122,16 @@ macro_rules! functions {
     };
 }
 
-/// Finds those that a program may call from a handler of a signal, or in the child of a fork, where nothing may be looked up.
+/// Finds those that a program may call from a handler of a signal, in the child of a fork, or, as malloc's are, from dlerror, where nothing may be looked up: a look-up frees what dlerror is at.
 pub fn prepare() {
     use places::*;
     for place in [
+        &malloc,
+        &calloc,
+        &realloc,
+        &free,
+        &memalign,
+        &malloc_usable_size,
         &read,
         &pread,
         &pread64,

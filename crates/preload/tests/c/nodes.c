@@ -1,5 +1,6 @@
 // Many small allocations: lists of nodes in several threads, several times the memory there is; each second one is freed and made anew, by another thread.
 
+#include <dlfcn.h>
 #include <pthread.h>
 #include <pwd.h>
 #include <semaphore.h>
@@ -93,8 +94,14 @@ static void all(void *(*work)(void *)) {
         MUST(pthread_join(threads[n], NULL) == 0);
 }
 
+static void *fails(void *unused) {
+    MUST(!dlopen("/there/is/no/such/library", RTLD_NOW) && strstr(dlerror(), "no/such/library"));
+    return unused;
+}
+
 // What the C library says of malloc's edges holds beyond the bound, too.
 static void edges(void) {
+    all(fails);
     void *volatile none = malloc(0);
     MUST(none);
     free(none);
