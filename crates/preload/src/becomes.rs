@@ -1,9 +1,9 @@
 //! A served program turns itself into another one (exec): if that one goes without Terrace, a line says so, and why.
 //!
 //! Promises: the call is passed on as it is, whatever was found; nothing is allocated or locked, since it may come from a signal handler or the child
-//! of a fork. Never: refuses, or speaks for a child, which is not served in any case. `execl` and its kin call past every library: they are not seen.
+//! of a fork. Never: refuses, or speaks for a child, which is not served in any case. On other processors than x86_64 `execl` and its kin are not seen.
 
-use crate::{dispatch, raw};
+use crate::{dispatch, environment, raw};
 use libc::{c_char, c_int, c_long, c_void};
 use std::ffi::CStr;
 use std::ptr::{null, null_mut};
@@ -24,7 +24,6 @@ type Args = *const *const c_char;
 static EXECVE: Next = Next::new();
 static EXECVEAT: Next = Next::new();
 static FEXECVE: Next = Next::new();
-static EXECVP: Next = Next::new();
 static EXECVPE: Next = Next::new();
 
 /// A function of the C library, looked up before the program begins: a child of a fork may not look anything up.
@@ -56,7 +55,6 @@ pub fn prepare() {
     EXECVE.find(c"execve");
     EXECVEAT.find(c"execveat");
     FEXECVE.find(c"fexecve");
-    EXECVP.find(c"execvp");
     EXECVPE.find(c"execvpe");
 }
 
@@ -226,10 +224,6 @@ fn is_not_there() -> c_int {
     -1
 }
 
-unsafe extern "C" {
-    static environ: Args;
-}
-
 /// Where system calls are dispatched, the child of a vfork makes its own: nobody brings pages in for them, so what it hands over is copied before.
 unsafe fn with_copies(
     path: *const c_char,
@@ -286,7 +280,7 @@ pub unsafe extern "C" fn execve(path: *const c_char, args: Args, environment: Ar
 #[cfg_attr(not(test), unsafe(no_mangle))]
 pub unsafe extern "C" fn execv(path: *const c_char, args: Args) -> c_int {
     // SAFETY: the program's promise.
-    unsafe { execve(path, args, environ) }
+    unsafe { execve(path, args, environment::get()) }
 }
 
 /// As execveat(2).
@@ -346,17 +340,8 @@ pub unsafe extern "C" fn fexecve(file: c_int, args: Args, environment: Args) -> 
 /// As there.
 #[cfg_attr(not(test), unsafe(no_mangle))]
 pub unsafe extern "C" fn execvp(name: *const c_char, args: Args) -> c_int {
-    // SAFETY: the program's promise; a function of this name has this type.
-    unsafe {
-        if speaks() {
-            say_of_named(name, environ);
-        }
-        let Some(next) = EXECVP.get(c"execvp") else {
-            return is_not_there();
-        };
-        let next: unsafe extern "C" fn(*const c_char, Args) -> c_int = std::mem::transmute(next);
-        with_copies(name, args, null(), |name, args, _| next(name, args))
-    }
+    // SAFETY: the program's promise.
+    unsafe { execvpe(name, args, environment::get()) }
 }
 
 /// As execvpe(3).
@@ -378,5 +363,75 @@ pub unsafe extern "C" fn execvpe(name: *const c_char, args: Args, environment: A
         with_copies(name, args, environment, |name, args, environment| {
             next(name, args, environment)
         })
+    }
+}
+
+/// Those whose arguments stand one by one: by the convention of calls the first six come in registers and the rest on the stack, where those in registers are put below them, so that they
+/// are a list. On an error, which is all that they answer, the stack is as it was.
+#[cfg(target_arch = "x86_64")]
+mod one_by_one {
+    use super::{Args, environment, execve, execvpe};
+    use libc::{c_char, c_int};
+    use std::arch::naked_asm;
+
+    macro_rules! listed {
+        ($($(#[$doc:meta])* $name:ident = $with:ident;)*) => {
+            $(
+                $(#[$doc])*
+                ///
+                /// # Safety
+                /// As there, with more arguments than can be said here.
+                #[cfg_attr(not(test), unsafe(no_mangle))]
+                #[unsafe(naked)]
+                pub unsafe extern "C" fn $name(path: *const c_char, first: *const c_char) -> c_int {
+                    naked_asm!(
+                        "pop rax",
+                        "push r9",
+                        "push r8",
+                        "push rcx",
+                        "push rdx",
+                        "push rsi",
+                        "mov rsi, rsp",
+                        "push rax",
+                        "call {}",
+                        "pop rcx",
+                        "add rsp, 40",
+                        "push rcx",
+                        "ret",
+                        sym $with,
+                    )
+                }
+            )*
+        };
+    }
+
+    listed! {
+        /// As execl(3).
+        execl = with_path;
+        /// As execlp(3).
+        execlp = with_name;
+        /// As execle(3).
+        execle = with_environment;
+    }
+
+    unsafe extern "C" fn with_path(path: *const c_char, args: Args) -> c_int {
+        // SAFETY: the program's promise.
+        unsafe { execve(path, args, environment::get()) }
+    }
+
+    unsafe extern "C" fn with_name(name: *const c_char, args: Args) -> c_int {
+        // SAFETY: the program's promise.
+        unsafe { execvpe(name, args, environment::get()) }
+    }
+
+    unsafe extern "C" fn with_environment(path: *const c_char, args: Args) -> c_int {
+        // SAFETY: the program's promise: the list ends in a null, behind which the environment is named.
+        unsafe {
+            let mut end = args;
+            while !(*end).is_null() {
+                end = end.add(1);
+            }
+            execve(path, args, end.add(1).cast::<Args>().read())
+        }
     }
 }

@@ -82,6 +82,8 @@ pub unsafe extern "C" fn __register_atfork(
     whose: *mut c_void,
 ) -> c_int {
     register();
+    // The C library's list of them is read in a child before that has its memory.
+    let _inside = tls::enter_for_program();
     // SAFETY: the program's promise.
     unsafe { next::__register_atfork(prepare, parent, child, whose) }
 }

@@ -16,6 +16,7 @@ mod descriptors;
 mod direct;
 #[cfg_attr(not(target_arch = "x86_64"), path = "undispatched.rs")]
 mod dispatch;
+mod environment;
 mod fork;
 mod keeper;
 mod loaded;

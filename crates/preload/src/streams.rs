@@ -3,7 +3,7 @@
 //! Promises: what the C library keeps of a stream lies in the arena: it resets the locks of all streams in the child of a fork, before the child has
 //! its served memory. Never: touches a stream's buffer or contents.
 
-use crate::{dispatch, next, tls};
+use crate::{dispatch, environment, next, tls};
 use libc::{FILE, c_char, c_int, c_void, size_t};
 
 macro_rules! opens {
@@ -49,7 +49,12 @@ pub unsafe extern "C" fn popen(command: *const c_char, mode: *const c_char) -> *
     // SAFETY: the program's promise. The child that it makes for a moment has pages brought in by nobody.
     unsafe {
         match copied.text(command) {
-            Some(command) => next::popen(command, mode),
+            Some(command) => {
+                if dispatch::is_on() {
+                    environment::touch();
+                }
+                next::popen(command, mode)
+            }
             None => std::ptr::null_mut(),
         }
     }

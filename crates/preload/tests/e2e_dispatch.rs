@@ -23,16 +23,18 @@ fn is_ok(faults: &str, source: &str, flags: &[&str], args: &[&str]) {
 #[test]
 fn e2e_signals_stacks_and_processes_while_calls_are_dispatched() {
     is_ok("dispatch", "dispatch.c", &[], &[]);
+    is_ok("dispatch", "asked.c", &[], &[]);
 }
 
 #[test]
 fn e2e_the_same_while_threads_take_faults() {
     is_ok("thread", "dispatch.c", &[], &[]);
+    is_ok("thread", "asked.c", &[], &[]);
 }
 
 fn rings(faults: &str) -> String {
     let dir = tempfile::tempdir().expect("a directory");
-    let program = compiled(dir.path(), "dispatch.c", &[]);
+    let program = compiled(dir.path(), "asked.c", &[]);
     let mut command = command(CAP_MIB, &["--ssd", "1G", "--faults", faults], None);
     let (well, said) = output(command.arg(program).arg("rings"));
     assert!(well && said.contains("OK\n"), "{faults}: {said}");

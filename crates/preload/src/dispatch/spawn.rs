@@ -4,7 +4,7 @@
 //! Promises: else the call is passed on as it is. Never: waits for the program.
 
 use super::{Copied, is_on};
-use crate::{next, raw};
+use crate::{environment, next, raw};
 use libc::{c_char, c_int, c_void, pid_t};
 
 type Texts = *const *const c_char;
@@ -58,7 +58,10 @@ pub unsafe extern "C" fn system(command: *const c_char) -> c_int {
         }
         let mut copied = Copied::new();
         match copied.text(command) {
-            Some(command) => next::system(command),
+            Some(command) => {
+                environment::touch();
+                next::system(command)
+            }
             None => {
                 raw::set_errno(no_room());
                 -1

@@ -110,8 +110,11 @@ static void edges(void) {
     char *text = strdup("a text"), *start = strndup("a text", 3), *empty = strdup("");
     MUST(!strcmp(text, "a text") && !strcmp(start, "a t") && !*empty);
     free(text), free(start), free(empty);
-    MUST(malloc(SIZE_MAX / 2) == NULL && calloc(SIZE_MAX / 2, 3) == NULL);
+    volatile size_t huge = SIZE_MAX / 2;
+    MUST(malloc(huge) == NULL && calloc(huge, 3) == NULL);
 }
+
+static void nothing(void) {}
 
 static void *reads(void *unused) {
     check(lists[1], 1);
@@ -133,6 +136,8 @@ static void *waits(void *unused) {
 static void forks(void) {
     for (int n = 0; n < 40; n++)
         MUST(pthread_key_create(&keys[n], NULL) == 0);
+    for (int n = 0; n < 200; n++)
+        MUST(pthread_atfork(nothing, nothing, nothing) == 0);
     MUST(sem_init(&begun, 0, 0) == 0 && sem_init(&over, 0, 0) == 0 && getpwnam("root"));
     // Where there is a library for it, it has thread-local storage.
     MUST(!getpwnam("nobody-has-this-name"));
