@@ -21,8 +21,8 @@ const LIBRARY: &str = "libterrace_preload.so";
 const LIBRARY_DIRS: [&str; 3] = [".", "../lib", "../lib/terrace"];
 /// SSD for each byte of the cap, if not said.
 const SSD_PER_DRAM: u64 = 8;
-/// What smaller allocations may take before they are served, too, if not said: such a part of the cap, and never less than fits what a process may have beside its cap.
-const DRAM_PER_UNSERVED: u64 = 32;
+/// What smaller allocations may take before they are served, too, if not said: such a part of the cap, which pages give for it, and never less than what a process may have beside its cap.
+const DRAM_PER_UNSERVED: u64 = 4;
 const UNSERVED_MIN_BYTES: u64 = 16 << 20;
 /// Handler threads, unless there are more processors.
 const THREADS_MIN: usize = 4;
@@ -59,7 +59,7 @@ pub struct RunArgs {
     /// Smaller allocations and mappings stay outside
     #[arg(long, value_name = "SIZE", default_value = "1K")]
     min_size: Size,
-    /// What smaller allocations may take: beyond that they are served, too [default: a 32nd of --dram, at least 16M]
+    /// What smaller allocations may take, out of --dram but for 16M or a 32nd of it: beyond that they are served, too [default: a quarter of --dram, at least 16M]
     #[arg(long, value_name = "SIZE")]
     unserved: Option<Size>,
     /// How page faults are taken

@@ -12,10 +12,11 @@ use crate::arena::ARENA;
 use crate::mappings::Mappings;
 use crate::remote::{Remote, RemoteGround, RemotePages};
 use crate::runtime::{self, Area, Pool, Runtime};
-use crate::{answer, dispatch, next, opening, raw, report, serve, settings, tls};
+use crate::serve::Given;
+use crate::{answer, dispatch, next, opening, own, raw, report, serve, settings, small, tls};
 use libc::{c_int, c_void};
 use std::cell::UnsafeCell;
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::AsRawFd;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, MutexGuard};
 use terrace_vm::heap::{Closable, HeldHeap, none_closed};
@@ -25,13 +26,11 @@ use terrace_vm::{Memory, Options, PAGES_MIN, VmError, Way, descriptors};
 const THREADS: usize = 2;
 /// Of a child's part of the cap, what is kept of arrays that its faults go along (`vm`'s `follow`).
 const KEPT_BYTES: u64 = 68 << 10;
-/// DRAM of a page that lies apart from others, with its table.
-const PAGE_AND_TABLE_BYTES: u64 = 9 << 10;
 
 /// Between the handlers before and after a fork, in the thread that forks.
 struct Forking {
-    /// The child's end of its socket, or why there is none.
-    end: Result<OwnedFd, i32>,
+    /// What the child gets, or why it gets nothing.
+    given: Result<Given, i32>,
     _heaps: [HeldHeap<'static>; 2],
     mappings: [MutexGuard<'static, Mappings>; 2],
     signals: libc::sigset_t,
@@ -130,7 +129,7 @@ impl Runtime {
     }
 
     /// A view of all pages as they are, for a child.
-    fn view(&self) -> Result<OwnedFd, i32> {
+    fn view(&self) -> Result<Given, i32> {
         for area in [&self.malloc, &self.maps] {
             area.heap.write_back().map_err(|_| libc::ENOMEM)?;
         }
@@ -175,7 +174,7 @@ unsafe extern "C" fn before() {
     let forking = Forking {
         mappings: areas.map(Area::mappings),
         _heaps: areas.map(|area| area.heap.hold()),
-        end: runtime.view(),
+        given: runtime.view(),
         signals,
         runtime,
         _inside: inside,
@@ -212,20 +211,21 @@ unsafe extern "C" fn after_in_child() {
     answer::close();
     let Some(mut forking) = turn() else { return };
     let signals = forking.signals;
+    small::bound_in_child(own::beside_bytes(forking.runtime.cap_bytes));
     let (base, bytes) = forking.runtime.addresses;
     let kept = keep_free(base, bytes);
     serve::close_in_child();
     let mappings = [0, 1].map(|n| std::mem::take(&mut *forking.mappings[n]));
     let (old, inside) = (forking.runtime, tls::enter());
-    let end = std::mem::replace(&mut forking.end, Err(0));
+    let given = std::mem::replace(&mut forking.given, Err(0));
     // Locks, heaps and views in it are the parent's.
     std::mem::forget(forking);
     if let Pool::Away(remote) = &old.pool {
         remote.clone().close();
     }
-    let made = end
+    let made = given
         .map_err(|errno| format!("its parent's memory cannot be kept: error {errno}"))
-        .and_then(|end| in_child(old, end, mappings, kept).map_err(|e| e.to_string()));
+        .and_then(|given| in_child(old, given, mappings, kept).map_err(|e| e.to_string()));
     match made {
         Ok(runtime) => opening::publish(runtime),
         Err(why) => raw::say(format_args!(
@@ -249,11 +249,11 @@ fn keep_free(base: usize, bytes: usize) -> bool {
     mapped as usize == base
 }
 
-/// The runtime of a child: the parent's addresses, with pages that come over `end`.
+/// The runtime of a child: the parent's addresses, with pages that come over `end`, of which it has `share_bytes` in DRAM.
 /// With `kept`, its addresses are taken.
 fn in_child(
     old: &Runtime,
-    end: OwnedFd,
+    (end, share_bytes): Given,
     mappings: [Mappings; 2],
     kept: bool,
 ) -> Result<Runtime, VmError> {
@@ -262,14 +262,14 @@ fn in_child(
     let _ = crate::wire::greet(&end);
     let remote = Arc::new(Remote::new(end));
     let (base, bytes) = old.addresses;
-    let share = serve::share_bytes(old.cap_bytes);
+    let buffer_bytes = share_bytes.saturating_sub(KEPT_BYTES);
     if kept {
         // SAFETY: what `keep_free` has mapped, in which nothing is; the next call takes it, before anything else is mapped.
         unsafe { raw::munmap(base as *mut c_void, bytes) };
     }
     let memory = Memory::new(Options {
         way: Way::Handlers(THREADS),
-        pages_max: (share.saturating_sub(KEPT_BYTES) / PAGE_AND_TABLE_BYTES)
+        pages_max: (buffer_bytes / serve::PAGE_AND_TABLE_BYTES)
             .try_into()
             .map_or(PAGES_MIN, |pages: usize| pages.max(PAGES_MIN)),
         reserve_bytes: bytes,
@@ -277,6 +277,8 @@ fn in_child(
         remembered: Some(0),
         ..Options::default()
     })?;
+    // More pages where they lie close.
+    memory.set_buffer_bytes(buffer_bytes as usize);
     none_closed();
     let mut mappings = mappings.into_iter();
     let mut area = |number: u32, old: &Area| {

@@ -25,6 +25,7 @@ mod mappings;
 mod maps;
 mod next;
 mod opening;
+mod own;
 mod raw;
 mod remote;
 mod report;

@@ -8,7 +8,7 @@ use crate::reserved::{self, heap_bytes, reserved_bytes};
 use crate::runtime::{self, Area, Pool, Runtime};
 use crate::serve::Home;
 use crate::settings::Settings;
-use crate::{answer, dispatch, raw, report, rings, small, tls, token};
+use crate::{answer, dispatch, own, raw, report, rings, small, tls, token};
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU8, AtomicUsize, Ordering};
 use terrace_vm::heap::PageHeap;
@@ -111,6 +111,7 @@ fn open_or_wait() -> Option<&'static Runtime> {
             match open() {
                 Ok(Some(runtime)) => {
                     publish(runtime);
+                    own::begin();
                     report::here();
                     report::listen();
                     answer::listen();

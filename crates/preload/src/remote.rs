@@ -4,6 +4,7 @@
 //! gone, pages cannot be had (SIGBUS), and nothing waits. Never: keeps a page.
 
 use crate::raw;
+use crate::serve::Given;
 use crate::wire::{self, Ask, Gone, Say};
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -56,8 +57,8 @@ impl Remote {
         });
     }
 
-    /// A socket for a child of this child; `pages` is how many more a second version of everything would come to, `shared_bytes` what the two will have in DRAM together.
-    pub fn fork(&self, pages: u64, shared_bytes: u64) -> Result<OwnedFd, i32> {
+    /// A socket for a child of this child, and what its pages may take; `pages` is how many more a second version of everything would come to, `shared_bytes` what the two will have in DRAM together.
+    pub fn fork(&self, pages: u64, shared_bytes: u64) -> Result<Given, i32> {
         let ask = Ask {
             what: wire::FORK,
             first: shared_bytes,
@@ -68,7 +69,7 @@ impl Remote {
             state.settle()?;
             let say = state.ask(ask)?;
             match say.errno {
-                0 => Ok(Ok(wire::receive_descriptor(&state.end)?)),
+                0 => Ok(Ok((wire::receive_descriptor(&state.end)?, say.count))),
                 errno => Ok(Err(errno)),
             }
         });

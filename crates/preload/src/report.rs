@@ -4,7 +4,7 @@
 
 use crate::arena::ARENA;
 use crate::runtime::{self, Pool, Runtime};
-use crate::{descriptors, small, tls};
+use crate::{descriptors, own, small, tls};
 use std::ffi::OsString;
 use std::fmt::Write;
 use std::os::fd::{FromRawFd, IntoRawFd, OwnedFd};
@@ -217,6 +217,7 @@ pub fn figures(runtime: &Runtime, line: &mut dyn FnMut(&str, u64)) {
     line("evict_microseconds", memory.evict_ns / 1000);
     if let Pool::Home(home) = &runtime.pool {
         let stats = home.heap.store().stats();
+        line("given_by_pages_bytes", own::given_bytes());
         line("pages_same", home.heap.store().pages_same());
         line("dram_cap_bytes", stats.cap_bytes);
         line("dram_counted_bytes", stats.used_bytes);
@@ -240,7 +241,14 @@ fn peak_bytes() -> u64 {
 
 /// A line of /proc/self/status that is in KiB.
 pub fn status_bytes(name: &str) -> u64 {
-    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    bytes_of(
+        &std::fs::read_to_string("/proc/self/status").unwrap_or_default(),
+        name,
+    )
+}
+
+/// The same of what stands there.
+pub fn bytes_of(status: &str, name: &str) -> u64 {
     let line = status.lines().find_map(|line| line.strip_prefix(name));
     let kib = line.and_then(|rest| rest.split_whitespace().next()?.parse::<u64>().ok());
     kib.unwrap_or(0) * 1024

@@ -12,12 +12,17 @@ use terrace_vm::opp::Heap;
 use terrace_vm::store::{VIEWS_MAX, View};
 use terrace_vm::{Backing, Changed, FetchError, Fetched, PAGE_BYTES, Page, StoreError};
 
-/// Part of the cap that a child's buffer has: one in so many, within these bounds.
+/// Part of the cap that a child's buffer has at least: one in so many, within these bounds.
 const SHARE: u64 = 32;
 const SHARE_MIN_BYTES: u64 = 1 << 20;
 const SHARE_MAX_BYTES: u64 = 16 << 20;
-/// Of the cap, what all children together may have.
+/// Of the cap, what all children together may have of that.
 const SHARES_MAX: u64 = 2;
+/// What nobody uses of the cap goes to a child that may need it, as long as children have less than one part in so many: the first gets half of what is left, and so on.
+const LARGE_SHARES_MAX: u64 = 4;
+const LARGE_SHARE: u64 = 2;
+/// DRAM of a page that lies apart from others, with its table.
+pub const PAGE_AND_TABLE_BYTES: u64 = 9 << 10;
 /// Stack of a thread that serves.
 const STACK_BYTES: usize = 256 << 10;
 
@@ -29,10 +34,19 @@ static PROCESSES: [AtomicI32; VIEWS_MAX] = [const { AtomicI32::new(0) }; VIEWS_M
 static LIVE: AtomicUsize = AtomicUsize::new(0);
 /// What is counted for them of memory that is copied when one of two writes to it.
 static COPIES_BYTES: AtomicU64 = AtomicU64::new(0);
+/// What they may have for pages.
+static SHARES_BYTES: AtomicU64 = AtomicU64::new(0);
+/// All that is counted for them.
+static COUNTED_BYTES: AtomicU64 = AtomicU64::new(0);
 
 /// How many children are served.
 pub fn children() -> usize {
     LIVE.load(Ordering::Acquire)
+}
+
+/// What of the cap is theirs, bytes.
+pub fn counted_bytes() -> u64 {
+    COUNTED_BYTES.load(Ordering::Acquire)
 }
 
 /// Sends a signal to all of them.
@@ -58,17 +72,30 @@ pub fn close_in_child() {
     }
     LIVE.store(0, Ordering::Release);
     COPIES_BYTES.store(0, Ordering::Release);
+    SHARES_BYTES.store(0, Ordering::Release);
+    COUNTED_BYTES.store(0, Ordering::Release);
 }
 
-/// DRAM that a child's pages may take, under a cap.
-pub fn share_bytes(cap_bytes: u64) -> u64 {
+/// DRAM that a child's pages may take under a cap in any case.
+fn share_least_bytes(cap_bytes: u64) -> u64 {
     (cap_bytes / SHARE).clamp(SHARE_MIN_BYTES, SHARE_MAX_BYTES)
+}
+
+/// What a child gets whose memory has so many pages, where so much of the cap is used by nobody, and so much its siblings'.
+fn share_bytes(cap_bytes: u64, unused_bytes: u64, given_bytes: u64, pages: u64) -> u64 {
+    let left = (cap_bytes / LARGE_SHARES_MAX).saturating_sub(given_bytes);
+    let large = unused_bytes.min(left) / LARGE_SHARE;
+    let least = share_least_bytes(cap_bytes);
+    pages
+        .saturating_mul(PAGE_AND_TABLE_BYTES)
+        .min(large)
+        .max(least)
 }
 
 /// Whether one more child may have its share.
 pub fn has_room(cap_bytes: u64) -> bool {
     let after = children() as u64 + 1;
-    after * share_bytes(cap_bytes) <= cap_bytes / SHARES_MAX && after < VIEWS_MAX as u64
+    after * share_least_bytes(cap_bytes) <= cap_bytes / SHARES_MAX && after < VIEWS_MAX as u64
 }
 
 /// Of what a child and its parent share until one of them writes to it, what is counted as if all were written to. Pages and entries keep half of what
@@ -88,20 +115,22 @@ struct Service {
     promised_pages: u64,
     /// Of the cap: its share, copies, and tables.
     counted_bytes: u64,
-    copies_bytes: u64,
 }
 
 /// Why a child cannot be served: an error number.
 type Refused = i32;
 
-/// A view for a child, and a thread that serves it: the child's end of the socket. `pages` is how many more a second version of everything would come to,
+/// What a child gets: its end of the socket, and what its pages may take, bytes.
+pub type Given = (OwnedFd, u64);
+
+/// A view for a child, and a thread that serves it. `pages` is how many more a second version of everything would come to,
 /// `shared_bytes` what the child has in DRAM together with its parent, until one of them writes to it.
 pub fn start(
     heap: &Heap,
     views: [&View; 2],
     pages: u64,
     shared_bytes: u64,
-) -> Result<OwnedFd, Refused> {
+) -> Result<Given, Refused> {
     let (cap_bytes, _) = heap.store().cap_and_used_bytes();
     if !has_room(cap_bytes) {
         return Err(libc::ENOMEM);
@@ -109,12 +138,26 @@ pub fn start(
     let copies_bytes = copies_bytes(heap, shared_bytes);
     LIVE.fetch_add(1, Ordering::AcqRel);
     COPIES_BYTES.fetch_add(copies_bytes, Ordering::AcqRel);
-    let begun = begin(heap, views, pages, share_bytes(cap_bytes), copies_bytes);
+    let unused = cap_bytes.saturating_sub(heap.held_bytes());
+    let share_bytes = share_bytes(
+        cap_bytes,
+        unused,
+        SHARES_BYTES.load(Ordering::Acquire),
+        pages,
+    );
+    SHARES_BYTES.fetch_add(share_bytes, Ordering::AcqRel);
+    let begun = begin(heap, views, pages, share_bytes, copies_bytes);
     if begun.is_err() {
         LIVE.fetch_sub(1, Ordering::AcqRel);
-        COPIES_BYTES.fetch_sub(copies_bytes, Ordering::AcqRel);
+        ended(share_bytes, copies_bytes);
     }
-    begun
+    begun.map(|end| (end, share_bytes))
+}
+
+/// A child that had so much has it no more.
+fn ended(share_bytes: u64, copies_bytes: u64) {
+    COPIES_BYTES.fetch_sub(copies_bytes, Ordering::AcqRel);
+    SHARES_BYTES.fetch_sub(share_bytes, Ordering::AcqRel);
 }
 
 fn begin(
@@ -130,14 +173,15 @@ fn begin(
         heap.unpromise(pages);
         return Err(libc::ENOMEM);
     };
-    heap.make_way(share_bytes + copies_bytes);
+    let counted_bytes = share_bytes + copies_bytes;
+    heap.make_way(counted_bytes);
+    COUNTED_BYTES.fetch_add(counted_bytes, Ordering::AcqRel);
     let service = Service {
         heap: heap.clone(),
         views: [first, second],
         end,
         promised_pages: pages,
-        counted_bytes: share_bytes + copies_bytes,
-        copies_bytes,
+        counted_bytes,
     };
     let slot = Slot::take(service.end.as_raw_fd());
     let thread = std::thread::Builder::new()
@@ -150,9 +194,8 @@ fn begin(
             }
             // It ends when the child does.
             while service.turn().is_ok() {}
-            let copies_bytes = service.copies_bytes;
             drop((slot, service));
-            COPIES_BYTES.fetch_sub(copies_bytes, Ordering::AcqRel);
+            ended(share_bytes, copies_bytes);
             LIVE.fetch_sub(1, Ordering::AcqRel);
         });
     // A thread that did not start has dropped both.
@@ -184,7 +227,7 @@ impl Drop for Slot {
 impl Drop for Service {
     fn drop(&mut self) {
         self.heap.unpromise(self.promised_pages);
-        self.heap.count(self.counted_bytes, 0);
+        self.count(0);
     }
 }
 
@@ -212,7 +255,7 @@ impl Service {
                     }
                     Err(_) => libc::ENOMEM,
                 };
-                self.say(errno)
+                self.say(errno, 0)
             }
             wire::UNPROMISE => {
                 let pages = ask.count.min(self.promised_pages);
@@ -222,27 +265,33 @@ impl Service {
             }
             wire::COUNT => {
                 let now = (self.counted_bytes + ask.count).saturating_sub(ask.first);
-                self.heap.count(self.counted_bytes, now);
-                self.counted_bytes = now;
+                self.count(now);
                 Ok(())
             }
             wire::FORK => {
                 let views = [&self.views[0], &self.views[1]];
                 match start(&self.heap, views, ask.count, ask.first) {
-                    Ok(childs) => {
-                        self.say(0)?;
+                    Ok((childs, share_bytes)) => {
+                        self.say(0, share_bytes)?;
                         wire::send_descriptor(&self.end, &childs)
                     }
-                    Err(errno) => self.say(errno),
+                    Err(errno) => self.say(errno, 0),
                 }
             }
             _ => Err(Gone),
         }
     }
 
-    fn say(&self, errno: i32) -> Result<(), Gone> {
+    fn count(&mut self, now: u64) {
+        let before = std::mem::replace(&mut self.counted_bytes, now);
+        self.heap.count(before, now);
+        COUNTED_BYTES.fetch_add(now.wrapping_sub(before), Ordering::AcqRel);
+    }
+
+    fn say(&self, errno: i32, count: u64) -> Result<(), Gone> {
         let say = Say {
             errno,
+            count,
             ..Say::default()
         };
         wire::send(&self.end, &[say])
@@ -286,8 +335,8 @@ impl Service {
             Ok(Fetched::Absent) => wire::ABSENT,
             Ok(Fetched::Filled) => wire::FILLED,
             Ok(Fetched::Read) => wire::READ,
-            Err(FetchError::Io { errno, .. }) => return self.say(errno),
-            Err(_) => return self.say(libc::EIO),
+            Err(FetchError::Io { errno, .. }) => return self.say(errno, 0),
+            Err(_) => return self.say(libc::EIO, 0),
         };
         let say = Say {
             found,
@@ -346,4 +395,23 @@ impl Service {
 pub struct Home {
     pub heap: Heap,
     pub views: [Arc<View>; 2],
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_child_gets_what_nobody_uses() {
+        const MIB: u64 = 1 << 20;
+        let share = |unused, given, pages| share_bytes(512 * MIB, unused * MIB, given * MIB, pages);
+        // All that it may need; half of what is left for children; or of what is left at all; the least.
+        assert_eq!(share(400, 0, 4000), 4000 * PAGE_AND_TABLE_BYTES);
+        assert_eq!(share(400, 0, u64::MAX), 64 * MIB);
+        assert_eq!(share(400, 64, u64::MAX), 32 * MIB);
+        assert_eq!(share(80, 0, u64::MAX), 40 * MIB);
+        assert_eq!(share(0, 0, u64::MAX), 16 * MIB);
+        assert_eq!(share(400, 500, 1), 16 * MIB);
+        assert_eq!(share_bytes(16 * MIB, 16 * MIB, 0, u64::MAX), 2 * MIB);
+    }
 }

@@ -5,7 +5,7 @@
 //! cache for each free. Promises: what is counted is what blocks take that are not freed, but for [`SHARDS`] times [`UNCOUNTED_BYTES`]; what is freed makes room for others. Never: counts where the program has
 //! another malloc than the C library's, whose memory is served, since it maps it; or what the C library keeps of freed blocks.
 
-use crate::{loaded, next, tls};
+use crate::{loaded, next, own, tls};
 use libc::c_void;
 use std::sync::atomic::{AtomicI64, AtomicUsize, Ordering};
 
@@ -17,6 +17,8 @@ const OWN_BYTES_MAX: usize = 1024;
 const SHARDS: usize = 256;
 /// What is counted there before all threads see it.
 const UNCOUNTED_BYTES: u64 = 4096;
+/// The process's own memory is looked at when so much more or less is kept.
+const LOOKS_BYTES: u64 = 1 << 20;
 /// Nothing is bounded.
 const NO_BOUND: i64 = i64::MAX;
 
@@ -27,6 +29,10 @@ static COUNTED: [Shard; SHARDS] = [const { Shard(AtomicI64::new(0)) }; SHARDS];
 /// What the C library's malloc has given out, bytes. Below zero where blocks are freed that were made before anything was counted.
 static KEPT: AtomicI64 = AtomicI64::new(0);
 static BOUND: AtomicI64 = AtomicI64::new(NO_BOUND);
+/// What was asked for.
+static BOUND_MAX: AtomicI64 = AtomicI64::new(NO_BOUND);
+/// What was kept when the process's own memory was looked at last.
+static LOOKED: AtomicI64 = AtomicI64::new(0);
 /// Code of the C library and of the loader: start and length.
 static LIBC: (AtomicUsize, AtomicUsize) = (AtomicUsize::new(0), AtomicUsize::new(0));
 static LOADER: (AtomicUsize, AtomicUsize) = (AtomicUsize::new(0), AtomicUsize::new(0));
@@ -46,8 +52,25 @@ pub fn prepare(bound_bytes: u64) {
     // Who asks is known on x86_64 only (`malloc`).
     if cfg!(target_arch = "x86_64") && known && next::malloc_is(of_libc) && has_sizes_in_front() {
         let bound = i64::try_from(bound_bytes).unwrap_or(NO_BOUND);
+        BOUND_MAX.store(bound, Ordering::Relaxed);
         BOUND.store(bound, Ordering::Relaxed);
     }
+}
+
+/// The process has so much beside what small allocations keep, which they are to leave room for.
+pub fn bound_beside(bytes: u64) {
+    let max = BOUND_MAX.load(Ordering::Relaxed);
+    if max != NO_BOUND {
+        let beside = i64::try_from(bytes).unwrap_or(NO_BOUND);
+        BOUND.store((max - beside).max(0), Ordering::Relaxed);
+    }
+}
+
+/// In a fork's child: what its parent has may stay, and so much in any case; no pages give way for more.
+pub fn bound_in_child(least_bytes: u64) {
+    let most = KEPT.load(Ordering::Relaxed).max(least_bytes as i64);
+    BOUND.fetch_min(most, Ordering::Relaxed);
+    BOUND_MAX.fetch_min(most, Ordering::Relaxed);
 }
 
 /// What a block takes with its head, as it stands in front of it, beside three bits, which another thread may change.
@@ -120,7 +143,10 @@ pub fn count(bytes: i64) {
     let stays = sum.unsigned_abs() < UNCOUNTED_BYTES;
     shard.store(if stays { sum } else { 0 }, Ordering::Relaxed);
     if !stays {
-        KEPT.fetch_add(sum, Ordering::Relaxed);
+        let kept = KEPT.fetch_add(sum, Ordering::Relaxed) + sum;
+        if kept.abs_diff(LOOKED.load(Ordering::Relaxed)) >= LOOKS_BYTES && own::look() {
+            LOOKED.store(kept, Ordering::Relaxed);
+        }
     }
 }
 

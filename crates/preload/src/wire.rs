@@ -53,7 +53,7 @@ pub struct Say {
     pub errno: i32,
     /// Of a page: [`ABSENT`], or what follows.
     pub found: u32,
-    /// How many were taken.
+    /// How many were taken; what a child's pages may take, bytes.
     pub count: u64,
 }
 

@@ -78,6 +78,33 @@ fn e2e_small_allocations_beyond_a_bound_are_served_too() {
     );
 }
 
+/// What a program has beside its served memory may be more than fits beside the cap: pages give way for it, and what the C library keeps of freed blocks counts, too.
+#[test]
+fn e2e_pages_give_way_for_memory_of_the_programs_own() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let program = compiled(dir.path(), "own.c", &["-pthread"]);
+    for (work, cap_mib, unserved, given) in [
+        ("nodes", 128, 28..=34, 10..=30),
+        ("arenas", 32, 0..=17, 0..=16),
+        ("trimmed", 32, 0..=17, 0..=16),
+    ] {
+        let group = group(cap_mib);
+        let mut command = command(cap_mib, &["--ssd", "1G"], group.as_ref());
+        let (well, said) = output(command.arg(&program).arg(work));
+        assert!(well && said.contains("OK\n"), "{work}: {said}");
+        let mib = |name: &str| reported(&said, name) >> 20;
+        assert!(
+            unserved.contains(&mib("unserved_malloc_bytes")),
+            "{work}: {said}"
+        );
+        assert!(
+            given.contains(&mib("given_by_pages_bytes")),
+            "{work}: {said}"
+        );
+        judge(work, group.as_ref());
+    }
+}
+
 #[test]
 fn e2e_sqlite_in_memory() {
     let sql = "PRAGMA page_size=4096; CREATE TABLE t(n INTEGER PRIMARY KEY, text TEXT); \

@@ -98,6 +98,13 @@ impl Balance {
         self.store.shared_bytes(self.buffer_bytes())
     }
 
+    /// What is counted in the cap, but of the buffer what it holds now.
+    pub fn held_bytes(&self) -> u64 {
+        let (_, used) = self.store.cap_and_used_bytes();
+        let (_, held) = self.memory.buffer_bytes();
+        used.saturating_sub(self.buffer_bytes()) + held as u64
+    }
+
     /// The most that slots of all tables may take: the rest is what pages and entries must have at least.
     pub fn slots_max_bytes(&self) -> u64 {
         let buffer = self.buffer_bytes();

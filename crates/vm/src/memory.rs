@@ -307,7 +307,7 @@ impl Memory {
 
     /// Changes what pages and their tables together may come to, in bytes: so it is more pages where they lie close. When it falls,
     /// faults to come evict what is too much.
-    pub(crate) fn set_buffer_bytes(&self, bytes: usize) {
+    pub fn set_buffer_bytes(&self, bytes: usize) {
         let pages = policy::pages_of_bytes(bytes, 0);
         self.core.bytes_max.store(bytes, Ordering::Relaxed);
         self.core.pages_max.store(pages, Ordering::Relaxed);

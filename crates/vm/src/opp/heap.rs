@@ -145,6 +145,11 @@ impl Heap {
         self.0.balance.between_them_bytes()
     }
 
+    /// What is counted in the cap, but of pages what they hold now, and not what they may; bytes.
+    pub fn held_bytes(&self) -> u64 {
+        self.0.balance.held_bytes()
+    }
+
     /// The memory.
     pub fn memory(&self) -> &Memory {
         &self.0.memory
