@@ -21,9 +21,6 @@ const LIBRARY: &str = "libterrace_preload.so";
 const LIBRARY_DIRS: [&str; 3] = [".", "../lib", "../lib/terrace"];
 /// SSD for each byte of the cap, if not said.
 const SSD_PER_DRAM: u64 = 8;
-/// What smaller allocations may take before they are served, too, if not said: such a part of the cap, which pages give for it, and never less than what a process may have beside its cap.
-const DRAM_PER_UNSERVED: u64 = 4;
-const UNSERVED_MIN_BYTES: u64 = 16 << 20;
 /// Handler threads, unless there are more processors.
 const THREADS_MIN: usize = 4;
 const THREADS_MAX: usize = 16;
@@ -90,10 +87,6 @@ pub fn run(args: &RunArgs) -> Result<u8, Failure> {
     check_faults()?;
     let (pool, is_scratch) = pool(args.pool.as_deref())?;
     let ssd_bytes = args.ssd.map_or(args.dram.0 * SSD_PER_DRAM, |ssd| ssd.0);
-    let unserved_bytes = match args.unserved {
-        Some(unserved) => unserved.0,
-        None => (args.dram.0 / DRAM_PER_UNSERVED).max(UNSERVED_MIN_BYTES),
-    };
     let made = make_pool(&pool, args.dram.0, ssd_bytes);
     if is_scratch {
         // It was to show that it can be had; the program makes it again when it needs it, and has it open without a name.
@@ -108,7 +101,12 @@ pub fn run(args: &RunArgs) -> Result<u8, Failure> {
             .context("--report")?
             .into_os_string(),
     };
-    let failed = Command::new(&program)
+    let mut command = Command::new(&program);
+    match args.unserved {
+        Some(unserved) => command.env("TERRACE_RUN_UNSERVED", unserved.0.to_string()),
+        None => command.env_remove("TERRACE_RUN_UNSERVED"),
+    };
+    let failed = command
         .args(rest)
         .arg0(name)
         .env("LD_PRELOAD", preloads(&library))
@@ -118,7 +116,6 @@ pub fn run(args: &RunArgs) -> Result<u8, Failure> {
         .env("TERRACE_RUN_POOL", &pool)
         .env("TERRACE_RUN_SCRATCH", u8::from(is_scratch).to_string())
         .env("TERRACE_RUN_MIN_SIZE", args.min_size.0.to_string())
-        .env("TERRACE_RUN_UNSERVED", unserved_bytes.to_string())
         .env(
             "TERRACE_RUN_THREADS",
             threads.clamp(THREADS_MIN, THREADS_MAX).to_string(),

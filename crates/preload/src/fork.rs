@@ -211,7 +211,7 @@ unsafe extern "C" fn after_in_child() {
     answer::close();
     let Some(mut forking) = turn() else { return };
     let signals = forking.signals;
-    small::bound_in_child(own::beside_bytes(forking.runtime.cap_bytes));
+    small::bound_from_now(own::beside_bytes(forking.runtime.cap_bytes));
     let (base, bytes) = forking.runtime.addresses;
     let kept = keep_free(base, bytes);
     serve::close_in_child();
@@ -228,9 +228,13 @@ unsafe extern "C" fn after_in_child() {
         .and_then(|given| in_child(old, given, mappings, kept).map_err(|e| e.to_string()));
     match made {
         Ok(runtime) => opening::publish(runtime),
-        Err(why) => raw::say(format_args!(
-            "a fork's child has no memory of its parent's: {why}"
-        )),
+        Err(why) => {
+            // What it allocates from now on is its own: its parent's heap is held for good.
+            opening::serve_no_more();
+            raw::say(format_args!(
+                "a fork's child has no memory of its parent's: {why}"
+            ));
+        }
     }
     drop(inside);
     // What `before` entered in this thread.

@@ -75,7 +75,10 @@ fn prepare() {
             fork::register();
             report::prepare(settings.report.clone());
             let dispatch = settings.dispatch;
-            small::prepare(settings.unserved_bytes);
+            small::prepare(
+                settings.unserved_bytes,
+                own::small_bytes(settings.dram_bytes),
+            );
             opening::prepare(settings);
             match dispatch {
                 settings::Dispatch::Not => {}

@@ -1,7 +1,8 @@
 //! What the process has in DRAM beside its pages and the pool, as the kernel counts it, and what pages give for it: small allocations, what the C library keeps of freed ones, stacks, libraries' data.
 //!
-//! A part of it fits beside the cap ([`beside_bytes`]). What is more, pages give, as long as they keep half of what they have; and of small allocations the program's malloc may have so much less as the C
-//! library keeps besides. It is looked at when small allocations have grown or shrunk by a MiB: little else grows. Promises: one look at a time, which takes some 20 µs where nothing changes. Never: counts what
+//! A part of it fits beside the cap ([`beside_bytes`]). What is more, pages give, up to a quarter of the cap; and if nobody said what small allocations may have, they may have so much less as the C library
+//! keeps besides. It is looked at when small allocations have grown or shrunk by a MiB: little else grows. Where they are not counted (`small`), nothing of this is done. Promises: one look at a time, in the process
+//! that has the pool and in no other that was made of it; some 20 µs where nothing changes, and a few hundred times a second at most. Never: makes a call of the system's once a thread has a filter of them; counts what
 //! a fork's child has; that is counted when it is forked (`serve`).
 
 use crate::runtime::{self, Pool};
@@ -11,35 +12,57 @@ use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 use terrace_vm::heap::Ground;
 
 /// Beside the cap there is room for so much in any case, or for a part of the cap: a container has 32 MiB beside it.
 const BESIDE_MIN_BYTES: u64 = 16 << 20;
 const BESIDE_ONE_IN: u64 = 32;
+/// Of the cap, what small allocations may have if nobody says how much, and what pages give at most.
+const GIVES_ONE_IN: u64 = 4;
+/// Pages keep half of what they and entries have.
+const KEEPS_ONE_IN: u64 = 2;
 /// Pages give and get it back in such steps.
 const STEP_BYTES: u64 = 1 << 20;
-/// Of what pages and entries have of the cap, what they give at most.
-const GIVES_ONE_IN: u64 = 2;
+/// Time between two looks.
+const LOOKS_AGAIN: Duration = Duration::from_millis(3);
 
-/// Of what is no small allocation, so much is stacks, libraries' data and tables of the runtime.
-const OTHER_BYTES: u64 = 8 << 20;
-/// What the C library may keep of freed blocks before it is asked to give it back, and how long it is left alone then.
+/// What stacks and tables of the runtime grow by, and what is counted in the cap and touched later, is not taken for what the C library keeps.
+const OTHER_BYTES: u64 = 12 << 20;
+/// What the C library may keep of freed blocks before it is asked to give it back; and again when it keeps so much more than it did not give.
 const TRIMS_BYTES: u64 = 16 << 20;
-const TRIM_AGAIN_MS: u64 = 1000;
 /// /proc/self/status is some 1.5 KB.
 const STATUS_BYTES_MAX: usize = 4096;
 
-/// What the kernel says of the process: asked each time, opened once, since another descriptor of the program's numbers is seen by a thread of it; and when.
-static STATUS: OnceLock<(File, Instant)> = OnceLock::new();
+/// What is known from the moment at which the pool was opened.
+struct Begun {
+    /// What the kernel says of the process: asked each time, opened once, since another descriptor of the program's numbers is seen by a thread of it.
+    status: Option<File>,
+    /// Whose it is: a child of a clone or of vfork has a copy of this, or the thing itself.
+    process: u32,
+    at: Instant,
+}
+
+static BEGUN: OnceLock<Begun> = OnceLock::new();
 static LOOKING: AtomicBool = AtomicBool::new(false);
-static TRIMMED_MS: AtomicU64 = AtomicU64::new(0);
+static ENDED: AtomicBool = AtomicBool::new(false);
+/// When it was looked at last, µs.
+static LOOKED_US: AtomicU64 = AtomicU64::new(0);
+/// What the process had least beside its small allocations.
+static BASE_BYTES: AtomicU64 = AtomicU64::new(u64::MAX);
+/// What the C library kept when it had been asked to give it back.
+static KEPT_STILL_BYTES: AtomicU64 = AtomicU64::new(0);
 /// What pages have given.
 static GIVEN_BYTES: AtomicU64 = AtomicU64::new(0);
 
 /// Under a cap, what fits beside it.
 pub fn beside_bytes(cap_bytes: u64) -> u64 {
     (cap_bytes / BESIDE_ONE_IN).max(BESIDE_MIN_BYTES)
+}
+
+/// Under a cap, what small allocations may have if nobody says how much.
+pub fn small_bytes(cap_bytes: u64) -> u64 {
+    (cap_bytes / GIVES_ONE_IN).max(BESIDE_MIN_BYTES)
 }
 
 /// What pages have given, bytes.
@@ -49,10 +72,23 @@ pub fn given_bytes() -> u64 {
 
 /// The pool is open: it is looked at, now and from now on.
 pub fn begin() {
-    if let Ok(status) = File::open("/proc/self/status") {
-        let status = terrace_vm::descriptors::keep_file(status);
-        let _first = STATUS.set((status, Instant::now()));
+    if small::are_counted() {
+        let status = File::open("/proc/self/status").ok();
+        let _first = BEGUN.set(Begun {
+            status: status.map(terrace_vm::descriptors::keep_file),
+            process: std::process::id(),
+            at: Instant::now(),
+        });
         settle_alone();
+    }
+}
+
+/// A filter of system calls comes, which may forbid what a look needs: what pages have given stays given, and small allocations have no more than fits beside the cap.
+pub fn end() {
+    if let Some(runtime) = runtime::get()
+        && !ENDED.swap(true, Ordering::AcqRel)
+    {
+        small::bound_from_now(beside_bytes(runtime.cap_bytes));
     }
 }
 
@@ -60,6 +96,9 @@ pub fn begin() {
 pub fn look() -> bool {
     if tls::is_inside() {
         return false;
+    }
+    if ENDED.load(Ordering::Acquire) {
+        return true;
     }
     let errno = raw::errno();
     let inside = tls::enter();
@@ -70,42 +109,52 @@ pub fn look() -> bool {
 }
 
 fn settle_alone() -> bool {
-    let (Some(runtime), Some((status, begun))) = (runtime::get(), STATUS.get()) else {
+    let (Some(runtime), Some(begun)) = (runtime::get(), BEGUN.get()) else {
         return true;
     };
     let Pool::Home(home) = &runtime.pool else {
         return true;
     };
+    let now_us = begun.at.elapsed().as_micros() as u64;
+    let last_us = LOOKED_US.load(Ordering::Relaxed);
+    if last_us > 0 && now_us < last_us + LOOKS_AGAIN.as_micros() as u64 {
+        return false;
+    }
+    if begun.process != std::process::id() {
+        return true;
+    }
     if LOOKING.swap(true, Ordering::AcqRel) {
         return false;
     }
     let signals = raw::block_signals();
-    settle(home, runtime.cap_bytes, status, begun);
+    settle(home, runtime.cap_bytes, begun);
+    LOOKED_US.store(now_us.max(1), Ordering::Relaxed);
     LOOKING.store(false, Ordering::Release);
     raw::restore_signals(&signals);
     true
 }
 
-fn settle(home: &Home, cap_bytes: u64, status: &File, begun: &Instant) {
-    let Some(own) = own_bytes(home, status) else {
-        return;
-    };
-    let kept = small::kept_bytes() + OTHER_BYTES;
-    let own = match own.saturating_sub(kept) > TRIMS_BYTES && may_trim(begun) {
-        true => {
-            // SAFETY: a function of the C library's that takes its own locks; this thread has none of them, since it is not within malloc.
-            unsafe { libc::malloc_trim(0) };
-            own_bytes(home, status).unwrap_or(own)
-        }
-        false => own,
-    };
-    small::bound_beside(own.saturating_sub(kept));
-    let given = given_bytes();
-    let most = (home.heap.between_them_bytes() + given) / GIVES_ONE_IN;
+fn settle(home: &Home, cap_bytes: u64, begun: &Begun) {
+    let small = small::kept_bytes();
+    let mut own = own_bytes(home, begun).unwrap_or(small);
+    let mut kept = kept_by_libc(own, small);
+    if kept > KEPT_STILL_BYTES.load(Ordering::Relaxed) + TRIMS_BYTES {
+        // SAFETY: a function of the C library's that takes its own locks; this thread has none of them, since it is not within malloc.
+        unsafe { libc::malloc_trim(0) };
+        own = own_bytes(home, begun).unwrap_or(small);
+        kept = kept_by_libc(own, small);
+        KEPT_STILL_BYTES.store(kept, Ordering::Relaxed);
+    } else {
+        KEPT_STILL_BYTES.fetch_min(kept, Ordering::Relaxed);
+    }
+    small::leave_room_for(kept);
     // What is counted and not touched yet hides as much; small allocations are known.
-    let own = own.max(kept - OTHER_BYTES);
-    let wanted = own.saturating_sub(beside_bytes(cap_bytes)).min(most);
-    let wanted = wanted.next_multiple_of(STEP_BYTES);
+    let wanted = own.max(small).saturating_sub(beside_bytes(cap_bytes));
+    let given = given_bytes();
+    let shared = home.heap.between_them_bytes() + given + serve::copies_bytes();
+    let most = (shared / KEEPS_ONE_IN).saturating_sub(serve::copies_bytes());
+    let most = most.min(cap_bytes / GIVES_ONE_IN);
+    let wanted = wanted.next_multiple_of(STEP_BYTES).min(most);
     if wanted > given {
         home.heap.make_way(wanted - given);
     } else if wanted + STEP_BYTES < given {
@@ -116,23 +165,21 @@ fn settle(home: &Home, cap_bytes: u64, status: &File, begun: &Instant) {
     GIVEN_BYTES.store(wanted, Ordering::Relaxed);
 }
 
-/// What the process has in DRAM beside what is counted in the cap, tables of pages with it. What is counted and not touched yet is taken for nothing.
-fn own_bytes(home: &Home, status: &File) -> Option<u64> {
-    let mut text = [0; STATUS_BYTES_MAX];
-    let len = status.read_at(&mut text, 0).ok()?;
-    let text = std::str::from_utf8(&text[..len]).ok()?;
-    let all = ["RssAnon:", "RssShmem:", "VmPTE:"].map(|name| report::bytes_of(text, name));
-    let elsewhere = given_bytes() + serve::counted_bytes();
-    let counted = home.heap.held_bytes().saturating_sub(elsewhere);
-    Some(all.iter().sum::<u64>().saturating_sub(counted))
+/// What of `own` the C library keeps of freed blocks, as far as can be told: what the process has more than its small allocations and what it had least beside them.
+fn kept_by_libc(own: u64, small: u64) -> u64 {
+    let others = own.saturating_sub(small);
+    let base = BASE_BYTES.fetch_min(others, Ordering::Relaxed).min(others);
+    others.saturating_sub(base + OTHER_BYTES)
 }
 
-/// Whether the C library may be asked to give back what it keeps of freed blocks: now and then, since it looks at all of them.
-fn may_trim(begun: &Instant) -> bool {
-    let (now, before) = (begun.elapsed().as_millis() as u64, &TRIMMED_MS);
-    let may = now >= before.load(Ordering::Relaxed) + TRIM_AGAIN_MS;
-    if may {
-        before.store(now, Ordering::Relaxed);
-    }
-    may
+/// What the process has in DRAM beside what is counted in the cap, tables of pages with it. What is counted and not touched yet is taken for nothing.
+fn own_bytes(home: &Home, begun: &Begun) -> Option<u64> {
+    let mut text = [0; STATUS_BYTES_MAX];
+    let len = begun.status.as_ref()?.read_at(&mut text, 0).ok()?;
+    let text = std::str::from_utf8(&text[..len]).ok()?;
+    let pages = Some(report::bytes_of(text, "RssAnon:")).filter(|bytes| *bytes > 0)?;
+    let all = pages + report::bytes_of(text, "VmPTE:");
+    let elsewhere = given_bytes() + serve::counted_bytes();
+    let counted = home.heap.held_bytes().saturating_sub(elsewhere);
+    Some(all.saturating_sub(counted))
 }

@@ -4,7 +4,7 @@
 //! is opened before it comes; one for all threads, or a limit below the pool's file, would cost the program its memory later, in the middle of
 //! anything. Promises: those are refused with EPERM and a line that says why. Never: changes what is asked.
 
-use crate::{dispatch, opening, raw, report, reserved, runtime, settings, tls};
+use crate::{dispatch, opening, own, raw, report, reserved, runtime, settings, tls};
 use libc::{c_int, c_long, c_uint, c_ulong, rlimit};
 
 const SECCOMP_FILTER_FLAG_TSYNC: c_ulong = 1;
@@ -22,6 +22,7 @@ pub fn may_filter_this_thread() -> bool {
         return false;
     }
     opening::open_early();
+    own::end();
     true
 }
 

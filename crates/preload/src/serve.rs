@@ -3,6 +3,7 @@
 //! Promises: a child sees its own view of the pages, whatever others change; what it was promised and its part of the cap come back when it ends, runs
 //! another program or is killed. Never: trusts a child with more than its own view.
 
+use crate::own;
 use crate::wire::{self, Ask, Gone, Say};
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::Arc;
@@ -18,9 +19,9 @@ const SHARE_MIN_BYTES: u64 = 1 << 20;
 const SHARE_MAX_BYTES: u64 = 16 << 20;
 /// Of the cap, what all children together may have of that.
 const SHARES_MAX: u64 = 2;
-/// What nobody uses of the cap goes to a child that may need it, as long as children have less than one part in so many: the first gets half of what is left, and so on.
-const LARGE_SHARES_MAX: u64 = 4;
-const LARGE_SHARE: u64 = 2;
+/// The only child gets half of what nobody uses of the cap, up to one part in so many, if it may need it.
+const LARGE_SHARE: u64 = 8;
+const OF_UNUSED: u64 = 2;
 /// DRAM of a page that lies apart from others, with its table.
 pub const PAGE_AND_TABLE_BYTES: u64 = 9 << 10;
 /// Stack of a thread that serves.
@@ -34,14 +35,17 @@ static PROCESSES: [AtomicI32; VIEWS_MAX] = [const { AtomicI32::new(0) }; VIEWS_M
 static LIVE: AtomicUsize = AtomicUsize::new(0);
 /// What is counted for them of memory that is copied when one of two writes to it.
 static COPIES_BYTES: AtomicU64 = AtomicU64::new(0);
-/// What they may have for pages.
-static SHARES_BYTES: AtomicU64 = AtomicU64::new(0);
 /// All that is counted for them.
 static COUNTED_BYTES: AtomicU64 = AtomicU64::new(0);
 
 /// How many children are served.
 pub fn children() -> usize {
     LIVE.load(Ordering::Acquire)
+}
+
+/// What is counted for them of memory that is copied when one of two writes to it.
+pub fn copies_bytes() -> u64 {
+    COPIES_BYTES.load(Ordering::Acquire)
 }
 
 /// What of the cap is theirs, bytes.
@@ -72,7 +76,6 @@ pub fn close_in_child() {
     }
     LIVE.store(0, Ordering::Release);
     COPIES_BYTES.store(0, Ordering::Release);
-    SHARES_BYTES.store(0, Ordering::Release);
     COUNTED_BYTES.store(0, Ordering::Release);
 }
 
@@ -81,15 +84,11 @@ fn share_least_bytes(cap_bytes: u64) -> u64 {
     (cap_bytes / SHARE).clamp(SHARE_MIN_BYTES, SHARE_MAX_BYTES)
 }
 
-/// What a child gets whose memory has so many pages, where so much of the cap is used by nobody, and so much its siblings'.
-fn share_bytes(cap_bytes: u64, unused_bytes: u64, given_bytes: u64, pages: u64) -> u64 {
-    let left = (cap_bytes / LARGE_SHARES_MAX).saturating_sub(given_bytes);
-    let large = unused_bytes.min(left) / LARGE_SHARE;
-    let least = share_least_bytes(cap_bytes);
-    pages
-        .saturating_mul(PAGE_AND_TABLE_BYTES)
-        .min(large)
-        .max(least)
+/// What a child gets that has no siblings, and whose memory has so many pages, where so much of the cap is used by nobody.
+fn large_share_bytes(cap_bytes: u64, unused_bytes: u64, pages: u64) -> u64 {
+    let large = (unused_bytes / OF_UNUSED).min(cap_bytes / LARGE_SHARE);
+    let wanted = pages.saturating_mul(PAGE_AND_TABLE_BYTES);
+    wanted.min(large).max(share_least_bytes(cap_bytes))
 }
 
 /// Whether one more child may have its share.
@@ -99,9 +98,9 @@ pub fn has_room(cap_bytes: u64) -> bool {
 }
 
 /// Of what a child and its parent share until one of them writes to it, what is counted as if all were written to. Pages and entries keep half of what
-/// they had before the first of the children: with too little they could not even leave.
-fn copies_bytes(heap: &Heap, shared_bytes: u64) -> u64 {
-    let counted = COPIES_BYTES.load(Ordering::Acquire);
+/// they had before the first of the children, and before they gave way for the program's own: with too little they could not even leave.
+fn copies_of(heap: &Heap, shared_bytes: u64) -> u64 {
+    let counted = copies_bytes() + own::given_bytes();
     let most = (heap.between_them_bytes() + counted) / 2;
     shared_bytes.min(most.saturating_sub(counted))
 }
@@ -135,29 +134,22 @@ pub fn start(
     if !has_room(cap_bytes) {
         return Err(libc::ENOMEM);
     }
-    let copies_bytes = copies_bytes(heap, shared_bytes);
-    LIVE.fetch_add(1, Ordering::AcqRel);
+    let copies_bytes = copies_of(heap, shared_bytes);
+    let siblings = LIVE.fetch_add(1, Ordering::AcqRel);
     COPIES_BYTES.fetch_add(copies_bytes, Ordering::AcqRel);
-    let unused = cap_bytes.saturating_sub(heap.held_bytes());
-    let share_bytes = share_bytes(
-        cap_bytes,
-        unused,
-        SHARES_BYTES.load(Ordering::Acquire),
-        pages,
-    );
-    SHARES_BYTES.fetch_add(share_bytes, Ordering::AcqRel);
+    let share_bytes = match siblings {
+        0 => {
+            let unused = cap_bytes.saturating_sub(heap.held_bytes());
+            large_share_bytes(cap_bytes, unused, pages)
+        }
+        _ => share_least_bytes(cap_bytes),
+    };
     let begun = begin(heap, views, pages, share_bytes, copies_bytes);
     if begun.is_err() {
         LIVE.fetch_sub(1, Ordering::AcqRel);
-        ended(share_bytes, copies_bytes);
+        COPIES_BYTES.fetch_sub(copies_bytes, Ordering::AcqRel);
     }
     begun.map(|end| (end, share_bytes))
-}
-
-/// A child that had so much has it no more.
-fn ended(share_bytes: u64, copies_bytes: u64) {
-    COPIES_BYTES.fetch_sub(copies_bytes, Ordering::AcqRel);
-    SHARES_BYTES.fetch_sub(share_bytes, Ordering::AcqRel);
 }
 
 fn begin(
@@ -195,7 +187,7 @@ fn begin(
             // It ends when the child does.
             while service.turn().is_ok() {}
             drop((slot, service));
-            ended(share_bytes, copies_bytes);
+            COPIES_BYTES.fetch_sub(copies_bytes, Ordering::AcqRel);
             LIVE.fetch_sub(1, Ordering::AcqRel);
         });
     // A thread that did not start has dropped both.
@@ -404,14 +396,13 @@ mod tests {
     #[test]
     fn a_child_gets_what_nobody_uses() {
         const MIB: u64 = 1 << 20;
-        let share = |unused, given, pages| share_bytes(512 * MIB, unused * MIB, given * MIB, pages);
-        // All that it may need; half of what is left for children; or of what is left at all; the least.
-        assert_eq!(share(400, 0, 4000), 4000 * PAGE_AND_TABLE_BYTES);
-        assert_eq!(share(400, 0, u64::MAX), 64 * MIB);
-        assert_eq!(share(400, 64, u64::MAX), 32 * MIB);
-        assert_eq!(share(80, 0, u64::MAX), 40 * MIB);
-        assert_eq!(share(0, 0, u64::MAX), 16 * MIB);
-        assert_eq!(share(400, 500, 1), 16 * MIB);
-        assert_eq!(share_bytes(16 * MIB, 16 * MIB, 0, u64::MAX), 2 * MIB);
+        let share = |unused, pages| large_share_bytes(512 * MIB, unused * MIB, pages);
+        // All that it may need; an eighth; half of what is left at all; the least.
+        assert_eq!(share(400, 4000), 4000 * PAGE_AND_TABLE_BYTES);
+        assert_eq!(share(400, u64::MAX), 64 * MIB);
+        assert_eq!(share(80, u64::MAX), 40 * MIB);
+        assert_eq!(share(0, u64::MAX), 16 * MIB);
+        assert_eq!(share(400, 1), 16 * MIB);
+        assert_eq!(large_share_bytes(16 * MIB, 16 * MIB, u64::MAX), 2 * MIB);
     }
 }

@@ -15,7 +15,7 @@ pub const POOL: &str = "TERRACE_RUN_POOL";
 pub const SCRATCH: &str = "TERRACE_RUN_SCRATCH";
 /// Smaller allocations stay where they are, bytes.
 pub const MIN_SIZE: &str = "TERRACE_RUN_MIN_SIZE";
-/// What smaller allocations may take before they are served, too, bytes.
+/// What smaller allocations may take before they are served, too, bytes; not there if the user did not say.
 pub const UNSERVED: &str = "TERRACE_RUN_UNSERVED";
 /// Handler threads.
 pub const THREADS: &str = "TERRACE_RUN_THREADS";
@@ -50,7 +50,7 @@ pub struct Settings {
     /// See [`MIN_SIZE`].
     pub min_bytes: usize,
     /// See [`UNSERVED`].
-    pub unserved_bytes: u64,
+    pub unserved_bytes: Option<u64>,
     /// See [`THREADS`].
     pub threads: usize,
     /// See [`DISPATCH`].
@@ -76,7 +76,10 @@ impl Settings {
             pool: std::env::var_os(POOL).ok_or(POOL)?.into(),
             scratch: number(SCRATCH)? != 0,
             min_bytes: number(MIN_SIZE)? as usize,
-            unserved_bytes: number(UNSERVED)?,
+            unserved_bytes: match std::env::var_os(UNSERVED) {
+                Some(_) => Some(number(UNSERVED)?),
+                None => None,
+            },
             threads: number(THREADS)? as usize,
             dispatch: match number(DISPATCH)? {
                 0 => Dispatch::Not,

@@ -7,7 +7,7 @@
 
 use crate::{loaded, next, own, tls};
 use libc::c_void;
-use std::sync::atomic::{AtomicI64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI64, AtomicUsize, Ordering};
 
 /// Below this an allocation of the C library's own stays, bytes: all of these that must not fault are shorter. The loader's are not: its list of who has thread-local storage is read when a thread is made,
 /// also the one that brings a fork's child its memory.
@@ -29,16 +29,18 @@ static COUNTED: [Shard; SHARDS] = [const { Shard(AtomicI64::new(0)) }; SHARDS];
 /// What the C library's malloc has given out, bytes. Below zero where blocks are freed that were made before anything was counted.
 static KEPT: AtomicI64 = AtomicI64::new(0);
 static BOUND: AtomicI64 = AtomicI64::new(NO_BOUND);
-/// What was asked for.
+/// The same, if the C library keeps nothing besides.
 static BOUND_MAX: AtomicI64 = AtomicI64::new(NO_BOUND);
+/// The user said how much: then it is that.
+static IS_SAID: AtomicBool = AtomicBool::new(false);
 /// What was kept when the process's own memory was looked at last.
 static LOOKED: AtomicI64 = AtomicI64::new(0);
 /// Code of the C library and of the loader: start and length.
 static LIBC: (AtomicUsize, AtomicUsize) = (AtomicUsize::new(0), AtomicUsize::new(0));
 static LOADER: (AtomicUsize, AtomicUsize) = (AtomicUsize::new(0), AtomicUsize::new(0));
 
-/// From now on what the C library's malloc keeps is bounded.
-pub fn prepare(bound_bytes: u64) {
+/// From now on what the C library's malloc keeps is bounded: by what the user said, or by `else_bytes`.
+pub fn prepare(said_bytes: Option<u64>, else_bytes: u64) {
     let of_libc = next::libcs_malloc();
     let places = [(of_libc, &LIBC), (loaded::loaders_function(), &LOADER)];
     let known = places.into_iter().all(|(address, (start, len))| {
@@ -51,26 +53,39 @@ pub fn prepare(bound_bytes: u64) {
     });
     // Who asks is known on x86_64 only (`malloc`).
     if cfg!(target_arch = "x86_64") && known && next::malloc_is(of_libc) && has_sizes_in_front() {
-        let bound = i64::try_from(bound_bytes).unwrap_or(NO_BOUND);
+        let bound = i64::try_from(said_bytes.unwrap_or(else_bytes)).unwrap_or(NO_BOUND);
+        IS_SAID.store(said_bytes.is_some(), Ordering::Relaxed);
         BOUND_MAX.store(bound, Ordering::Relaxed);
         BOUND.store(bound, Ordering::Relaxed);
     }
 }
 
-/// The process has so much beside what small allocations keep, which they are to leave room for.
-pub fn bound_beside(bytes: u64) {
-    let max = BOUND_MAX.load(Ordering::Relaxed);
-    if max != NO_BOUND {
-        let beside = i64::try_from(bytes).unwrap_or(NO_BOUND);
-        BOUND.store((max - beside).max(0), Ordering::Relaxed);
+/// Whether anything is.
+pub fn are_counted() -> bool {
+    BOUND_MAX.load(Ordering::Relaxed) != NO_BOUND
+}
+
+fn may_change() -> bool {
+    are_counted() && !IS_SAID.load(Ordering::Relaxed)
+}
+
+/// The C library keeps so much of freed blocks, which leaves as much less for what is not freed.
+pub fn leave_room_for(bytes: u64) {
+    if may_change() {
+        let max = BOUND_MAX.load(Ordering::Relaxed);
+        let bytes = i64::try_from(bytes).unwrap_or(NO_BOUND);
+        BOUND.store((max - bytes).max(0), Ordering::Relaxed);
     }
 }
 
-/// In a fork's child: what its parent has may stay, and so much in any case; no pages give way for more.
-pub fn bound_in_child(least_bytes: u64) {
-    let most = KEPT.load(Ordering::Relaxed).max(least_bytes as i64);
-    BOUND.fetch_min(most, Ordering::Relaxed);
-    BOUND_MAX.fetch_min(most, Ordering::Relaxed);
+/// What there is may stay, and so much in any case: no pages give way for more.
+pub fn bound_from_now(least_bytes: u64) {
+    if may_change() {
+        let most = KEPT.load(Ordering::Relaxed).max(least_bytes as i64);
+        let bound = BOUND_MAX.load(Ordering::Relaxed).min(most);
+        BOUND_MAX.store(bound, Ordering::Relaxed);
+        BOUND.store(bound, Ordering::Relaxed);
+    }
 }
 
 /// What a block takes with its head, as it stands in front of it, beside three bits, which another thread may change.
@@ -182,7 +197,7 @@ mod tests {
 
     #[test]
     fn what_the_c_library_asks_for_itself_stays() {
-        prepare(u64::MAX);
+        prepare(None, u64::MAX);
         let (libc, own) = (
             next::libcs_malloc(),
             stays as fn(usize, usize) -> bool as usize,

@@ -105,6 +105,35 @@ fn e2e_pages_give_way_for_memory_of_the_programs_own() {
     }
 }
 
+/// Before, a child that the C library's handlers of fork do not see, or that has no memory, made its parent's pages give way, and damaged them.
+#[test]
+fn e2e_children_make_no_pages_of_others_give_way() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let program = compiled(dir.path(), "own.c", &[]);
+    for how in ["fork", "_Fork", "full"] {
+        let mut command = command(128, &["--ssd", "1G"], None);
+        let (well, said) = output(command.arg(&program).arg(how));
+        assert!(well && said.contains("OK\n"), "{how}: {said}");
+    }
+}
+
+/// The same of a program with a malloc of its own, whose blocks have nothing in front of them that says how long they are: only its forks' children looked there.
+#[test]
+fn e2e_children_of_a_program_with_a_malloc_of_its_own() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let library = compiled(
+        dir.path(),
+        "guarded.c",
+        &["-shared", "-fPIC", "-fno-builtin"],
+    );
+    let library = library.to_str().expect("a name");
+    let program = compiled(dir.path(), "shown.c", &["-Wl,--no-as-needed", library]);
+    let mut command = command(CAP_MIB, &["--ssd", "1G"], None);
+    let (well, said) = output(command.arg(program));
+    assert!(well && said.contains("OK\n"), "{said}");
+    assert_eq!(reported(&said, "unserved_malloc_bytes"), 0, "{said}");
+}
+
 #[test]
 fn e2e_sqlite_in_memory() {
     let sql = "PRAGMA page_size=4096; CREATE TABLE t(n INTEGER PRIMARY KEY, text TEXT); \

@@ -1,11 +1,18 @@
 // Memory of the program's own beside what is served: `nodes`, small allocations and a large array over which they are gone through; `arenas`, threads one after the other that allocate
-// small blocks and free all but one of each page; `trimmed`, all but the last.
+// small blocks and free all but one of each page; `trimmed`, all but the last. Children that make many small allocations: `_Fork`, of a fork that the C library's handlers do not see; `full`,
+// that has no memory of its parent's, for want of descriptors; `fork`, as usual. What the parent has is right after each of them.
+#define _GNU_SOURCE
 
+#include <fcntl.h>
 #include <pthread.h>
+#include <signal.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include "must.h"
 
@@ -94,12 +101,54 @@ static void arenas(void) {
     free(large);
 }
 
+enum { SMALL = 200000 };
+
+static void *small[SMALL / 10];
+
+static void children(const char *how) {
+    size_t words = 200 * (size_t)MIB / sizeof(uint64_t);
+    uint64_t *array = malloc(words * sizeof *array);
+    MUST(array);
+    for (size_t n = 0; n < words; n++)
+        array[n] = mixed(n);
+    for (uint64_t n = 0; n < SMALL / 10; n++) {
+        small[n] = malloc(96);
+        MUST(small[n]);
+        memset(small[n], 0xff, 96);
+    }
+    while (!strcmp(how, "full") && open("/dev/null", O_RDONLY) >= 0)
+        ;
+    pid_t pid = strcmp(how, "_Fork") ? fork() : (pid_t)syscall(SYS_clone, SIGCHLD, 0, 0, 0, 0);
+    MUST(pid >= 0);
+    if (pid == 0) {
+        alarm(60);
+        struct block *first = NULL;
+        for (int n = 0; n < SMALL; n++) {
+            struct block *block = malloc(sizeof *block);
+            MUST(block);
+            memset(block->filled, 7, sizeof block->filled);
+            block->next = first, first = block;
+        }
+        for (uint64_t n = 0; !strcmp(how, "fork") && n < SMALL / 10; n++)
+            free(small[n]);
+        _exit(7);
+    }
+    for (size_t n = 0; n < words; n += 64)
+        MUST(array[n] == mixed(n));
+    int status;
+    MUST(waitpid(pid, &status, 0) == pid && WIFEXITED(status) && WEXITSTATUS(status) == 7);
+    for (size_t n = 0; n < words; n++)
+        MUST(array[n] == mixed(n));
+}
+
 int main(int count, char **args) {
     MUST(count == 2);
     keeps_last = !strcmp(args[1], "trimmed");
     if (!strcmp(args[1], "nodes"))
         nodes();
-    else
+    else if (!strcmp(args[1], "arenas") || keeps_last)
         arenas();
+    else
+        children(args[1]);
     puts("OK");
 }
