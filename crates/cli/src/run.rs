@@ -56,7 +56,7 @@ pub struct RunArgs {
     /// Smaller allocations and mappings stay outside
     #[arg(long, value_name = "SIZE", default_value = "1K")]
     min_size: Size,
-    /// What smaller allocations may take, out of --dram but for 16M or a 32nd of it: beyond that they are served, too [default: a quarter of --dram, at least 16M]
+    /// What smaller allocations may take; for what is more than 16M (or a 32nd of --dram) pages give up to a quarter of it: beyond that they are served, too [default: a quarter of --dram, at least 16M]
     #[arg(long, value_name = "SIZE")]
     unserved: Option<Size>,
     /// How page faults are taken

@@ -229,7 +229,7 @@ unsafe extern "C" fn after_in_child() {
     match made {
         Ok(runtime) => opening::publish(runtime),
         Err(why) => {
-            // What it allocates from now on is its own: its parent's heap is held for good.
+            // What it allocates from now on is its own; its parent's heap is held for good.
             opening::serve_no_more();
             raw::say(format_args!(
                 "a fork's child has no memory of its parent's: {why}"

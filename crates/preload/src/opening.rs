@@ -197,6 +197,7 @@ fn open() -> Result<Option<Runtime>, String> {
 /// In a fork's child that has no memory: what is asked for stays with the program's own malloc and the kernel.
 pub fn serve_no_more() {
     STATE.store(OFF, Ordering::Release);
+    runtime::leave();
 }
 
 /// From now on it serves.

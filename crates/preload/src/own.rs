@@ -9,7 +9,7 @@ use crate::runtime::{self, Pool};
 use crate::serve::{self, Home};
 use crate::{raw, report, small, tls};
 use std::fs::File;
-use std::os::unix::fs::FileExt;
+use std::os::fd::AsRawFd;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -30,7 +30,9 @@ const LOOKS_AGAIN: Duration = Duration::from_millis(3);
 /// What stacks and tables of the runtime grow by, and what is counted in the cap and touched later, is not taken for what the C library keeps.
 const OTHER_BYTES: u64 = 12 << 20;
 /// What the C library may keep of freed blocks before it is asked to give it back; and again when it keeps so much more than it did not give.
-const TRIMS_BYTES: u64 = 16 << 20;
+const TRIMS_BYTES: u64 = 8 << 20;
+/// And not sooner, since it looks at all of them.
+const TRIMS_AGAIN: Duration = Duration::from_secs(1);
 /// /proc/self/status is some 1.5 KB.
 const STATUS_BYTES_MAX: usize = 4096;
 
@@ -43,11 +45,24 @@ struct Begun {
     at: Instant,
 }
 
+impl Begun {
+    fn us(&self) -> u64 {
+        self.at.elapsed().as_micros() as u64
+    }
+
+    fn may_trim(&self) -> bool {
+        let again = TRIMMED_US.load(Ordering::Relaxed) + TRIMS_AGAIN.as_micros() as u64;
+        self.us() >= again
+    }
+}
+
 static BEGUN: OnceLock<Begun> = OnceLock::new();
 static LOOKING: AtomicBool = AtomicBool::new(false);
 static ENDED: AtomicBool = AtomicBool::new(false);
 /// When it was looked at last, µs.
 static LOOKED_US: AtomicU64 = AtomicU64::new(0);
+/// When the C library was asked last.
+static TRIMMED_US: AtomicU64 = AtomicU64::new(0);
 /// What the process had least beside its small allocations.
 static BASE_BYTES: AtomicU64 = AtomicU64::new(u64::MAX);
 /// What the C library kept when it had been asked to give it back.
@@ -83,8 +98,13 @@ pub fn begin() {
     }
 }
 
-/// A filter of system calls comes, which may forbid what a look needs: what pages have given stays given, and small allocations have no more than fits beside the cap.
+/// A filter of system calls comes, which may forbid what a look needs: what pages have given stays given, and small allocations have no more than there are, or than fits beside the cap.
 pub fn end() {
+    // A child of vfork may do as it likes.
+    let is_other = |begun: &Begun| begun.process != std::process::id();
+    if BEGUN.get().is_some_and(is_other) {
+        return;
+    }
     if let Some(runtime) = runtime::get()
         && !ENDED.swap(true, Ordering::AcqRel)
     {
@@ -115,45 +135,44 @@ fn settle_alone() -> bool {
     let Pool::Home(home) = &runtime.pool else {
         return true;
     };
-    let now_us = begun.at.elapsed().as_micros() as u64;
+    let now_us = begun.us();
     let last_us = LOOKED_US.load(Ordering::Relaxed);
     if last_us > 0 && now_us < last_us + LOOKS_AGAIN.as_micros() as u64 {
         return false;
     }
     if begun.process != std::process::id() {
-        return true;
-    }
-    if LOOKING.swap(true, Ordering::AcqRel) {
         return false;
     }
     let signals = raw::block_signals();
-    settle(home, runtime.cap_bytes, begun);
-    LOOKED_US.store(now_us.max(1), Ordering::Relaxed);
-    LOOKING.store(false, Ordering::Release);
+    let alone = !LOOKING.swap(true, Ordering::AcqRel);
+    if alone {
+        settle(home, runtime.cap_bytes, begun);
+        LOOKED_US.store(begun.us().max(1), Ordering::Relaxed);
+        LOOKING.store(false, Ordering::Release);
+    }
     raw::restore_signals(&signals);
-    true
+    alone
 }
 
 fn settle(home: &Home, cap_bytes: u64, begun: &Begun) {
     let small = small::kept_bytes();
-    let mut own = own_bytes(home, begun).unwrap_or(small);
-    let mut kept = kept_by_libc(own, small);
-    if kept > KEPT_STILL_BYTES.load(Ordering::Relaxed) + TRIMS_BYTES {
-        // SAFETY: a function of the C library's that takes its own locks; this thread has none of them, since it is not within malloc.
-        unsafe { libc::malloc_trim(0) };
-        own = own_bytes(home, begun).unwrap_or(small);
-        kept = kept_by_libc(own, small);
-        KEPT_STILL_BYTES.store(kept, Ordering::Relaxed);
-    } else {
-        KEPT_STILL_BYTES.fetch_min(kept, Ordering::Relaxed);
-    }
-    small::leave_room_for(kept);
+    let own = match own_bytes(home, begun) {
+        // Without /proc.
+        None => small,
+        Some(own) => {
+            let own = trimmed(home, begun, own, small);
+            small::leave_room_for(kept_by_libc(own, small));
+            own
+        }
+    };
     // What is counted and not touched yet hides as much; small allocations are known.
     let wanted = own.max(small).saturating_sub(beside_bytes(cap_bytes));
     let given = given_bytes();
     let shared = home.heap.between_them_bytes() + given + serve::copies_bytes();
     let most = (shared / KEEPS_ONE_IN).saturating_sub(serve::copies_bytes());
-    let most = most.min(cap_bytes / GIVES_ONE_IN);
+    let most = most
+        .min(cap_bytes / GIVES_ONE_IN)
+        .min(given + home.heap.unpromised_bytes());
     let wanted = wanted.next_multiple_of(STEP_BYTES).min(most);
     if wanted > given {
         home.heap.make_way(wanted - given);
@@ -165,6 +184,21 @@ fn settle(home: &Home, cap_bytes: u64, begun: &Begun) {
     GIVEN_BYTES.store(wanted, Ordering::Relaxed);
 }
 
+/// What the process has when the C library has given back what it can, if that is worth asking.
+fn trimmed(home: &Home, begun: &Begun, own: u64, small: u64) -> u64 {
+    let kept = kept_by_libc(own, small);
+    let still = KEPT_STILL_BYTES.fetch_min(kept, Ordering::Relaxed);
+    if kept <= still + TRIMS_BYTES || !begun.may_trim() {
+        return own;
+    }
+    // SAFETY: a function of the C library's that takes its own locks; this thread has none of them, since it is not within malloc.
+    unsafe { libc::malloc_trim(0) };
+    TRIMMED_US.store(begun.us(), Ordering::Relaxed);
+    let now = own_bytes(home, begun).unwrap_or(own);
+    KEPT_STILL_BYTES.store(kept_by_libc(now, small), Ordering::Relaxed);
+    now
+}
+
 /// What of `own` the C library keeps of freed blocks, as far as can be told: what the process has more than its small allocations and what it had least beside them.
 fn kept_by_libc(own: u64, small: u64) -> u64 {
     let others = own.saturating_sub(small);
@@ -174,9 +208,15 @@ fn kept_by_libc(own: u64, small: u64) -> u64 {
 
 /// What the process has in DRAM beside what is counted in the cap, tables of pages with it. What is counted and not touched yet is taken for nothing.
 fn own_bytes(home: &Home, begun: &Begun) -> Option<u64> {
-    let mut text = [0; STATUS_BYTES_MAX];
-    let len = begun.status.as_ref()?.read_at(&mut text, 0).ok()?;
-    let text = std::str::from_utf8(&text[..len]).ok()?;
+    let mut text = [0u8; STATUS_BYTES_MAX];
+    let (fd, into) = (begun.status.as_ref()?.as_raw_fd(), text.as_mut_ptr());
+    // Not by the C library, where a thread may be cancelled.
+    // SAFETY: room for so many bytes.
+    let len = unsafe {
+        let args = [fd.into(), into as _, STATUS_BYTES_MAX as _, 0, 0, 0];
+        raw::system(libc::SYS_pread64, args)
+    };
+    let text = text.get(..usize::try_from(len).ok()?)?;
     let pages = Some(report::bytes_of(text, "RssAnon:")).filter(|bytes| *bytes > 0)?;
     let all = pages + report::bytes_of(text, "VmPTE:");
     let elsewhere = given_bytes() + serve::counted_bytes();

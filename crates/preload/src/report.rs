@@ -242,15 +242,17 @@ fn peak_bytes() -> u64 {
 /// A line of /proc/self/status that is in KiB.
 pub fn status_bytes(name: &str) -> u64 {
     bytes_of(
-        &std::fs::read_to_string("/proc/self/status").unwrap_or_default(),
+        &std::fs::read("/proc/self/status").unwrap_or_default(),
         name,
     )
 }
 
-/// The same of what stands there.
-pub fn bytes_of(status: &str, name: &str) -> u64 {
-    let line = status.lines().find_map(|line| line.strip_prefix(name));
-    let kib = line.and_then(|rest| rest.split_whitespace().next()?.parse::<u64>().ok());
+/// The same of what stands there: the process's name in it may be no text.
+pub fn bytes_of(status: &[u8], name: &str) -> u64 {
+    let mut lines = status.split(|byte| *byte == b'\n');
+    let rest = lines.find_map(|line| line.strip_prefix(name.as_bytes()));
+    let text = rest.and_then(|rest| std::str::from_utf8(rest).ok());
+    let kib = text.and_then(|text| text.split_whitespace().next()?.parse::<u64>().ok());
     kib.unwrap_or(0) * 1024
 }
 

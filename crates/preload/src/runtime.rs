@@ -126,6 +126,14 @@ pub fn get() -> Option<&'static Runtime> {
     unsafe { runtime.as_ref() }
 }
 
+/// In a fork's child that has no memory: nothing is served any more, and what was is nobody's. The parent's heaps and locks are left behind.
+pub fn leave() {
+    for addresses in [&MALLOC, &MAPS] {
+        addresses.base.store(0, Ordering::Relaxed);
+    }
+    RUNTIME.store(std::ptr::null_mut(), Ordering::Release);
+}
+
 /// From now on it is there.
 pub fn set(runtime: Runtime) {
     let runtime = Box::leak(Box::new(runtime));

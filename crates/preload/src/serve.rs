@@ -166,8 +166,9 @@ fn begin(
         return Err(libc::ENOMEM);
     };
     let counted_bytes = share_bytes + copies_bytes;
-    heap.make_way(counted_bytes);
+    // In an order in which a look of `own` in between sees too much rather than too little.
     COUNTED_BYTES.fetch_add(counted_bytes, Ordering::AcqRel);
+    heap.make_way(counted_bytes);
     let service = Service {
         heap: heap.clone(),
         views: [first, second],
@@ -276,8 +277,14 @@ impl Service {
 
     fn count(&mut self, now: u64) {
         let before = std::mem::replace(&mut self.counted_bytes, now);
+        let more = now.wrapping_sub(before);
+        if now > before {
+            COUNTED_BYTES.fetch_add(more, Ordering::AcqRel);
+        }
         self.heap.count(before, now);
-        COUNTED_BYTES.fetch_add(now.wrapping_sub(before), Ordering::AcqRel);
+        if now < before {
+            COUNTED_BYTES.fetch_add(more, Ordering::AcqRel);
+        }
     }
 
     fn say(&self, errno: i32, count: u64) -> Result<(), Gone> {

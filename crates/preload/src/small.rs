@@ -19,6 +19,9 @@ const SHARDS: usize = 256;
 const UNCOUNTED_BYTES: u64 = 4096;
 /// The process's own memory is looked at when so much more or less is kept.
 const LOOKS_BYTES: u64 = 1 << 20;
+/// And at every so manyth small allocation beyond the bound.
+const LOOKS_EVERY: usize = 4096;
+static PASSED: AtomicUsize = AtomicUsize::new(0);
 /// Nothing is bounded.
 const NO_BOUND: i64 = i64::MAX;
 
@@ -84,7 +87,7 @@ pub fn bound_from_now(least_bytes: u64) {
         let most = KEPT.load(Ordering::Relaxed).max(least_bytes as i64);
         let bound = BOUND_MAX.load(Ordering::Relaxed).min(most);
         BOUND_MAX.store(bound, Ordering::Relaxed);
-        BOUND.store(bound, Ordering::Relaxed);
+        BOUND.fetch_min(bound, Ordering::Relaxed);
     }
 }
 
@@ -115,7 +118,19 @@ fn has_sizes_in_front() -> bool {
 /// Whether the program's malloc has as much as it may keep.
 #[inline]
 pub fn are_enough() -> bool {
-    KEPT.load(Ordering::Relaxed) >= BOUND.load(Ordering::Relaxed)
+    let enough = KEPT.load(Ordering::Relaxed) >= BOUND.load(Ordering::Relaxed);
+    if enough {
+        passed();
+    }
+    enough
+}
+
+/// Asked beyond the bound, where nothing is counted that would bring a look: what lowered the bound may be over.
+#[cold]
+fn passed() {
+    if PASSED.fetch_add(1, Ordering::Relaxed) % LOOKS_EVERY == LOOKS_EVERY - 1 {
+        own::look();
+    }
 }
 
 /// Whether an allocation of so many bytes is one that stays in any case, by the code that asked for it.

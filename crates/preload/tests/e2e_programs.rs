@@ -79,6 +79,7 @@ fn e2e_small_allocations_beyond_a_bound_are_served_too() {
 }
 
 /// What a program has beside its served memory may be more than fits beside the cap: pages give way for it, and what the C library keeps of freed blocks counts, too.
+#[cfg(target_arch = "x86_64")]
 #[test]
 fn e2e_pages_give_way_for_memory_of_the_programs_own() {
     let dir = tempfile::tempdir().expect("a directory");

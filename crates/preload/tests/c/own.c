@@ -10,6 +10,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -101,7 +102,7 @@ static void arenas(void) {
     free(large);
 }
 
-enum { SMALL = 200000 };
+enum { SMALL = 150000 };
 
 static void *small[SMALL / 10];
 
@@ -116,12 +117,16 @@ static void children(const char *how) {
         MUST(small[n]);
         memset(small[n], 0xff, 96);
     }
-    while (!strcmp(how, "full") && open("/dev/null", O_RDONLY) >= 0)
-        ;
+    if (!strcmp(how, "full")) {
+        struct rlimit few = {64, 64};
+        MUST(setrlimit(RLIMIT_NOFILE, &few) == 0);
+        while (open("/dev/null", O_RDONLY) >= 0)
+            ;
+    }
     pid_t pid = strcmp(how, "_Fork") ? fork() : (pid_t)syscall(SYS_clone, SIGCHLD, 0, 0, 0, 0);
     MUST(pid >= 0);
     if (pid == 0) {
-        alarm(60);
+        alarm(150);
         struct block *first = NULL;
         for (int n = 0; n < SMALL; n++) {
             struct block *block = malloc(sizeof *block);

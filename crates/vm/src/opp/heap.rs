@@ -150,6 +150,12 @@ impl Heap {
         self.0.balance.held_bytes()
     }
 
+    /// What pages and the DRAM terrace have that no slot was promised and neither needs, bytes.
+    pub fn unpromised_bytes(&self) -> u64 {
+        let max = self.0.balance.slots_max_bytes();
+        max.saturating_sub(self.0.store.room.slots_bytes())
+    }
+
     /// The memory.
     pub fn memory(&self) -> &Memory {
         &self.0.memory
