@@ -12,7 +12,7 @@ use crate::arena::ARENA;
 use crate::mappings::Mappings;
 use crate::remote::{Remote, RemoteGround, RemotePages};
 use crate::runtime::{self, Area, Pool, Runtime};
-use crate::serve::Given;
+use crate::serve::ForChild;
 use crate::{answer, dispatch, next, opening, own, raw, report, serve, settings, small, tls};
 use libc::{c_int, c_void};
 use std::cell::UnsafeCell;
@@ -30,7 +30,7 @@ const KEPT_BYTES: u64 = 68 << 10;
 /// Between the handlers before and after a fork, in the thread that forks.
 struct Forking {
     /// What the child gets, or why it gets nothing.
-    given: Result<Given, i32>,
+    given: Result<ForChild, i32>,
     _heaps: [HeldHeap<'static>; 2],
     mappings: [MutexGuard<'static, Mappings>; 2],
     signals: libc::sigset_t,
@@ -129,7 +129,7 @@ impl Runtime {
     }
 
     /// A view of all pages as they are, for a child.
-    fn view(&self) -> Result<Given, i32> {
+    fn view(&self) -> Result<ForChild, i32> {
         for area in [&self.malloc, &self.maps] {
             area.heap.write_back().map_err(|_| libc::ENOMEM)?;
         }
@@ -257,7 +257,7 @@ fn keep_free(base: usize, bytes: usize) -> bool {
 /// With `kept`, its addresses are taken.
 fn in_child(
     old: &Runtime,
-    (end, share_bytes): Given,
+    (end, share_bytes): ForChild,
     mappings: [Mappings; 2],
     kept: bool,
 ) -> Result<Runtime, VmError> {

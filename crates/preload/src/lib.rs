@@ -18,6 +18,7 @@ mod direct;
 mod dispatch;
 mod environment;
 mod fork;
+mod given;
 mod keeper;
 mod loaded;
 mod malloc;

@@ -5,7 +5,7 @@
 //! function, errno included; a wrong free ends the program with a message, as glibc does. Never: holds anything of ours while it calls down.
 
 use crate::arena::ARENA;
-use crate::{next, opening, raw, runtime, small, tls};
+use crate::{next, opening, own, raw, runtime, small, tls};
 use libc::{c_char, c_int, c_void, size_t};
 use terrace_vm::heap::{ALIGN_MAX_BYTES, AllocError};
 
@@ -64,13 +64,21 @@ fn allocate(bytes: usize, zeros: bool, caller: usize) -> *mut c_void {
     }
 }
 
+/// The program's own malloc has given out so many bytes more, or less.
+#[inline]
+fn count(bytes: i64) {
+    if small::count(bytes) && own::look() {
+        small::looked();
+    }
+}
+
 /// A block that the program's own malloc made just now.
 ///
 /// # Safety
 /// It is, or is NULL.
 unsafe fn theirs(block: *mut c_void) -> *mut c_void {
     // SAFETY: the caller's promise.
-    small::count(unsafe { small::bytes(block) });
+    count(unsafe { small::bytes(block) });
     block
 }
 
@@ -113,7 +121,7 @@ fn release(memory: *mut c_void) {
     } else {
         // SAFETY: neither ours nor NULL, so it is theirs.
         unsafe {
-            small::count(-small::bytes(memory));
+            count(-small::bytes(memory));
             next::free(memory);
         }
     }
@@ -173,7 +181,7 @@ unsafe fn change(memory: *mut c_void, bytes: usize, caller: usize) -> *mut c_voi
             let new = next::realloc(memory, bytes);
             // Where that fails the old one stays.
             if !new.is_null() || bytes == 0 {
-                small::count(small::bytes(new) - before);
+                count(small::bytes(new) - before);
             }
             new
         };

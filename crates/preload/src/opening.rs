@@ -63,7 +63,12 @@ pub fn for_bytes(bytes: usize, caller: usize) -> Option<&'static Runtime> {
     let is_small = bytes < MIN_BYTES.load(Ordering::Relaxed);
     match is_small && !small::are_enough() || small::stays(bytes, caller) {
         true => None,
-        false => ready_or_open(bytes),
+        false => {
+            if is_small && small::passed() {
+                own::look();
+            }
+            ready_or_open(bytes)
+        }
     }
 }
 

@@ -6,8 +6,8 @@
 //! a fork's child has; that is counted when it is forked (`serve`).
 
 use crate::runtime::{self, Pool};
-use crate::serve::{self, Home};
-use crate::{raw, report, small, tls};
+use crate::serve::Home;
+use crate::{given, raw, report, small, tls};
 use std::fs::File;
 use std::os::fd::AsRawFd;
 use std::sync::OnceLock;
@@ -67,8 +67,6 @@ static TRIMMED_US: AtomicU64 = AtomicU64::new(0);
 static BASE_BYTES: AtomicU64 = AtomicU64::new(u64::MAX);
 /// What the C library kept when it had been asked to give it back.
 static KEPT_STILL_BYTES: AtomicU64 = AtomicU64::new(0);
-/// What pages have given.
-static GIVEN_BYTES: AtomicU64 = AtomicU64::new(0);
 
 /// Under a cap, what fits beside it.
 pub fn beside_bytes(cap_bytes: u64) -> u64 {
@@ -78,11 +76,6 @@ pub fn beside_bytes(cap_bytes: u64) -> u64 {
 /// Under a cap, what small allocations may have if nobody says how much.
 pub fn small_bytes(cap_bytes: u64) -> u64 {
     (cap_bytes / GIVES_ONE_IN).max(BESIDE_MIN_BYTES)
-}
-
-/// What pages have given, bytes.
-pub fn given_bytes() -> u64 {
-    GIVEN_BYTES.load(Ordering::Relaxed)
 }
 
 /// The pool is open: it is looked at, now and from now on.
@@ -167,9 +160,9 @@ fn settle(home: &Home, cap_bytes: u64, begun: &Begun) {
     };
     // What is counted and not touched yet hides as much; small allocations are known.
     let wanted = own.max(small).saturating_sub(beside_bytes(cap_bytes));
-    let given = given_bytes();
-    let shared = home.heap.between_them_bytes() + given + serve::copies_bytes();
-    let most = (shared / KEEPS_ONE_IN).saturating_sub(serve::copies_bytes());
+    let given = given::OWN.bytes();
+    let shared = home.heap.between_them_bytes() + given + given::COPIES.bytes();
+    let most = (shared / KEEPS_ONE_IN).saturating_sub(given::COPIES.bytes());
     let most = most
         .min(cap_bytes / GIVES_ONE_IN)
         .min(given + home.heap.unpromised_bytes());
@@ -181,7 +174,7 @@ fn settle(home: &Home, cap_bytes: u64, begun: &Begun) {
     } else {
         return;
     }
-    GIVEN_BYTES.store(wanted, Ordering::Relaxed);
+    given::OWN.set(wanted);
 }
 
 /// What the process has when the C library has given back what it can, if that is worth asking.
@@ -219,7 +212,7 @@ fn own_bytes(home: &Home, begun: &Begun) -> Option<u64> {
     let text = text.get(..usize::try_from(len).ok()?)?;
     let pages = Some(report::bytes_of(text, "RssAnon:")).filter(|bytes| *bytes > 0)?;
     let all = pages + report::bytes_of(text, "VmPTE:");
-    let elsewhere = given_bytes() + serve::counted_bytes();
+    let elsewhere = given::OWN.bytes() + given::CHILDREN.bytes();
     let counted = home.heap.held_bytes().saturating_sub(elsewhere);
     Some(all.saturating_sub(counted))
 }

@@ -4,7 +4,7 @@
 //! gone, pages cannot be had (SIGBUS), and nothing waits. Never: keeps a page.
 
 use crate::raw;
-use crate::serve::Given;
+use crate::serve::ForChild;
 use crate::wire::{self, Ask, Gone, Say};
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -58,7 +58,7 @@ impl Remote {
     }
 
     /// A socket for a child of this child, and what its pages may take; `pages` is how many more a second version of everything would come to, `shared_bytes` what the two will have in DRAM together.
-    pub fn fork(&self, pages: u64, shared_bytes: u64) -> Result<Given, i32> {
+    pub fn fork(&self, pages: u64, shared_bytes: u64) -> Result<ForChild, i32> {
         let ask = Ask {
             what: wire::FORK,
             first: shared_bytes,

@@ -4,7 +4,7 @@
 
 use crate::arena::ARENA;
 use crate::runtime::{self, Pool, Runtime};
-use crate::{descriptors, own, small, tls};
+use crate::{descriptors, given, small, tls};
 use std::ffi::OsString;
 use std::fmt::Write;
 use std::os::fd::{FromRawFd, IntoRawFd, OwnedFd};
@@ -217,7 +217,7 @@ pub fn figures(runtime: &Runtime, line: &mut dyn FnMut(&str, u64)) {
     line("evict_microseconds", memory.evict_ns / 1000);
     if let Pool::Home(home) = &runtime.pool {
         let stats = home.heap.store().stats();
-        line("given_by_pages_bytes", own::given_bytes());
+        line("given_by_pages_bytes", given::OWN.bytes());
         line("pages_same", home.heap.store().pages_same());
         line("dram_cap_bytes", stats.cap_bytes);
         line("dram_counted_bytes", stats.used_bytes);

@@ -3,11 +3,11 @@
 //! Promises: a child sees its own view of the pages, whatever others change; what it was promised and its part of the cap come back when it ends, runs
 //! another program or is killed. Never: trusts a child with more than its own view.
 
-use crate::own;
+use crate::given;
 use crate::wire::{self, Ask, Gone, Say};
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicI32, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicI32, AtomicUsize, Ordering};
 use terrace_vm::heap::Ground;
 use terrace_vm::opp::Heap;
 use terrace_vm::store::{VIEWS_MAX, View};
@@ -33,24 +33,10 @@ static ENDS: [AtomicI32; VIEWS_MAX] = [const { AtomicI32::new(-1) }; VIEWS_MAX];
 static PROCESSES: [AtomicI32; VIEWS_MAX] = [const { AtomicI32::new(0) }; VIEWS_MAX];
 /// Children that are served.
 static LIVE: AtomicUsize = AtomicUsize::new(0);
-/// What is counted for them of memory that is copied when one of two writes to it.
-static COPIES_BYTES: AtomicU64 = AtomicU64::new(0);
-/// All that is counted for them.
-static COUNTED_BYTES: AtomicU64 = AtomicU64::new(0);
 
 /// How many children are served.
 pub fn children() -> usize {
     LIVE.load(Ordering::Acquire)
-}
-
-/// What is counted for them of memory that is copied when one of two writes to it.
-pub fn copies_bytes() -> u64 {
-    COPIES_BYTES.load(Ordering::Acquire)
-}
-
-/// What of the cap is theirs, bytes.
-pub fn counted_bytes() -> u64 {
-    COUNTED_BYTES.load(Ordering::Acquire)
 }
 
 /// Sends a signal to all of them.
@@ -75,8 +61,8 @@ pub fn close_in_child() {
         }
     }
     LIVE.store(0, Ordering::Release);
-    COPIES_BYTES.store(0, Ordering::Release);
-    COUNTED_BYTES.store(0, Ordering::Release);
+    given::COPIES.set(0);
+    given::CHILDREN.set(0);
 }
 
 /// DRAM that a child's pages may take under a cap in any case.
@@ -100,7 +86,7 @@ pub fn has_room(cap_bytes: u64) -> bool {
 /// Of what a child and its parent share until one of them writes to it, what is counted as if all were written to. Pages and entries keep half of what
 /// they had before the first of the children, and before they gave way for the program's own: with too little they could not even leave.
 fn copies_of(heap: &Heap, shared_bytes: u64) -> u64 {
-    let counted = copies_bytes() + own::given_bytes();
+    let counted = given::COPIES.bytes() + given::OWN.bytes();
     let most = (heap.between_them_bytes() + counted) / 2;
     shared_bytes.min(most.saturating_sub(counted))
 }
@@ -120,7 +106,7 @@ struct Service {
 type Refused = i32;
 
 /// What a child gets: its end of the socket, and what its pages may take, bytes.
-pub type Given = (OwnedFd, u64);
+pub type ForChild = (OwnedFd, u64);
 
 /// A view for a child, and a thread that serves it. `pages` is how many more a second version of everything would come to,
 /// `shared_bytes` what the child has in DRAM together with its parent, until one of them writes to it.
@@ -129,14 +115,14 @@ pub fn start(
     views: [&View; 2],
     pages: u64,
     shared_bytes: u64,
-) -> Result<Given, Refused> {
+) -> Result<ForChild, Refused> {
     let (cap_bytes, _) = heap.store().cap_and_used_bytes();
     if !has_room(cap_bytes) {
         return Err(libc::ENOMEM);
     }
     let copies_bytes = copies_of(heap, shared_bytes);
     let siblings = LIVE.fetch_add(1, Ordering::AcqRel);
-    COPIES_BYTES.fetch_add(copies_bytes, Ordering::AcqRel);
+    given::COPIES.add(copies_bytes);
     let share_bytes = match siblings {
         0 => {
             let unused = cap_bytes.saturating_sub(heap.held_bytes());
@@ -147,7 +133,7 @@ pub fn start(
     let begun = begin(heap, views, pages, share_bytes, copies_bytes);
     if begun.is_err() {
         LIVE.fetch_sub(1, Ordering::AcqRel);
-        COPIES_BYTES.fetch_sub(copies_bytes, Ordering::AcqRel);
+        given::COPIES.take(copies_bytes);
     }
     begun.map(|end| (end, share_bytes))
 }
@@ -167,7 +153,7 @@ fn begin(
     };
     let counted_bytes = share_bytes + copies_bytes;
     // In an order in which a look of `own` in between sees too much rather than too little.
-    COUNTED_BYTES.fetch_add(counted_bytes, Ordering::AcqRel);
+    given::CHILDREN.add(counted_bytes);
     heap.make_way(counted_bytes);
     let service = Service {
         heap: heap.clone(),
@@ -188,7 +174,7 @@ fn begin(
             // It ends when the child does.
             while service.turn().is_ok() {}
             drop((slot, service));
-            COPIES_BYTES.fetch_sub(copies_bytes, Ordering::AcqRel);
+            given::COPIES.take(copies_bytes);
             LIVE.fetch_sub(1, Ordering::AcqRel);
         });
     // A thread that did not start has dropped both.
@@ -277,14 +263,9 @@ impl Service {
 
     fn count(&mut self, now: u64) {
         let before = std::mem::replace(&mut self.counted_bytes, now);
-        let more = now.wrapping_sub(before);
-        if now > before {
-            COUNTED_BYTES.fetch_add(more, Ordering::AcqRel);
-        }
+        given::CHILDREN.add(now.saturating_sub(before));
         self.heap.count(before, now);
-        if now < before {
-            COUNTED_BYTES.fetch_add(more, Ordering::AcqRel);
-        }
+        given::CHILDREN.take(before.saturating_sub(now));
     }
 
     fn say(&self, errno: i32, count: u64) -> Result<(), Gone> {

@@ -5,7 +5,7 @@
 //! cache for each free. Promises: what is counted is what blocks take that are not freed, but for [`SHARDS`] times [`UNCOUNTED_BYTES`]; what is freed makes room for others. Never: counts where the program has
 //! another malloc than the C library's, whose memory is served, since it maps it; or what the C library keeps of freed blocks.
 
-use crate::{loaded, next, own, tls};
+use crate::{loaded, next, tls};
 use libc::c_void;
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicUsize, Ordering};
 
@@ -118,19 +118,12 @@ fn has_sizes_in_front() -> bool {
 /// Whether the program's malloc has as much as it may keep.
 #[inline]
 pub fn are_enough() -> bool {
-    let enough = KEPT.load(Ordering::Relaxed) >= BOUND.load(Ordering::Relaxed);
-    if enough {
-        passed();
-    }
-    enough
+    KEPT.load(Ordering::Relaxed) >= BOUND.load(Ordering::Relaxed)
 }
 
-/// Asked beyond the bound, where nothing is counted that would bring a look: what lowered the bound may be over.
-#[cold]
-fn passed() {
-    if PASSED.fetch_add(1, Ordering::Relaxed) % LOOKS_EVERY == LOOKS_EVERY - 1 {
-        own::look();
-    }
+/// A small allocation is asked for beyond the bound, where nothing is counted that would bring a look (`own`): whether this one does, since what lowered the bound may be over.
+pub fn passed() -> bool {
+    PASSED.fetch_add(1, Ordering::Relaxed) % LOOKS_EVERY == LOOKS_EVERY - 1
 }
 
 /// Whether an allocation of so many bytes is one that stays in any case, by the code that asked for it.
@@ -160,11 +153,12 @@ pub unsafe fn bytes(block: *mut c_void) -> i64 {
     unsafe { size(block) as i64 }
 }
 
-/// The program's malloc keeps so much more, or less.
+/// The program's malloc keeps so much more, or less. True: the process's own memory should be looked at (`own`), until [`looked`] says that it was.
 #[inline]
-pub fn count(bytes: i64) {
+#[must_use]
+pub fn count(bytes: i64) -> bool {
     if bytes == 0 {
-        return;
+        return false;
     }
     // Threads' own variables lie pages apart.
     let thread = (tls::selector() as usize >> 12).wrapping_mul(0x9E37_79B9_7F4A_7C15);
@@ -172,12 +166,16 @@ pub fn count(bytes: i64) {
     let sum = shard.load(Ordering::Relaxed) + bytes;
     let stays = sum.unsigned_abs() < UNCOUNTED_BYTES;
     shard.store(if stays { sum } else { 0 }, Ordering::Relaxed);
-    if !stays {
-        let kept = KEPT.fetch_add(sum, Ordering::Relaxed) + sum;
-        if kept.abs_diff(LOOKED.load(Ordering::Relaxed)) >= LOOKS_BYTES && own::look() {
-            LOOKED.store(kept, Ordering::Relaxed);
-        }
+    if stays {
+        return false;
     }
+    let kept = KEPT.fetch_add(sum, Ordering::Relaxed) + sum;
+    kept.abs_diff(LOOKED.load(Ordering::Relaxed)) >= LOOKS_BYTES
+}
+
+/// It was looked at.
+pub fn looked() {
+    LOOKED.store(KEPT.load(Ordering::Relaxed), Ordering::Relaxed);
 }
 
 #[cfg(test)]
@@ -191,7 +189,7 @@ mod tests {
         // Threads that end with less than is told to all.
         let all = |bytes: i64| {
             for n in 0..200 {
-                let thread = std::thread::spawn(move || (0..n).for_each(|_| count(bytes)));
+                let thread = std::thread::spawn(move || (0..n).for_each(|_| _ = count(bytes)));
                 thread.join().unwrap();
             }
         };
