@@ -251,9 +251,24 @@ unsafe fn send_to(args: Args) -> c_long {
             copy(to, args[4] as *const u8, bytes);
             now[4] = to as c_long;
         }
-        match is_served(args[1]) {
-            true => write(libc::SYS_sendto, now, 1, None),
-            false => raw::call(libc::SYS_sendto, now),
+        if !is_served(args[1]) {
+            return raw::call(libc::SYS_sendto, now);
+        }
+        if args[3] & c_long::from(libc::MSG_ZEROCOPY) != 0 {
+            // As of messages.
+            return error(libc::ENOBUFS);
+        }
+        let part = libc::iovec {
+            iov_base: args[1] as *mut libc::c_void,
+            iov_len: args[2] as usize,
+        };
+        match vectors::sent_in_place(libc::SYS_sendto, now, &[part]) {
+            Ok(said) => said,
+            Err(0) => write(libc::SYS_sendto, now, 1, None),
+            Err(sent) => {
+                (now[1], now[2]) = (now[1] + sent as c_long, now[2] - sent as c_long);
+                sent as c_long + write(libc::SYS_sendto, now, 1, None).max(0)
+            }
         }
     }
 }

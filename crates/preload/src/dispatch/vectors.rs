@@ -3,7 +3,10 @@
 //! Promises: as `bounce`; a vector with more served bytes than a piece is cut there, and goes on where the kernel would not wait. Never: changes what the program handed in, but where
 //! the call answers in it.
 
-use super::bounce::{Frame, PIECE_BYTES, Small, align_of, copy, is_file, is_served, touched};
+use super::PAGE_BYTES;
+use super::bounce::{
+    Frame, PIECE_BYTES, Small, align_of, copy, error, is_file, is_served, touched,
+};
 use crate::raw;
 use libc::{c_long, c_uint, iovec, mmsghdr, msghdr};
 
@@ -14,6 +17,8 @@ const PARTS_MAX: usize = 1024;
 /// Of a message's control data.
 const CONTROL_BYTES_MAX: usize = 16 << 10;
 const NAME_BYTES_MAX: usize = 1024;
+/// A message of no more bytes is tried from where it is: of more it is likelier that a page is not there.
+const IN_PLACE_BYTES_MAX: usize = 32 << 10;
 
 /// A vector that names no served memory.
 struct Parts {
@@ -268,6 +273,46 @@ impl Message {
     }
 }
 
+/// Sends from where it is, without a copy. A socket answers where a page is not there: nothing was sent then, or of a stream what is before it; `Err`: so many bytes.
+pub unsafe fn sent_in_place(number: c_long, args: Args, parts: &[iovec]) -> Result<c_long, usize> {
+    let bytes = parts
+        .iter()
+        .fold(0, |sum: usize, part| sum.saturating_add(part.iov_len));
+    if bytes > IN_PLACE_BYTES_MAX {
+        return Err(0);
+    }
+    // SAFETY: the program's promise.
+    let said = unsafe { raw::call(number, args) };
+    match said {
+        said if said == error(libc::EFAULT) => Err(0),
+        // A socket that has no more room has pages that are there.
+        said if said >= 0 && (said as usize) < bytes && !parts.iter().all(is_there) => {
+            Err(said as usize)
+        }
+        said => Ok(said),
+    }
+}
+
+/// Whether each page of a part is there, or not served.
+fn is_there(part: &iovec) -> bool {
+    let (from, len) = (part.iov_base as usize, part.iov_len);
+    let pages = (from / PAGE_BYTES * PAGE_BYTES..from.saturating_add(len)).step_by(PAGE_BYTES);
+    pages.filter(|at| is_served(*at as c_long)).all(|at| {
+        let mut there = 0u8;
+        let args = [
+            at as c_long,
+            PAGE_BYTES as c_long,
+            (&raw mut there) as c_long,
+            0,
+            0,
+            0,
+        ];
+        // SAFETY: room for the answer about one page.
+        let said = unsafe { raw::call(libc::SYS_mincore, args) };
+        said != 0 || there & 1 != 0
+    })
+}
+
 /// sendmsg.
 pub unsafe fn send(args: Args) -> c_long {
     // SAFETY: the program's promise, all along.
@@ -283,18 +328,26 @@ pub unsafe fn send(args: Args) -> c_long {
             // The kernel would go on with what is used again.
             return -c_long::from(libc::ENOBUFS);
         }
-        let mut done = 0;
+        let mut done = match sent_in_place(libc::SYS_sendmsg, args, parts) {
+            Ok(said) => return said,
+            Err(done) => done,
+        };
         let mut small = Small::new();
         loop {
             let mut frame = Frame::new(&mut small);
+            // What was sent is not sent again.
+            let refused = || match done {
+                0 => touched(libc::SYS_sendmsg, args),
+                done => done as c_long,
+            };
             let Some(mut header) = message.for_kernel(&mut frame) else {
-                return touched(libc::SYS_sendmsg, args);
+                return refused();
             };
             if done > 0 {
                 (header.msg_control, header.msg_controllen) = (std::ptr::null_mut(), 0);
             }
             let Some(now) = replaced(&mut frame, parts, done, true) else {
-                return touched(libc::SYS_sendmsg, args);
+                return refused();
             };
             (header.msg_iov, header.msg_iovlen) = (now.at, now.count as _);
             let mut these = args;

@@ -1,5 +1,6 @@
 // System calls with buffers that are not in DRAM, straddling absent pages at both ends. Prints OK, or the line that failed.
 #define _GNU_SOURCE
+#include <arpa/inet.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <linux/futex.h>
@@ -136,6 +137,59 @@ static void sockets(void) {
     close(ends[0]), close(ends[1]);
 }
 
+static void *reader(void *fd) {
+    static unsigned char bytes[1 << 16];
+    struct timespec a_while = {0, 5000000};
+    unsigned long sum = 0;
+    // What was not read yet keeps the kernel's buffers as full as they are.
+    for (ssize_t came; nanosleep(&a_while, NULL), (came = read((int)(long)fd, bytes, sizeof bytes)) > 0;)
+        for (ssize_t n = 0; n < came; n++)
+            sum = sum * 31 + bytes[n];
+    return (void *)sum;
+}
+
+// A stream of messages whose later parts are cold: of the second of two, the kernel takes what filled its buffer. What is sent comes once and in order, also where a socket takes less than it is offered.
+static void streams(void) {
+    struct sockaddr_in name = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+    socklen_t len = sizeof name;
+    int door = socket(AF_INET, SOCK_STREAM, 0), out = socket(AF_INET, SOCK_STREAM, 0), little = 16 << 10;
+    MUST(bind(door, (void *)&name, len) == 0 && listen(door, 1) == 0 && getsockname(door, (void *)&name, &len) == 0);
+    MUST(setsockopt(out, SOL_SOCKET, SO_SNDBUF, &little, sizeof little) == 0);
+    MUST(connect(out, (void *)&name, len) == 0);
+    int in = accept(door, NULL, NULL);
+    pthread_t thread;
+    pthread_create(&thread, NULL, reader, (void *)(long)in);
+    static unsigned char warm[5 * PAGE];
+    unsigned long sum = 0;
+    for (int round = 1; round < 12; round++) {
+        int nonblocking = round > 8;
+        MUST(fcntl(out, F_SETFL, nonblocking ? O_NONBLOCK : 0) == 0);
+        memset(warm, round, sizeof warm);
+        char *both[] = {cold(0, 101), cold(1, 102)}, *whole = arena + 4 * 8 * PAGE;
+        memset(whole, 103, 8 * PAGE);
+        push_out();
+        for (int nth = 0; nth < (nonblocking ? 40 : 2); nth++) {
+            size_t before = sizeof warm - (size_t)round * 100;
+            struct iovec parts[] = {{warm, before}, {both[nth % 2], LEN}};
+            struct msghdr message = {.msg_iov = parts, .msg_iovlen = 2};
+            ssize_t sent = sendmsg(out, &message, 0);
+            MUST(sent == (ssize_t)(before + LEN) || (nonblocking && (sent > 0 || errno == EAGAIN)));
+            for (ssize_t n = 0; n < sent; n++)
+                sum = sum * 31 + (unsigned char)((size_t)n < before ? round : 101 + nth % 2);
+        }
+        // The same of one piece, of which the first half is there.
+        memset(whole, round, 4 * PAGE);
+        ssize_t sent = send(out, whole, 8 * PAGE, 0);
+        MUST(sent == 8 * PAGE || (nonblocking && (sent > 0 || errno == EAGAIN)));
+        for (ssize_t n = 0; n < sent; n++)
+            sum = sum * 31 + (unsigned char)(n < 4 * PAGE ? round : 103);
+    }
+    close(out), close(door);
+    void *came;
+    MUST(pthread_join(thread, &came) == 0 && (unsigned long)came == sum);
+    close(in);
+}
+
 static void *waker(void *word) {
     struct timespec a_while = {0, 50000000};
     nanosleep(&a_while, NULL);
@@ -245,6 +299,7 @@ int main(int count, char **args) {
     files();
     direct(args[1]);
     sockets();
+    streams();
     futexes();
     rings();
     processes();
