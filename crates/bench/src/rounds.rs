@@ -338,18 +338,27 @@ pub struct Lineup {
     /// Whether the others stand still while one is driven: programs that do not know that their memory is elsewhere touch it in the
     /// background, and would take disk and processors from it.
     alone: bool,
+    /// How many pairs a repeat has: more than one where a bar is narrower than pairs scatter. Each second one is driven the other way round.
+    pairs: u32,
     /// Must outlive the server that swaps on it.
     swap: Option<SwapFile>,
 }
 
 impl Lineup {
-    /// Servers of which one runs at a time.
-    pub fn one_at_a_time() -> Lineup {
+    /// Servers of which one runs at a time, with so many pairs in each repeat.
+    pub fn one_at_a_time(pairs: u32) -> Lineup {
         Lineup {
             alone: true,
+            pairs,
             ..Lineup::default()
         }
     }
+
+    /// How often a case drives each server.
+    fn turns(&self, setting: &Setting) -> u32 {
+        setting.options.repeats * self.pairs.max(1)
+    }
+
     /// Starts a server, or remembers why it cannot run here. `limit_bytes` puts it into a cgroup.
     pub fn add(&mut self, part: &mut Part, spec: &Spec, limit_bytes: Option<u64>) -> Result<()> {
         if let Some(why) = spec.peer.missing() {
@@ -422,7 +431,7 @@ impl Lineup {
 
     /// Steps of progress that loading and `cases` cases take.
     pub fn steps(&self, setting: &Setting, cases: usize) -> u64 {
-        (self.servers.len() * (1 + cases * setting.options.repeats as usize)) as u64
+        (self.servers.len() * (1 + cases * self.turns(setting) as usize)) as u64
     }
 
     /// Does something with each server in turn.
@@ -452,17 +461,22 @@ impl Lineup {
         let peers = self.servers.iter().map(Server::peer);
         let mut measured: Vec<(Peer, Samples)> =
             peers.map(|peer| (peer, Samples::default())).collect();
-        for repeat in 0..setting.options.repeats {
+        for turn in 0..self.turns(setting) {
             let load = Load {
-                seed: load.seed + u64::from(repeat),
+                seed: load.seed + u64::from(turn),
                 ..*load
             };
-            let mut turns = measured.iter_mut();
-            self.each(|server| {
-                let (peer, samples) = turns.next().context("as many as servers")?;
+            let mut order: Vec<usize> = (0..measured.len()).collect();
+            if self.pairs > 1 && turn % 2 == 1 {
+                order.reverse();
+            }
+            for at in order {
+                self.pause_all_but(Some(at))?;
+                let (peer, samples) = &mut measured[at];
                 progress.step(format!("{case}: {}", peer.name()));
-                round(server, &load, setting, samples)
-            })?;
+                round(&mut self.servers[at], &load, setting, samples)?;
+            }
+            self.pause_all_but(None)?;
         }
         let rows = measured
             .iter()

@@ -10,12 +10,24 @@ mod snapshot;
 
 use crate::Setting;
 use crate::report::{Bar, Report, Side};
+use crate::server::Memory;
 use anyhow::Result;
 
 /// What a cgroup is limited to above the cap, on both sides. Where the page cache fills it, the kernel charges a few pages beyond the limit that it cannot do without.
 const SLACK_BYTES: u64 = 31 << 20;
 /// What it may come to beyond that: 32 MiB above the cap are asked.
 const FORCED_BYTES: u64 = 1 << 20;
+
+/// Pairs in a repeat of what fits the cap: its bar is 3 % below equal, and one pair of rounds is 5 to 10 % from the next.
+const PAIRS_OF_FITTING: u32 = 6;
+
+/// How many pairs a repeat has.
+fn pairs(beside: Memory) -> u32 {
+    match beside {
+        Memory::Plain => PAIRS_OF_FITTING,
+        _ => 1,
+    }
+}
 
 /// What may be asked for with `--only`.
 pub const PARTS: &[&str] = &["a", "b", "c", "d", "dump", "e", "floor"];

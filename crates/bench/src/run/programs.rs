@@ -3,7 +3,7 @@
 //! A program says when a step of it begins, what came of it, and how long it took. Promises: both sides do the same steps with the same results, or the run
 //! fails; one run of a program starts with no page of it in DRAM or swap. Never: counts a program's start.
 
-use super::{SLACK_BYTES, judge_group};
+use super::{SLACK_BYTES, judge_group, pairs};
 use crate::cgroup::{Cgroup, Usage};
 use crate::load::Rng;
 use crate::machine::Disk;
@@ -267,7 +267,7 @@ struct Stage<'a> {
 struct Ran {
     steps: Vec<Step>,
     disk: Option<Disk>,
-    usage: Option<Usage>,
+    usage: Usage,
 }
 
 impl Stage<'_> {
@@ -317,25 +317,19 @@ impl Stage<'_> {
             ),
             Memory::Swap | Memory::LargeSwap | Memory::Plain => argv.to_vec(),
         };
-        let group = match memory {
-            Memory::Plain => None,
-            _ => Some(Cgroup::new(
-                program.name,
-                self.limit_bytes(),
-                memory == Memory::Swap,
-            )?),
-        };
+        let has_swap = memory == Memory::Swap;
+        let group = Cgroup::new(program.name, self.limit_bytes(), has_swap)?;
         crate::machine::drop_page_cache();
         let before = Disk::under(&self.setting.work_dir);
         let argv: Vec<&str> = argv.iter().map(String::as_str).collect();
         let started = Instant::now();
-        let mut guard = Guard::start(&argv, group.as_ref(), None, &log)?;
+        let mut guard = Guard::start(&argv, Some(&group), None, &log)?;
         let status = guard.wait_max(PROGRAM_MAX_S)?;
         let took_s = started.elapsed().as_secs_f64();
         let after = Disk::under(&self.setting.work_dir);
-        let usage = group.as_ref().map(Cgroup::usage);
+        let usage = group.usage();
         if !status.success() {
-            let kills = usage.and_then(|u| u.oom_kills).unwrap_or(0);
+            let kills = usage.oom_kills.unwrap_or(0);
             if memory == Memory::Swap && kills > 0 {
                 return Ok(None);
             }
@@ -406,7 +400,7 @@ pub fn run(setting: &Setting, report: &mut Report, row: &ProgramRow) -> Result<(
         ),
         _ => None,
     };
-    let repeats = setting.options.repeats.min(REPEATS_MAX);
+    let repeats = setting.options.repeats.min(REPEATS_MAX) * pairs(row.beside);
     let steps = row.programs.len() as u64 * u64::from(repeats) * 2;
     let progress = Progress::new(steps);
     for program in row.programs {
@@ -439,9 +433,13 @@ fn one(
     let sides = [Memory::Run, stage.row.beside];
     let mut all: [Vec<(String, Samples)>; 2] = Default::default();
     let mut ours: Option<Usage> = None;
-    for _ in 0..repeats {
+    for turn in 0..repeats {
         let mut results = Vec::new();
-        for (side, all) in sides.iter().zip(&mut all) {
+        let mut turns: Vec<_> = sides.iter().zip(&mut all).collect();
+        if pairs(stage.row.beside) > 1 && turn % 2 == 1 {
+            turns.reverse();
+        }
+        for (side, all) in turns {
             progress.step(format!("{}: {}", program.name, side.name()));
             stop::check()?;
             let ran = stage.run(program, argv, *side, part)?;
@@ -452,13 +450,13 @@ fn one(
                     .collect::<Vec<_>>(),
             );
             if *side == Memory::Run {
-                ours = most(ours, ran.usage);
+                ours = Some(most(ours, ran.usage));
             }
             add(all, &ran);
         }
         if results[0] != results[1] {
             bail!(
-                "{}: what came of its steps differs: {:?} under terrace run, {:?} on the other side",
+                "{}: what came of its steps differs: {:?} and {:?}",
                 program.name,
                 results[0],
                 results[1]
@@ -508,23 +506,21 @@ fn add(all: &mut Vec<(String, Samples)>, ran: &Ran) {
             samples.add("disk_reads", disk(|d| d.reads));
             samples.add("disk_read_bytes", disk(|d| d.read_bytes));
             samples.add("disk_write_bytes", disk(|d| d.write_bytes));
-            let peak = ran.usage.and_then(|u| u.peak_bytes);
+            let peak = ran.usage.peak_bytes;
             samples.add("cgroup_peak_bytes", peak.map(|b| b as f64));
         }
     }
 }
 
 /// The highest peak, and all kills.
-fn most(a: Option<Usage>, b: Option<Usage>) -> Option<Usage> {
-    let (Some(a), Some(b)) = (a, b) else {
-        return a.or(b);
-    };
+fn most(a: Option<Usage>, b: Usage) -> Usage {
+    let Some(a) = a else { return b };
     let sum = |a: Option<u64>, b: Option<u64>| Some(a? + b?);
-    Some(Usage {
+    Usage {
         peak_bytes: a.peak_bytes.max(b.peak_bytes),
         limit_hits: sum(a.limit_hits, b.limit_hits),
         oom_kills: sum(a.oom_kills, b.oom_kills),
-    })
+    }
 }
 
 #[cfg(test)]

@@ -3,7 +3,7 @@
 //! Promises: both sides are the same binary with the same arguments, loaded with the same keys by the same generator outside of the cgroups, and warmed before
 //! the first round of a case. Never: lets a server drop a key; one that is missing fails the run.
 
-use super::{SLACK_BYTES, judge_group};
+use super::{SLACK_BYTES, judge_group, pairs};
 use crate::load::{KeyChoice, Load, Until, ZIPF};
 use crate::progress::Progress;
 use crate::report::{Bar, Part, Report, Side};
@@ -223,7 +223,7 @@ fn floor_of(setting: &Setting, report: &mut Report, row: &ServerRow) -> Result<(
         large_bytes >> 20
     );
     let mut part = Part::new(row.name, &title, COLUMNS);
-    let mut lineup = Lineup::one_at_a_time();
+    let mut lineup = Lineup::one_at_a_time(1);
     let groups = [
         (Memory::Swap, sizes.limit_bytes),
         (Memory::LargeSwap, large_bytes),
@@ -281,7 +281,7 @@ pub(super) fn server_spec(
 }
 
 fn start(setting: &Setting, part: &mut Part, row: &ServerRow, sizes: Sizes) -> Result<Lineup> {
-    let mut lineup = Lineup::one_at_a_time();
+    let mut lineup = Lineup::one_at_a_time(pairs(row.beside));
     let ours = server_spec(setting, row, sizes, Memory::Run);
     lineup.add(part, &ours, Some(sizes.limit_bytes))?;
     let theirs = server_spec(setting, row, sizes, row.beside);
@@ -290,7 +290,7 @@ fn start(setting: &Setting, part: &mut Part, row: &ServerRow, sizes: Sizes) -> R
             let (limit, swap) = (sizes.limit_bytes, sizes.swap_bytes);
             lineup.add_swapping(setting, part, &theirs, limit, swap);
         }
-        _ => lineup.add(part, &theirs, None)?,
+        _ => lineup.add(part, &theirs, Some(sizes.limit_bytes))?,
     }
     Ok(lineup)
 }

@@ -50,7 +50,7 @@ pub fn run(setting: &Setting, report: &mut Report, row: &ServerRow) -> Result<()
         sizes.limit_bytes >> 20,
     );
     let mut part = Part::new(row.name, &title, COLUMNS);
-    let mut lineup = Lineup::one_at_a_time();
+    let mut lineup = Lineup::one_at_a_time(1);
     let ours = servers::server_spec(setting, row, sizes, Memory::Run);
     lineup.add(&mut part, &ours, Some(sizes.limit_bytes))?;
     let progress = Progress::new(lineup.steps(setting, 0) + 1);
