@@ -254,15 +254,11 @@ unsafe fn send_to(args: Args) -> c_long {
         if !is_served(args[1]) {
             return raw::call(libc::SYS_sendto, now);
         }
-        if args[3] & c_long::from(libc::MSG_ZEROCOPY) != 0 {
-            // As of messages.
-            return error(libc::ENOBUFS);
-        }
         let part = libc::iovec {
             iov_base: args[1] as *mut libc::c_void,
             iov_len: args[2] as usize,
         };
-        match vectors::sent_in_place(libc::SYS_sendto, now, &[part]) {
+        match vectors::sent_in_place(raw::call(libc::SYS_sendto, now), &[part]) {
             Ok(said) => said,
             Err(0) => write(libc::SYS_sendto, now, 1, None),
             Err(sent) => {

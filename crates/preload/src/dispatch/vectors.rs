@@ -17,8 +17,6 @@ const PARTS_MAX: usize = 1024;
 /// Of a message's control data.
 const CONTROL_BYTES_MAX: usize = 16 << 10;
 const NAME_BYTES_MAX: usize = 1024;
-/// A message of no more bytes is tried from where it is: of more it is likelier that a page is not there.
-const IN_PLACE_BYTES_MAX: usize = 32 << 10;
 
 /// A vector that names no served memory.
 struct Parts {
@@ -273,16 +271,12 @@ impl Message {
     }
 }
 
-/// Sends from where it is, without a copy. A socket answers where a page is not there: nothing was sent then, or of a stream what is before it; `Err`: so many bytes.
-pub unsafe fn sent_in_place(number: c_long, args: Args, parts: &[iovec]) -> Result<c_long, usize> {
+/// What a call that sends said of memory that it was given where it is, without a copy. A socket answers where a page is not there: it has taken nothing then, or of a stream
+/// what is before it; `Err`: so many bytes.
+pub fn sent_in_place(said: c_long, parts: &[iovec]) -> Result<c_long, usize> {
     let bytes = parts
         .iter()
         .fold(0, |sum: usize, part| sum.saturating_add(part.iov_len));
-    if bytes > IN_PLACE_BYTES_MAX {
-        return Err(0);
-    }
-    // SAFETY: the program's promise.
-    let said = unsafe { raw::call(number, args) };
     match said {
         said if said == error(libc::EFAULT) => Err(0),
         // A socket that has no more room has pages that are there.
@@ -313,25 +307,36 @@ fn is_there(part: &iovec) -> bool {
     })
 }
 
-/// sendmsg.
+/// sendmsg: tried before anything is looked at.
 pub unsafe fn send(args: Args) -> c_long {
     // SAFETY: the program's promise, all along.
     unsafe {
+        let is_copied = args[2] & c_long::from(libc::MSG_ZEROCOPY) == 0;
+        let said = match is_copied {
+            true => raw::call(libc::SYS_sendmsg, args),
+            false => error(libc::EFAULT),
+        };
+        if said < 0 && said != error(libc::EFAULT) {
+            return said;
+        }
         let Some(message) = message(args[1]) else {
-            return raw::call(libc::SYS_sendmsg, args);
+            return said;
         };
         let parts = message.parts();
-        if !message.names_served(parts) {
-            return raw::call(libc::SYS_sendmsg, args);
-        }
-        if args[2] & c_long::from(libc::MSG_ZEROCOPY) != 0 {
-            // The kernel would go on with what is used again.
-            return -c_long::from(libc::ENOBUFS);
-        }
-        let mut done = match sent_in_place(libc::SYS_sendmsg, args, parts) {
+        let mut done = match sent_in_place(said, parts) {
             Ok(said) => return said,
             Err(done) => done,
         };
+        if !message.names_served(parts) {
+            return match is_copied {
+                true => said,
+                false => raw::call(libc::SYS_sendmsg, args),
+            };
+        }
+        if !is_copied {
+            // The kernel would go on with what is used again.
+            return error(libc::ENOBUFS);
+        }
         let mut small = Small::new();
         loop {
             let mut frame = Frame::new(&mut small);
