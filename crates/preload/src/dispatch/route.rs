@@ -251,20 +251,9 @@ unsafe fn send_to(args: Args) -> c_long {
             copy(to, args[4] as *const u8, bytes);
             now[4] = to as c_long;
         }
-        if !is_served(args[1]) {
-            return raw::call(libc::SYS_sendto, now);
-        }
-        let part = libc::iovec {
-            iov_base: args[1] as *mut libc::c_void,
-            iov_len: args[2] as usize,
-        };
-        match vectors::sent_in_place(raw::call(libc::SYS_sendto, now), &[part]) {
-            Ok(said) => said,
-            Err(0) => write(libc::SYS_sendto, now, 1, None),
-            Err(sent) => {
-                (now[1], now[2]) = (now[1] + sent as c_long, now[2] - sent as c_long);
-                sent as c_long + write(libc::SYS_sendto, now, 1, None).max(0)
-            }
+        match is_served(args[1]) {
+            true => write(libc::SYS_sendto, now, 1, None),
+            false => raw::call(libc::SYS_sendto, now),
         }
     }
 }

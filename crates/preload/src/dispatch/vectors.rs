@@ -3,10 +3,7 @@
 //! Promises: as `bounce`; a vector with more served bytes than a piece is cut there, and goes on where the kernel would not wait. Never: changes what the program handed in, but where
 //! the call answers in it.
 
-use super::PAGE_BYTES;
-use super::bounce::{
-    Frame, PIECE_BYTES, Small, align_of, copy, error, is_file, is_served, touched,
-};
+use super::bounce::{Frame, PIECE_BYTES, Small, align_of, copy, is_file, is_served, touched};
 use crate::raw;
 use libc::{c_long, c_uint, iovec, mmsghdr, msghdr};
 
@@ -271,88 +268,33 @@ impl Message {
     }
 }
 
-/// What a call that sends said of memory that it was given where it is, without a copy. A socket answers where a page is not there: it has taken nothing then, or of a stream
-/// what is before it; `Err`: so many bytes.
-pub fn sent_in_place(said: c_long, parts: &[iovec]) -> Result<c_long, usize> {
-    let bytes = parts
-        .iter()
-        .fold(0, |sum: usize, part| sum.saturating_add(part.iov_len));
-    match said {
-        said if said == error(libc::EFAULT) => Err(0),
-        // A socket that has no more room has pages that are there.
-        said if said >= 0 && (said as usize) < bytes && !parts.iter().all(is_there) => {
-            Err(said as usize)
-        }
-        said => Ok(said),
-    }
-}
-
-/// Whether each page of a part is there, or not served.
-fn is_there(part: &iovec) -> bool {
-    let (from, len) = (part.iov_base as usize, part.iov_len);
-    let pages = (from / PAGE_BYTES * PAGE_BYTES..from.saturating_add(len)).step_by(PAGE_BYTES);
-    pages.filter(|at| is_served(*at as c_long)).all(|at| {
-        let mut there = 0u8;
-        let args = [
-            at as c_long,
-            PAGE_BYTES as c_long,
-            (&raw mut there) as c_long,
-            0,
-            0,
-            0,
-        ];
-        // SAFETY: room for the answer about one page.
-        let said = unsafe { raw::call(libc::SYS_mincore, args) };
-        said != 0 || there & 1 != 0
-    })
-}
-
-/// sendmsg: tried before anything is looked at.
+/// sendmsg.
 pub unsafe fn send(args: Args) -> c_long {
     // SAFETY: the program's promise, all along.
     unsafe {
-        let is_copied = args[2] & c_long::from(libc::MSG_ZEROCOPY) == 0;
-        let said = match is_copied {
-            true => raw::call(libc::SYS_sendmsg, args),
-            false => error(libc::EFAULT),
-        };
-        if said < 0 && said != error(libc::EFAULT) {
-            return said;
-        }
         let Some(message) = message(args[1]) else {
-            return said;
+            return raw::call(libc::SYS_sendmsg, args);
         };
         let parts = message.parts();
-        let mut done = match sent_in_place(said, parts) {
-            Ok(said) => return said,
-            Err(done) => done,
-        };
         if !message.names_served(parts) {
-            return match is_copied {
-                true => said,
-                false => raw::call(libc::SYS_sendmsg, args),
-            };
+            return raw::call(libc::SYS_sendmsg, args);
         }
-        if !is_copied {
+        if args[2] & c_long::from(libc::MSG_ZEROCOPY) != 0 {
             // The kernel would go on with what is used again.
-            return error(libc::ENOBUFS);
+            return -c_long::from(libc::ENOBUFS);
         }
+        let mut done = 0;
         let mut small = Small::new();
         loop {
             let mut frame = Frame::new(&mut small);
-            // What was sent is not sent again.
-            let refused = || match done {
-                0 => touched(libc::SYS_sendmsg, args),
-                done => done as c_long,
-            };
             let Some(mut header) = message.for_kernel(&mut frame) else {
-                return refused();
+                return touched(libc::SYS_sendmsg, args);
             };
             if done > 0 {
                 (header.msg_control, header.msg_controllen) = (std::ptr::null_mut(), 0);
             }
             let Some(now) = replaced(&mut frame, parts, done, true) else {
-                return refused();
+                return touched(libc::SYS_sendmsg, args);
             };
             (header.msg_iov, header.msg_iovlen) = (now.at, now.count as _);
             let mut these = args;
@@ -434,7 +376,10 @@ pub unsafe fn send_many(args: Args) -> c_long {
     // SAFETY: the program's promise, all along.
     unsafe {
         many(libc::SYS_sendmmsg, args, |at, _| {
-            send([args[0], at, args[3], 0, 0, 0])
+            let said = send([args[0], at, args[3], 0, 0, 0]);
+            let parts = message(at).map_or(&[][..], |message| message.parts());
+            let bytes = parts.iter().map(|part| part.iov_len);
+            (said, said >= bytes.sum::<usize>() as c_long)
         })
     }
 }
@@ -450,12 +395,17 @@ pub unsafe fn receive_many(args: Args) -> c_long {
                 true => flags | c_long::from(libc::MSG_DONTWAIT),
                 false => flags,
             };
-            receive([args[0], at, now, 0, 0, 0])
+            (receive([args[0], at, now, 0, 0, 0]), true)
         })
     }
 }
 
-unsafe fn many(number: c_long, args: Args, one: impl Fn(c_long, usize) -> c_long) -> c_long {
+/// One message after the other, as long as each goes well and, by what `one` says, another may follow: after one of which a socket took a part the rest of it is next.
+unsafe fn many(
+    number: c_long,
+    args: Args,
+    one: impl Fn(c_long, usize) -> (c_long, bool),
+) -> c_long {
     // SAFETY: the program's promise, all along.
     unsafe {
         if args[1] == 0 || !any_served(args[1], args[2]) {
@@ -464,11 +414,14 @@ unsafe fn many(number: c_long, args: Args, one: impl Fn(c_long, usize) -> c_long
         let count = (args[2].max(0) as usize).min(PARTS_MAX);
         for nth in 0..count {
             let at = (args[1] as *mut mmsghdr).add(nth);
-            let said = one((&raw mut (*at).msg_hdr) as c_long, nth);
+            let (said, goes_on) = one((&raw mut (*at).msg_hdr) as c_long, nth);
             if said < 0 {
                 return if nth > 0 { nth as c_long } else { said };
             }
             (&raw mut (*at).msg_len).write_unaligned(said as c_uint);
+            if !goes_on {
+                return nth as c_long + 1;
+            }
         }
         count as c_long
     }

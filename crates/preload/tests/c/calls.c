@@ -139,22 +139,21 @@ static void sockets(void) {
 
 static void *reader(void *fd) {
     static unsigned char bytes[1 << 16];
-    struct timespec a_while = {0, 5000000};
     unsigned long sum = 0;
-    // What was not read yet keeps the kernel's buffers as full as they are.
-    for (ssize_t came; nanosleep(&a_while, NULL), (came = read((int)(long)fd, bytes, sizeof bytes)) > 0;)
+    for (ssize_t came; (came = read((int)(long)fd, bytes, sizeof bytes)) > 0;)
         for (ssize_t n = 0; n < came; n++)
             sum = sum * 31 + bytes[n];
     return (void *)sum;
 }
 
-// A stream of messages whose later parts are cold: of the second of two, the kernel takes what filled its buffer. What is sent comes once and in order, also where a socket takes less than it is offered.
+// A stream of messages whose later parts are cold, some to a socket that takes less than it is offered: what is sent comes once and in order.
 static void streams(void) {
     struct sockaddr_in name = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
     socklen_t len = sizeof name;
     int door = socket(AF_INET, SOCK_STREAM, 0), out = socket(AF_INET, SOCK_STREAM, 0), little = 16 << 10;
     MUST(bind(door, (void *)&name, len) == 0 && listen(door, 1) == 0 && getsockname(door, (void *)&name, &len) == 0);
     MUST(setsockopt(out, SOL_SOCKET, SO_SNDBUF, &little, sizeof little) == 0);
+    static unsigned char more[1 << 20];
     MUST(connect(out, (void *)&name, len) == 0);
     int in = accept(door, NULL, NULL);
     pthread_t thread;
@@ -162,27 +161,28 @@ static void streams(void) {
     static unsigned char warm[5 * PAGE];
     unsigned long sum = 0;
     for (int round = 1; round < 12; round++) {
-        int nonblocking = round > 8;
+        int nonblocking = round > 6;
         MUST(fcntl(out, F_SETFL, nonblocking ? O_NONBLOCK : 0) == 0);
         memset(warm, round, sizeof warm);
-        char *both[] = {cold(0, 101), cold(1, 102)}, *whole = arena + 4 * 8 * PAGE;
-        memset(whole, 103, 8 * PAGE);
+        char *both[] = {cold(0, 101), cold(1, 102)};
         push_out();
-        for (int nth = 0; nth < (nonblocking ? 40 : 2); nth++) {
-            size_t before = sizeof warm - (size_t)round * 100;
-            struct iovec parts[] = {{warm, before}, {both[nth % 2], LEN}};
-            struct msghdr message = {.msg_iov = parts, .msg_iovlen = 2};
-            ssize_t sent = sendmsg(out, &message, 0);
-            MUST(sent == (ssize_t)(before + LEN) || (nonblocking && (sent > 0 || errno == EAGAIN)));
-            for (ssize_t n = 0; n < sent; n++)
-                sum = sum * 31 + (unsigned char)((size_t)n < before ? round : 101 + nth % 2);
+        size_t before = sizeof warm - (size_t)round * 100;
+        for (int again = 0; again < (nonblocking ? 20 : 1); again++) {
+            struct iovec parts[][3] = {{{warm, before}, {both[0], LEN}, {more, nonblocking * sizeof more}}, {{warm, before}, {both[1], LEN}, {more, 0}}};
+            struct mmsghdr messages[] = {{.msg_hdr = {.msg_iov = parts[0], .msg_iovlen = 3}}, {.msg_hdr = {.msg_iov = parts[1], .msg_iovlen = 3}}};
+            int sent = sendmmsg(out, messages, 2, 0);
+            MUST(sent == 2 || (nonblocking && (sent == 1 || errno == EAGAIN)));
+            // Only the last of them may have been taken in part.
+            MUST(sent < 2 || messages[0].msg_len == before + LEN + parts[0][2].iov_len);
+            for (int nth = 0; nth < sent; nth++)
+                for (size_t n = 0; n < messages[nth].msg_len; n++)
+                    sum = sum * 31 + (unsigned char)(n < before ? round : n < before + LEN ? 101 + nth : 0);
+            MUST(nonblocking || messages[1].msg_len == before + LEN);
         }
-        // The same of one piece, of which the first half is there.
-        memset(whole, round, 4 * PAGE);
-        ssize_t sent = send(out, whole, 8 * PAGE, 0);
-        MUST(sent == 8 * PAGE || (nonblocking && (sent > 0 || errno == EAGAIN)));
+        ssize_t sent = send(out, both[round % 2], LEN, 0);
+        MUST(sent == LEN || (nonblocking && (sent > 0 || errno == EAGAIN)));
         for (ssize_t n = 0; n < sent; n++)
-            sum = sum * 31 + (unsigned char)(n < 4 * PAGE ? round : 103);
+            sum = sum * 31 + (unsigned char)(101 + round % 2);
     }
     close(out), close(door);
     void *came;
