@@ -3,6 +3,7 @@
 //! Promises: as `bounce`; a vector with more served bytes than a piece is cut there, and goes on where the kernel would not wait. Never: changes what the program handed in, but where
 //! the call answers in it.
 
+use super::PAGE_BYTES;
 use super::bounce::{Frame, PIECE_BYTES, Small, align_of, copy, is_file, is_served, touched};
 use crate::raw;
 use libc::{c_long, c_uint, iovec, mmsghdr, msghdr};
@@ -25,13 +26,19 @@ struct Parts {
     whole: bool,
 }
 
+/// Whether an address is null or near it, where no program has memory: what is there is the kernel's to refuse.
+fn is_nowhere(at: c_long) -> bool {
+    (0..PAGE_BYTES as c_long).contains(&at)
+}
+
 /// The program's vector.
 unsafe fn vector<'a>(at: c_long, count: c_long) -> Option<&'a [iovec]> {
     let count = usize::try_from(count)
         .ok()
         .filter(|count| *count <= PARTS_MAX)?;
     match (at, count) {
-        (0, _) | (_, 0) => None,
+        (at, _) if is_nowhere(at) => None,
+        (_, 0) => None,
         // SAFETY: the program's promise.
         _ => Some(unsafe { std::slice::from_raw_parts(at as *const iovec, count) }),
     }
@@ -208,7 +215,7 @@ struct Message {
 }
 
 unsafe fn message(at: c_long) -> Option<Message> {
-    if at == 0 {
+    if is_nowhere(at) {
         return None;
     }
     let theirs = at as *mut msghdr;
@@ -408,7 +415,7 @@ unsafe fn many(
 ) -> c_long {
     // SAFETY: the program's promise, all along.
     unsafe {
-        if args[1] == 0 || !any_served(args[1], args[2]) {
+        if is_nowhere(args[1]) || !any_served(args[1], args[2]) {
             return raw::call(number, args);
         }
         let count = (args[2].max(0) as usize).min(PARTS_MAX);

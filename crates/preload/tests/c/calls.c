@@ -134,6 +134,14 @@ static void sockets(void) {
     MUST(sendmmsg(ends[0], many, 1, 0) == 1 && many[0].msg_len == LEN);
     push_out();
     MUST(read(ends[1], in, LEN) == LEN && is(in, 5));
+    // What is nowhere is the kernel's to refuse.
+    struct iovec *nowhere = (struct iovec *)8;
+    struct msghdr names_it = {.msg_iov = nowhere, .msg_iovlen = 1};
+    MUST(sendmsg(ends[0], (void *)8, 0) == -1 && errno == EFAULT);
+    MUST(sendmsg(ends[0], &names_it, 0) == -1 && errno == EFAULT);
+    MUST(sendmmsg(ends[0], (void *)8, 1, 0) == -1 && errno == EFAULT);
+    MUST(recvmsg(ends[0], (void *)8, MSG_DONTWAIT) == -1 && errno == EFAULT);
+    MUST(writev(ends[0], nowhere, 1) == -1 && errno == EFAULT);
     close(ends[0]), close(ends[1]);
 }
 
