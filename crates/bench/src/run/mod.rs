@@ -18,7 +18,7 @@ const SLACK_BYTES: u64 = 31 << 20;
 /// What it may come to beyond that: 32 MiB above the cap are asked.
 const FORCED_BYTES: u64 = 1 << 20;
 
-/// Pairs in a repeat of what fits the cap: its bar is 3 % below equal, and one pair of rounds is 5 to 10 % from the next.
+/// Pairs in a repeat of what fits the cap: its bar is 3 % below equal, and the ratio of a pair has a standard deviation of 7 to 12 %.
 const PAIRS_OF_FITTING: u32 = 6;
 
 /// How many pairs a repeat has.

@@ -385,8 +385,9 @@ pub unsafe fn send_many(args: Args) -> c_long {
         many(libc::SYS_sendmmsg, args, |at, _| {
             let said = send([args[0], at, args[3], 0, 0, 0]);
             let parts = message(at).map_or(&[][..], |message| message.parts());
-            let bytes = parts.iter().map(|part| part.iov_len);
-            (said, said >= bytes.sum::<usize>() as c_long)
+            let sum = |sum: usize, part: &iovec| sum.saturating_add(part.iov_len);
+            let bytes = parts.iter().fold(0, sum);
+            (said, said >= 0 && said as usize >= bytes)
         })
     }
 }
@@ -408,6 +409,9 @@ pub unsafe fn receive_many(args: Args) -> c_long {
 }
 
 /// One message after the other, as long as each goes well and, by what `one` says, another may follow: after one of which a socket took a part the rest of it is next.
+///
+/// # Safety
+/// The program's promises for the call.
 unsafe fn many(
     number: c_long,
     args: Args,

@@ -135,7 +135,7 @@ static void sockets(void) {
     push_out();
     MUST(read(ends[1], in, LEN) == LEN && is(in, 5));
     // What is nowhere is the kernel's to refuse.
-    struct iovec *nowhere = (struct iovec *)8;
+    struct iovec *volatile nowhere = (struct iovec *)8; // Else compilers warn.
     struct msghdr names_it = {.msg_iov = nowhere, .msg_iovlen = 1};
     MUST(sendmsg(ends[0], (void *)8, 0) == -1 && errno == EFAULT);
     MUST(sendmsg(ends[0], &names_it, 0) == -1 && errno == EFAULT);
