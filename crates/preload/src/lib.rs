@@ -38,6 +38,7 @@ mod serve;
 mod settings;
 mod small;
 mod streams;
+mod sync;
 mod threads;
 mod tls;
 mod token;

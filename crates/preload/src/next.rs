@@ -157,6 +157,9 @@ pub fn prepare() {
         &epoll_pwait,
         &lseek,
         &lseek64,
+        &pthread_mutex_lock,
+        &pthread_mutex_trylock,
+        &pthread_mutex_unlock,
         &posix_spawn,
         &posix_spawnp,
         &system,
@@ -237,6 +240,12 @@ functions! {
     io_uring_register_buf_ring(ring: *mut c_void, buffers: *const c_void, flags: c_uint) -> c_int = None;
     /// As the C library's.
     __cxa_thread_atexit_impl(call: unsafe extern "C" fn(*mut c_void), with: *mut c_void, library: *mut c_void) -> c_int = None;
+    /// As pthread_mutex_lock(3).
+    pthread_mutex_lock(mutex: *mut libc::pthread_mutex_t) -> c_int = Some(c"__pthread_mutex_lock");
+    /// As pthread_mutex_trylock(3).
+    pthread_mutex_trylock(mutex: *mut libc::pthread_mutex_t) -> c_int = Some(c"__pthread_mutex_trylock");
+    /// As pthread_mutex_unlock(3).
+    pthread_mutex_unlock(mutex: *mut libc::pthread_mutex_t) -> c_int = Some(c"__pthread_mutex_unlock");
     /// As pthread_cancel(3).
     pthread_cancel(thread: libc::pthread_t) -> c_int = None;
     /// As posix_spawn(3).

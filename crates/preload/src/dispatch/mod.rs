@@ -15,11 +15,13 @@
 mod bounce;
 mod front;
 mod memory;
+mod mutexes;
 mod process;
 mod route;
 mod signals;
 mod spawn;
 mod vectors;
+mod waited;
 
 use crate::{loaded, raw, tls};
 use libc::{c_int, c_long};
@@ -111,6 +113,7 @@ pub fn begin(must: bool) {
         return;
     }
     find_own();
+    mutexes::learn();
     signals::install();
     STATE.store(if must { FIXED } else { ON }, Ordering::SeqCst);
     begin_thread();
