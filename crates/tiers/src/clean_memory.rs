@@ -13,8 +13,9 @@
 //! Promises: a bounded amount of work a call. Never: drops an entry that has no
 //! durable copy.
 
-use crate::lane::{Lane, Rule, SPARE_SEGMENTS};
+use crate::lane::{Lane, Rule};
 use crate::mem::{Head, MemTerrace};
+use crate::policy::SPARE_SEGMENTS;
 use crate::policy::{self, Fate, Victim};
 use smallvec::SmallVec;
 use terrace_log::entry::FLAG_DEAD;

@@ -13,14 +13,14 @@
 //! in it is set aside and never overwritten. Never: reads more than
 //! `JOBS_MAX` segments ahead.
 
-use crate::flush::{COLD, HOT, Stalled};
+use crate::flush::{COLD, HOT};
 use crate::io::Purpose;
+use crate::jobs::CleanJob;
 use crate::lane::{Lane, Phase, Rule};
-use crate::policy;
-use crate::room::CLEANER_SEGMENTS;
-use crate::ssd::{State, kept_share};
+use crate::policy::{self, CLEANER_SEGMENTS};
+use crate::ssd::{Stalled, State, kept_share};
 use terrace_log::entry::Entry;
-use terrace_log::frame::{self, BatchHeader, VERSION_UNIT_BITS};
+use terrace_log::frame::{self, VERSION_UNIT_BITS};
 use terrace_log::scan::{self, Found, Item};
 use terrace_log::{Kind, Loc, NewEntry, Slot, Snapshot, Subject, Terrace};
 use terrace_media::{BLOCK_BYTES, Buf, MediaError, Op};
@@ -41,19 +41,6 @@ const VICTIMS_LOOKED_AT: usize = 8;
 /// Segments looked at in one slice for the oldest batch: few, since a slice comes with each turn of a busy thread, and would throw
 /// what commands need out of the processor's cache.
 const OLDEST_PER_SLICE: usize = 32;
-
-/// One victim.
-pub(crate) struct CleanJob {
-    segment: u32,
-    buf: Option<Buf>,
-    tries: u8,
-    batches: Vec<(usize, BatchHeader)>,
-    batch: usize,
-    at: usize,
-    damaged: bool,
-    /// Oldest batch that any other segment may still have, as of the start.
-    oldest_seq: u64,
-}
 
 impl<D: Snapshot> Lane<D> {
     /// Segments the cleaner wants to have free or about to be.

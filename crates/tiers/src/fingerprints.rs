@@ -13,13 +13,9 @@
 //! Promises: bounded memory; one line of the cache a question; another key is taken for the entry's own once in 2^64, beside what the
 //! slot's tag tells apart. Never: knows that an entry is another key's, remembers for sure, or knows what is not a value.
 
-use crate::lane::Lane;
-use crate::policy;
-use terrace_log::{Loc, Slot, Snapshot, Subject};
+use terrace_log::{Loc, Subject};
 
-/// Fewer segments of DRAM, and no table is asked for: updates need six of them, and come first.
-const SEGMENTS_ASKED_MIN: usize = 12;
-/// Fewer, and it is given up.
+/// Fewer segments of DRAM, and it is given up.
 const SEGMENTS_KEPT_MIN: usize = 9;
 /// Fingerprints in a line of the cache.
 const LINE: usize = 8;
@@ -45,6 +41,31 @@ impl Fingerprints {
     pub fn bytes(&self) -> usize {
         size_of_val(&*self.words) + self.asked_bytes
     }
+    /// So many bytes of memory are asked for, where DRAM has so many segments.
+    pub(crate) fn asked(bytes: usize, segments: usize) -> Fingerprints {
+        Fingerprints {
+            asked_bytes: bytes,
+            segments,
+            ..Fingerprints::default()
+        }
+    }
+    /// Whether memory is asked for.
+    pub(crate) fn is_asked(&self) -> bool {
+        self.asked_bytes > 0
+    }
+    /// Makes the table that was asked for once DRAM's segments have given way, and gives it up where DRAM has become short.
+    pub(crate) fn keep(&mut self, held_segments: usize, quota_segments: usize) {
+        let is_short = quota_segments < SEGMENTS_KEPT_MIN.max(self.segments / 4);
+        if is_short && self.bytes() > 0 {
+            *self = Fingerprints::default();
+        }
+        if self.is_asked() {
+            match self.is_counted && held_segments <= quota_segments {
+                true => self.make(),
+                false => self.is_counted = true,
+            }
+        }
+    }
     fn make(&mut self) {
         let words = std::mem::take(&mut self.asked_bytes) / size_of::<u64>();
         // The kernel's zeroes, page by page as they are wanted: filling it would be a pause.
@@ -52,7 +73,7 @@ impl Fingerprints {
         self.skip = self.words.as_ptr().align_offset(LINE * size_of::<u64>());
         self.lines = words.saturating_sub(self.skip) / LINE;
     }
-    fn is_made(&self) -> bool {
+    pub(crate) fn is_made(&self) -> bool {
         self.lines > 0
     }
     fn line(&mut self, who: Subject) -> &mut [u64] {
@@ -62,14 +83,14 @@ impl Fingerprints {
         &mut self.words[self.skip + at * LINE..][..LINE]
     }
     /// What was remembered longest ago gives way.
-    fn remember(&mut self, who: Subject, print: u64) {
+    pub(crate) fn remember(&mut self, who: Subject, print: u64) {
         let line = self.line(who);
         let at = line.iter().position(|&p| p == print).unwrap_or(LINE - 1);
         line.copy_within(..at, 1);
         line[0] = print;
     }
     /// Whether it is remembered; it is forgotten then.
-    fn recall(&mut self, who: Subject, print: u64) -> bool {
+    pub(crate) fn recall(&mut self, who: Subject, print: u64) -> bool {
         let line = self.line(who);
         let Some(at) = line.iter().position(|&p| p == print) else {
             return false;
@@ -81,7 +102,7 @@ impl Fingerprints {
 }
 
 /// The fingerprint of `who`'s entry at `loc` in this life of its segment.
-fn print(who: Subject, loc: Loc, generation: u32) -> u64 {
+pub(crate) fn print(who: Subject, loc: Loc, generation: u32) -> u64 {
     let place = spread(loc.raw() ^ spread(u64::from(generation)));
     // Lane and shard are bits of `place`, and the tag is of the upper bits of `index`: others of it make up for those.
     (who.hash.place ^ who.hash.index.rotate_left(32) ^ place).max(1)
@@ -93,68 +114,6 @@ fn spread(x: u64) -> u64 {
     let x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     let x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
     x ^ (x >> 31)
-}
-
-impl<D: Snapshot> Lane<D> {
-    /// The slot of `who`'s newest entry, a value below, if that is known without a read; of which a look-up in the same breath
-    /// found nothing in memory and something to read. An update that replaces it must follow: it is forgotten here.
-    pub fn recognise(&mut self, who: Subject) -> Option<Slot> {
-        if !self.fingerprints.is_made() {
-            self.ask_for_fingerprints();
-            return None;
-        }
-        let (ssd, prints) = (&self.ssd, &mut self.fingerprints);
-        let found = self.dir.find(who, |slot| {
-            let loc = slot.loc();
-            !loc.in_memory() && prints.recall(who, print(who, loc, ssd.generation_of(loc)))
-        });
-        self.stats.recognised += u64::from(found.is_some());
-        found
-    }
-
-    /// `who`'s newest entry, a value, lies at `loc` below and nowhere above.
-    pub(crate) fn remember_below(&mut self, who: Subject, loc: Loc) {
-        if self.fingerprints.is_made() {
-            let print = print(who, loc, self.ssd.generation_of(loc));
-            self.fingerprints.remember(who, print);
-        }
-    }
-
-    /// The entry at `from` was appended again at `to`.
-    pub(crate) fn remember_moved(&mut self, who: Subject, from: Loc, to: Loc) {
-        let print = print(who, from, self.ssd.generation_of(from));
-        if self.fingerprints.is_made() && self.fingerprints.recall(who, print) {
-            self.remember_below(who, to);
-        }
-    }
-
-    fn ask_for_fingerprints(&mut self) {
-        let segments = self.mem.quota();
-        if self.fingerprints.asked_bytes == 0 && segments >= SEGMENTS_ASKED_MIN {
-            let bytes = policy::fingerprint_bytes(segments * self.cfg.segment_bytes);
-            self.fingerprints = Fingerprints {
-                asked_bytes: bytes,
-                segments,
-                ..Fingerprints::default()
-            };
-        }
-    }
-
-    /// Makes the table that was asked for once DRAM's segments have given way, and gives it up where DRAM has become short. To be called
-    /// when the cap's ledger was told what the lane holds, after the lane was told what it may hold.
-    pub fn keep_fingerprints(&mut self) {
-        let (held, quota, prints) = (self.mem.held(), self.mem.quota(), &mut self.fingerprints);
-        let is_short = quota < SEGMENTS_KEPT_MIN.max(prints.segments / 4);
-        if is_short && prints.bytes() > 0 {
-            *prints = Fingerprints::default();
-        }
-        if prints.asked_bytes > 0 {
-            match prints.is_counted && held <= quota {
-                true => prints.make(),
-                false => prints.is_counted = true,
-            }
-        }
-    }
 }
 
 #[cfg(test)]

@@ -16,6 +16,7 @@ use crate::io::Purpose;
 use crate::lane::{Lane, Phase, Rule};
 use crate::mem::Pos;
 use crate::policy::{self, Pressure};
+use crate::ssd::Stalled;
 use terrace_log::entry::{self, FLAG_DEAD, FLAG_KEEP, FLAG_THROUGH};
 use terrace_log::frame::{BATCH_END, BATCH_FIRST, BATCH_HEADER_BYTES, BatchHeader};
 use terrace_log::scan::{self, Item};
@@ -33,10 +34,6 @@ const RETRY: usize = 2;
 const WRITERS_MAX: usize = 4;
 /// Segments that may fail in a row before the lane takes no more updates.
 const FAILED_WRITES_MAX: u8 = 8;
-
-/// Why an entry could not be appended to the SSD log just now.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Stalled;
 
 impl<D: Snapshot> Lane<D> {
     /// What decides whether the open epoch should be closed; the caller adds its own part.
@@ -510,7 +507,7 @@ impl<D: Snapshot> Lane<D> {
     /// Whether closing an epoch would have anything to do.
     pub fn wants_epoch(&self, p: &Pressure) -> bool {
         let due = match self.cfg.scratch {
-            true => crate::scratch::close_epoch(p),
+            true => policy::scratch_close_epoch(p),
             false => policy::close_epoch(p),
         };
         self.failed.is_none() && self.epoch_room() && due

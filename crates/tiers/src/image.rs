@@ -4,9 +4,8 @@
 //! length and checksum, and the payload. Never: decides when a chain counts;
 //! the root block does.
 
-use crate::flush::Stalled;
 use crate::io::{Io, Purpose};
-use crate::ssd::{Ssd, State};
+use crate::ssd::{Ssd, Stalled, State};
 use terrace_log::frame::{SEGMENT_HEADER_BYTES, SegmentHeader, Use};
 use terrace_media::{BLOCK_BYTES, Buf, Op};
 

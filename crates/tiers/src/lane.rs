@@ -2,7 +2,8 @@
 //!
 //! Here: the state, look-up, put, delete and promotion. The types are in `config`,
 //! room is in `room`, how an epoch becomes durable in `flush`, how segments are
-//! emptied in `clean_memory` and `clean_ssd`, how the directory is saved in `checkpoint`.
+//! emptied in `clean_memory` and `clean_ssd`, how the directory is saved in `checkpoint`;
+//! what is under way is in `jobs`.
 //!
 //! A lane is a state machine without threads, clocks or system calls: time
 //! comes in with `set_now`, device operations go out through `take_io` and
@@ -14,21 +15,16 @@
 //!   SSD (its own, or the one it will replace), which therefore is live there;
 //! - an entry leaves memory only when its own copy below is durable.
 
-use crate::checkpoint::CheckpointJob;
-use crate::clean_ssd::CleanJob;
 use crate::fingerprints::Fingerprints;
 use crate::ghost::Ghost;
 use crate::io::Io;
+use crate::jobs::{CheckpointJob, CleanJob, Full, Release, WarmJob};
 use crate::mem::{Head, MemTerrace, Pos};
 use crate::policy;
-use crate::release::Release;
-use crate::room::Full;
 use crate::ssd::{ReadPlan, Ssd};
 use crate::stats::LaneStats;
-use crate::warm::WarmJob;
 // Whoever works on a lane finds what it needs of its surroundings beside it.
 pub(crate) use crate::config::{Config, Look, Phase, Refused, Rule};
-pub(crate) use crate::room::{CLEANER_SEGMENTS, SPARE_SEGMENTS};
 use std::collections::VecDeque;
 use std::sync::Arc;
 use terrace_log::entry::{self, Entry, FLAG_KEEP, FLAG_UNVERIFIED};
@@ -226,7 +222,7 @@ impl<D: Snapshot> Lane<D> {
         let memory = (segments * self.cfg.segment_bytes) as u64;
         let ssd = self.ssd.count() as u64 * self.cfg.segment_bytes as u64;
         self.dirty_max = match self.cfg.scratch {
-            true => crate::scratch::dirty_max_bytes(memory, ssd),
+            true => policy::scratch_dirty_max_bytes(memory, ssd),
             false => policy::dirty_max_bytes(memory, ssd),
         }
         .min(self.cfg.dirty_max_bytes);

@@ -290,6 +290,30 @@ pub fn checkpoint_worth(checkpoint_segments: usize) -> usize {
     5 * checkpoint_segments
 }
 
+/// Free memory segments that only the cleaner may use.
+pub(crate) const SPARE_SEGMENTS: usize = 1;
+/// Free SSD segments beside a checkpoint's that must be there to take updates.
+pub(crate) const CLEANER_SEGMENTS: usize = 6;
+/// Part of the dirty bound, in eighths, above which the oldest entries step down.
+const STEP_DOWN_EIGHTHS: u64 = 4;
+/// Part of the dirty bound that reads bring up between two epochs, at least, for the second to be closed: twice of what one steps down. Where less is
+/// written than that, what is dirty is mostly old, and nothing else makes it leave DRAM.
+const READ_UP_ONE_IN: u64 = 4;
+
+/// The bound on dirty bytes of a scratch lane: half of the memory; a sixteenth of the SSD, since as much stays empty there.
+pub(crate) fn scratch_dirty_max_bytes(memory_bytes: u64, ssd_bytes: u64) -> u64 {
+    (memory_bytes / 2).min(ssd_bytes / 16)
+}
+
+/// Whether entries of a scratch lane should step down now.
+pub(crate) fn scratch_close_epoch(p: &Pressure) -> bool {
+    let anything = p.open_dirty_bytes > 0;
+    p.open_dirty_bytes * 8 >= p.dirty_max_bytes * STEP_DOWN_EIGHTHS
+        || (anything && (p.writers_wait || p.asked))
+        || (anything && p.read_up_bytes >= p.dirty_max_bytes / READ_UP_ONE_IN)
+        || p.cleaning_ready
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

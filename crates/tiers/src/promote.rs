@@ -2,9 +2,10 @@
 //!
 //! Promises: the copy below stays what it was. Never: brings up what has a newer copy above.
 
-use crate::lane::{Lane, SPARE_SEGMENTS};
+use crate::lane::Lane;
 use crate::mem::Head;
 use crate::policy;
+use crate::policy::SPARE_SEGMENTS;
 use terrace_log::entry::Entry;
 use terrace_log::{Kind, Loc, NewEntry, Slot, Snapshot, Subject, Terrace};
 

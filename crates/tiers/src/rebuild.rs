@@ -6,8 +6,8 @@
 //! that bytes of this start can never be taken for an earlier one's.
 //! Promises: bounded memory; the list of what was damaged is precise.
 
-use crate::checkpoint::Root;
 use crate::lane::Lane;
+use crate::root::Root;
 use crate::ssd::State;
 use crate::survey::{BatchAt, Damage, Survey};
 use crate::walk::Record;

@@ -24,30 +24,6 @@ use terrace_log::{NewEntry, Snapshot};
 /// Segments that one epoch tells of.
 const TOLD_PER_EPOCH_MAX: usize = 1024;
 
-/// Emptied segments by what they wait for.
-#[derive(Default)]
-pub(crate) struct Release {
-    /// Emptied in the epoch under way.
-    pub emptied: Vec<u32>,
-    /// Emptied and durable, and not needed: the next epoch tells of them.
-    pub unneeded: Vec<u32>,
-    /// The epoch under way tells of them.
-    pub told: Vec<u32>,
-    /// Emptied and durable: a checkpoint must list them.
-    pub waiting: Vec<u32>,
-    /// The last durable checkpoint has everything that epochs below this appended. 0: not known.
-    saved_epoch: u64,
-    /// Its heads, which replay reads from their start.
-    saved_heads: Vec<u32>,
-}
-
-impl Release {
-    /// Segments on their way, in all.
-    pub(crate) fn len(&self) -> usize {
-        self.emptied.len() + self.unneeded.len() + self.told.len() + self.waiting.len()
-    }
-}
-
 impl<D: Snapshot> Lane<D> {
     /// Whether no replay reads the segment: neither behind the last checkpoint, nor behind the one being made.
     fn is_unneeded(&self, id: u32) -> bool {

@@ -7,50 +7,14 @@
 
 use crate::config::{Refused, Rule};
 use crate::lane::Lane;
-use crate::policy;
+use crate::policy::{self, CLEANER_SEGMENTS, SPARE_SEGMENTS};
+use crate::root::SEGMENT_RECORD_BYTES;
 use terrace_log::Snapshot;
 
-/// Free memory segments that only the cleaner may use.
-pub(crate) const SPARE_SEGMENTS: usize = 1;
 /// Free SSD segments beside a checkpoint's that must be there: to begin an epoch and
-/// to go on moving in it; for calm; to take updates.
+/// to go on moving in it; for calm; to take updates it is [`CLEANER_SEGMENTS`].
 const END_SEGMENTS: usize = 2;
 const CALM_SEGMENTS: usize = 4;
-pub(crate) const CLEANER_SEGMENTS: usize = 6;
-
-/// How long it is believed that the end of an epoch left the SSD full, ms: all who waited for it hear so.
-const FULL_KNOWN_MS: u64 = 100;
-
-/// What is known of an SSD without room for an update. Deletions and replacements in DRAM free room when they step down, so a
-/// refusal waits for the end of the epoch that was open; for one only, since others may go on replacing for ever.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub(crate) enum Full {
-    #[default]
-    Unknown,
-    /// Somebody waits for the end of this epoch.
-    Asked(u64),
-    /// It ended at this time.
-    Ended(u64),
-}
-
-impl Full {
-    /// Whether that it is full is the answer; if not, the end of the open epoch is waited for.
-    fn is_known(&mut self, open_epoch: u64, now_ms: u64) -> bool {
-        match *self {
-            Full::Ended(at_ms) if now_ms < at_ms + FULL_KNOWN_MS => true,
-            Full::Asked(_) => false,
-            Full::Ended(_) | Full::Unknown => {
-                *self = Full::Asked(open_epoch);
-                false
-            }
-        }
-    }
-    pub(crate) fn epoch_ended(&mut self, epoch: u64, now_ms: u64) {
-        if matches!(*self, Full::Asked(asked) if epoch >= asked) {
-            *self = Full::Ended(now_ms);
-        }
-    }
-}
 
 impl<D: Snapshot> Lane<D> {
     /// Makes sure that updates of `bytes` in all can be appended without anything
@@ -168,35 +132,12 @@ impl<D: Snapshot> Lane<D> {
             self.image_segments_max = 0;
             return;
         }
-        let bytes = self.dir.bytes() + self.ssd.count() * crate::checkpoint::SEGMENT_RECORD_BYTES;
+        let bytes = self.dir.bytes() + self.ssd.count() * SEGMENT_RECORD_BYTES;
         self.image_segments_max = bytes / self.cfg.segment_bytes + 1;
     }
     pub(crate) fn reserve_segments(&self) -> usize {
         let segment = self.cfg.segment_bytes as u64;
         let checkpoint = self.checkpoint_segments() as u64 * segment;
         policy::reserve_segments(self.dirty_max, checkpoint, segment, self.ssd.count())
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::{FULL_KNOWN_MS, Full};
-
-    #[test]
-    fn who_is_refused_waits_for_one_epoch_and_no_more() {
-        let mut full = Full::default();
-        assert!(!full.is_known(7, 0), "the open epoch may free room");
-        full.epoch_ended(6, 10);
-        assert!(!full.is_known(7, 10), "that was the one before");
-        full.epoch_ended(7, 20);
-        for _ in 0..2 {
-            assert!(full.is_known(8, 20), "all who waited hear so");
-        }
-        assert!(full.is_known(9, 20 + FULL_KNOWN_MS - 1));
-        assert!(
-            !full.is_known(9, 20 + FULL_KNOWN_MS),
-            "things have changed since"
-        );
-        assert_eq!(full, Full::Asked(9));
     }
 }

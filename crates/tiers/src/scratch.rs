@@ -13,32 +13,11 @@
 
 use crate::lane::Lane;
 use crate::mem::Pos;
-use crate::policy::Pressure;
 use terrace_log::entry;
 use terrace_log::{Slot, Snapshot, Subject, Terrace};
 
-/// Part of the dirty bound, in eighths, above which the oldest entries step down.
-const STEP_DOWN_EIGHTHS: u64 = 4;
 /// Part of the dirty bound that one epoch steps down: one eighth.
 const STEP_ONE_IN: u64 = 8;
-/// Part of the dirty bound that reads bring up between two epochs, at least, for the second to be closed: twice of what one steps down. Where less is
-/// written than that, what is dirty is mostly old, and nothing else makes it leave DRAM.
-const READ_UP_ONE_IN: u64 = 4;
-
-/// The bound on dirty bytes: half of the memory; a sixteenth of the SSD, since as much stays empty there.
-pub(crate) fn dirty_max_bytes(memory_bytes: u64, ssd_bytes: u64) -> u64 {
-    (memory_bytes / 2).min(ssd_bytes / 16)
-}
-
-/// Whether entries should step down now.
-pub(crate) fn close_epoch(p: &Pressure) -> bool {
-    let anything = p.open_dirty_bytes > 0;
-    p.open_dirty_bytes * 8 >= p.dirty_max_bytes * STEP_DOWN_EIGHTHS
-        || (anything && (p.writers_wait || p.asked))
-        || (anything && p.read_up_bytes >= p.dirty_max_bytes / READ_UP_ONE_IN)
-        || p.cleaning_ready
-}
-
 impl<D: Snapshot> Lane<D> {
     /// Up to where the epoch that is closed now takes the dirty log.
     pub(crate) fn epoch_cut(&self) -> Pos {

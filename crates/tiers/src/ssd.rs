@@ -29,6 +29,10 @@ use terrace_log::writer::SegmentWriter;
 use terrace_log::{Loc, Terrace, addr};
 use terrace_media::{BLOCK_BYTES, SegBuf};
 
+/// Why an entry could not be appended to the SSD log just now.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Stalled;
+
 /// State of a segment; see the table above.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum State {

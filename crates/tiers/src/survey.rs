@@ -8,8 +8,8 @@
 //! Never: writes; believes a byte that does not check.
 
 use crate::bulk::read_in_order;
-use crate::checkpoint::{IMAGE_MAGIC, PIECES_END, Root, SEGMENT_RECORD_BYTES};
 use crate::lane::{Lane, Rule};
+use crate::root::{IMAGE_MAGIC, PIECES_END, Root, SEGMENT_RECORD_BYTES};
 use crate::ssd::State;
 use std::collections::{HashMap, HashSet, VecDeque};
 use terrace_log::frame::{

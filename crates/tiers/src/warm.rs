@@ -7,22 +7,15 @@
 
 use crate::image::ImageWriter;
 use crate::io::Purpose;
-use crate::lane::{CLEANER_SEGMENTS, Lane, SPARE_SEGMENTS};
+use crate::jobs::WarmJob;
+use crate::lane::Lane;
 use crate::mem::Head;
+use crate::policy::{CLEANER_SEGMENTS, SPARE_SEGMENTS};
 use crate::ssd::State;
 use terrace_log::entry::Entry;
 use terrace_log::frame::{SEGMENT_HEADER_BYTES, SegmentHeader, Use};
 use terrace_log::{Kind, NewEntry, Slot, Snapshot};
 use terrace_media::{Buf, MediaError, Op};
-
-/// The warm image being read back.
-pub(crate) struct WarmJob {
-    segment: u32,
-    buf: Option<Buf>,
-    at: usize,
-    end: usize,
-    left: usize,
-}
 
 impl<D: Snapshot> Lane<D> {
     /// Writes the live entries of one memory segment as one part; false when free
