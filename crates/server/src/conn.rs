@@ -8,13 +8,13 @@ use std::io;
 use crate::budget::Budget;
 use crate::commands::Progress;
 use crate::commands::multi::Multi;
+use crate::env::Env;
 use crate::linger::Linger;
 use crate::resp::assemble::Assembly;
 use crate::session::Session;
 use crate::store::Store;
 use crate::stream::Stream;
 use crate::sync::add;
-use crate::thread::Env;
 
 /// What a connection waits for, beside its peer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -6,7 +6,7 @@ use std::os::fd::AsRawFd;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use mio::net::{TcpListener, TcpStream};
+use mio::net::TcpStream;
 use mio::{Interest, Token};
 
 use crate::conn::Conn;
@@ -18,14 +18,6 @@ use crate::stream::Stream;
 use crate::sync::lock;
 use crate::thread::{LISTENER_0, Thread};
 use crate::tls::Tls;
-
-/// A socket that is listened on, and what is spoken there.
-pub struct Listener {
-    /// The socket.
-    pub socket: TcpListener,
-    /// memcached's protocol, else Redis's.
-    pub memcached: bool,
-}
 
 impl<S: Store> Thread<S> {
     /// Accepts what waits at a listener.

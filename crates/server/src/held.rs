@@ -1,4 +1,4 @@
-//! Replies that wait for their epoch to be durable, and how they are released: half of them at once, the others a turn of the
+//! Replies that wait for their epoch to be durable, and which of them are released when: half of them at once, the others a turn of the
 //! thread later. The first half's clients send again meanwhile, so the epoch that is closed in between has them in it, and the
 //! device writes it while the second half is sent (ADR 0049).
 //!
@@ -7,18 +7,14 @@
 
 use std::collections::VecDeque;
 
-use crate::resp::encode;
-use crate::store::Store;
-use crate::thread::Thread;
-
 /// Connections of a thread with held output, by key.
 #[derive(Debug, Default)]
 pub(crate) struct Held {
-    waiting: Vec<u64>,
+    pub(crate) waiting: Vec<u64>,
     /// Durable, and to be served in the next turn.
-    due: VecDeque<u64>,
+    pub(crate) due: VecDeque<u64>,
     /// The last durable epoch that was looked at.
-    seen: u64,
+    pub(crate) seen: u64,
 }
 
 impl Held {
@@ -42,7 +38,11 @@ impl Held {
 
     /// How many of those that are due to serve now, once `durable` is durable. `is_due` tells of a key whether what it waits for
     /// is, or None if there is no such connection any more.
-    fn release(&mut self, durable: u64, mut is_due: impl FnMut(u64) -> Option<bool>) -> usize {
+    pub(crate) fn release(
+        &mut self,
+        durable: u64,
+        mut is_due: impl FnMut(u64) -> Option<bool>,
+    ) -> usize {
         if durable == self.seen {
             return self.due.len();
         }
@@ -59,61 +59,6 @@ impl Held {
             None => false,
         });
         carried + (self.due.len() - carried).div_ceil(2)
-    }
-}
-
-impl<S: Store> Thread<S> {
-    /// Sends what has become durable; and when nothing ever will, says so to those who wait for it.
-    pub(crate) fn release_held(&mut self) {
-        if self.held.is_empty() {
-            return;
-        }
-        let durable = self.env.store.durable_epoch();
-        let mut held = std::mem::take(&mut self.held);
-        let now = held.release(durable, |key| {
-            let slot = self.slot_of(key)?;
-            let conn = &mut self.conns[slot];
-            let due = conn.output.is_due(durable);
-            conn.listed = !due;
-            Some(due)
-        });
-        // Whom serving makes wait anew comes to the list, not to what is served here.
-        self.held.seen = held.seen;
-        for key in held.due.drain(..now) {
-            if let Some(slot) = self.slot_of(key) {
-                self.serve(slot);
-            }
-        }
-        held.waiting.append(&mut self.held.waiting);
-        self.held = held;
-        if let Some(reason) = self.env.store.failed() {
-            for key in std::mem::take(&mut self.held.waiting) {
-                if let Some(slot) = self.slot_of(key) {
-                    self.fail_held(slot, &reason);
-                }
-            }
-        }
-    }
-
-    /// The replies cannot be told apart any more, so one error takes the place of all, and the connection ends.
-    fn fail_held(&mut self, slot: usize, reason: &str) {
-        let conn = &mut self.conns[slot];
-        conn.listed = false;
-        if conn.output.is_held() {
-            conn.output.drop_held();
-            conn.closing = true;
-            let text = format!("the write was not made durable: {reason}");
-            let kind = match conn.session.memcached {
-                true => "SERVER_ERROR",
-                false => "ERR",
-            };
-            match conn.session.memcached {
-                true => crate::memcached::say(&mut self.env.out, &format!("{kind} {text}")),
-                false => encode::error(&mut self.env.out, kind, &text),
-            }
-            self.env.shared.count_error(self.env.counters(), kind);
-        }
-        self.serve(slot);
     }
 }
 

@@ -3,15 +3,16 @@
 //! uploads and buffers back at once.
 
 use crate::conn::{Block, Conn};
+use crate::env::Env;
+use crate::execute::execute_args;
 use crate::limits::{ARGS_FREE, INLINE_MAX_BYTES, KEY_MAX_BYTES, PIECE_BYTES};
 use crate::memcached::{BAD_CHUNK, TOO_LARGE, say};
 use crate::resp::assemble::{Assembly, Event};
 use crate::resp::encode;
-use crate::service::{block_of, execute_args, protocol_error};
+use crate::step::{block_of, protocol_error};
 use crate::store::{Step, Store, StoreError};
 use crate::sync::add;
 use crate::table;
-use crate::thread::Env;
 
 /// Hands `data` to the assembly and does what it asks for.
 pub(crate) fn feed<S: Store>(env: &mut Env<S>, conn: &mut Conn<S>, data: &[u8]) -> usize {

@@ -10,24 +10,29 @@ mod commands;
 mod conn;
 mod delayed;
 mod door;
+mod env;
+mod execute;
 mod glob;
 mod held;
 mod info;
 mod intake;
 mod kv_store;
 pub mod limits;
+mod lines;
 mod linger;
 mod lookout;
 mod memcached;
 mod metadata;
 mod outgo;
 mod overlay;
+mod release;
 mod relief;
 mod resp;
 mod service;
 mod session;
 mod shared;
 mod sight;
+mod step;
 pub mod store;
 mod stream;
 mod sync;
@@ -46,13 +51,12 @@ use std::time::Instant;
 use mio::{Poll, Waker};
 use socket2::{Domain, Protocol, Socket, Type};
 
-use crate::door::Listener;
 pub use crate::kv_store::{KvStore, PoolFactory};
 use crate::limits::{LISTEN_BACKLOG, RESERVED_FDS, SOCKET_BUFFER_BYTES};
 use crate::shared::{Inbox, Shared};
 use crate::sight::http::MetricsDoor;
 use crate::store::StoreFactory;
-use crate::thread::{Thread, WAKER};
+use crate::thread::{Listener, Thread, WAKER};
 
 /// How a server is set up.
 #[derive(Debug, Clone)]

@@ -2,10 +2,10 @@
 //! more than a piece.
 
 use crate::conn::Conn;
+use crate::env::Env;
 use crate::limits::{OUTPUT_LOW_BYTES, PIECE_BYTES};
-use crate::service::{Advance, block_of};
+use crate::step::{Advance, block_of};
 use crate::store::{Step, Store};
-use crate::thread::Env;
 
 /// Sends the next piece of a long value, when the one before has left.
 pub(crate) fn pump<S: Store>(env: &mut Env<S>, conn: &mut Conn<S>) -> Advance {

@@ -1,48 +1,29 @@
 //! Serves one connection as far as it goes without waiting: reads, executes, writes. Whatever stops it is left in the
 //! connection's state, from which the next call goes on; nothing is done twice and nothing is forgotten.
 
-use std::borrow::Cow;
 use std::io;
 use std::sync::atomic::Ordering;
 
 use smallvec::SmallVec;
 
-use crate::commands::{Cx, Flow, ProgressOf, execute};
-use crate::conn::{Block, Conn, Parked, Sending, finish_parked};
+use crate::conn::{Block, Conn};
+use crate::env::Env;
+use crate::execute::execute_args;
 use crate::intake::{execute_assembled, feed};
 use crate::limits::{
-    ARGS_FREE, ASSEMBLE_ABOVE_BYTES, OUTPUT_LIMIT_BYTES, PIECE_BYTES, READ_MAX_BYTES,
-    READ_TIGHT_BYTES,
+    ARGS_FREE, ASSEMBLE_ABOVE_BYTES, OUTPUT_LIMIT_BYTES, READ_MAX_BYTES, READ_TIGHT_BYTES,
 };
-use crate::linger::{self, Linger};
 use crate::outgo::pump;
-use crate::resp::assemble::{Assembly, LargeArg};
-use crate::resp::encode;
+use crate::resp::assemble::Assembly;
 use crate::resp::parse::{self, Parsed};
-use crate::session::Reply;
-use crate::store::{Store, Wait};
-use crate::stream::Stream;
+use crate::step::{Advance, Status, is_full, protocol_error, read_some};
+use crate::store::Store;
 use crate::sync::add;
-use crate::thread::Env;
 
-/// How a connection was left.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Status {
-    /// It waits for something that will be noticed.
-    Idle,
-    /// It could go on, and only made way for others.
-    Again,
-    /// It is to be closed.
-    Close,
-}
-
+/// Reads in a row of one that only reads why it ends, before others are served.
+const LINGER_READS_IN_A_ROW: usize = 8;
 /// Turns in a row before others are served.
 const ROUNDS_MAX: usize = 4;
-
-pub(crate) enum Advance {
-    Moved,
-    Stuck,
-}
 
 /// Serves `conn`.
 pub fn service<S: Store>(env: &mut Env<S>, conn: &mut Conn<S>) -> Status {
@@ -106,7 +87,7 @@ fn ended<S: Store>(env: &mut Env<S>, conn: &mut Conn<S>) -> Status {
         .is_some_and(|w| w.sending.is_some() || w.parked.is_some());
     let busy = in_work || conn.block != Block::None || !conn.need_more;
     match (conn.closing || (conn.eof && !busy)) && !conn.has_unsent() {
-        true if conn.linger.is_some() => linger::drop_input(env, conn),
+        true if conn.linger.is_some() => drop_input(env, conn),
         true => Status::Close,
         false => Status::Idle,
     }
@@ -229,30 +210,6 @@ fn read<S: Store>(env: &mut Env<S>, conn: &mut Conn<S>) -> io::Result<Advance> {
     })
 }
 
-/// One read. A short one on an edge-triggered socket means that it is empty; `None`: nothing came.
-pub(crate) fn read_some(
-    stream: &mut Stream,
-    into: &mut [u8],
-    readable: &mut bool,
-    eof: &mut bool,
-) -> io::Result<Option<usize>> {
-    loop {
-        match stream.read(into) {
-            Ok(0) => {
-                *eof = true;
-                return Ok(None);
-            }
-            Ok(n) => return Ok(Some(n)),
-            Err(e) if e.kind() == io::ErrorKind::WouldBlock => {
-                *readable = false;
-                return Ok(None);
-            }
-            Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
-            Err(e) => return Err(e),
-        }
-    }
-}
-
 /// Consumes commands from `data` until it ends, something must wait, or enough was answered.
 fn consume<S: Store>(env: &mut Env<S>, conn: &mut Conn<S>, data: &[u8]) -> usize {
     conn.need_more = false;
@@ -264,7 +221,7 @@ fn consume<S: Store>(env: &mut Env<S>, conn: &mut Conn<S>, data: &[u8]) -> usize
         at += if assembling {
             feed(env, conn, &data[at..])
         } else if conn.session.memcached {
-            crate::memcached::run(env, conn, &data[at..])
+            crate::lines::run(env, conn, &data[at..])
         } else {
             run(env, conn, &data[at..])
         };
@@ -352,12 +309,6 @@ fn run<S: Store>(env: &mut Env<S>, conn: &mut Conn<S>, data: &[u8]) -> usize {
     at
 }
 
-/// Enough was answered for now.
-#[inline]
-pub(crate) fn is_full<S: Store>(env: &Env<S>, conn: &Conn<S>) -> bool {
-    env.out.len() + conn.output.pending() > OUTPUT_LIMIT_BYTES
-}
-
 /// Commands whose memory is asked for at once.
 const BATCH_MAX: usize = 16;
 
@@ -399,178 +350,40 @@ fn recycle<'a, 'b>(mut args: Vec<&'a [u8]>) -> Vec<&'b [u8]> {
     args.into_iter().map(|_| -> &'b [u8] { &[] }).collect()
 }
 
-#[cold]
-pub(crate) fn protocol_error<S: Store>(
-    env: &mut Env<S>,
-    conn: &mut Conn<S>,
-    text: Cow<'static, str>,
-) {
-    env.shared.count_error(env.counters(), "ERR");
-    encode::error(&mut env.out, "ERR", &format!("Protocol error: {text}"));
-    conn.closing = true;
-    conn.linger = Some(Box::new(Linger::new(env.now_ms)));
-}
-
-/// Executes one command; answers whether it is through (its reply complete, or a long value on its way).
-#[inline]
-pub(crate) fn execute_args<S: Store>(
-    env: &mut Env<S>,
-    conn: &mut Conn<S>,
-    args: &[&[u8]],
-    large: &mut [LargeArg<S::Upload>],
-) -> bool {
-    let parked = conn.work.as_mut().and_then(|w| w.parked.take());
-    let (mut task, mut progress, began) = match parked {
-        Some(Parked {
-            task,
-            progress,
-            began,
-        }) => (task, progress, began),
-        None => (
-            env.store.task(conn.key),
-            ProgressOf::default(),
-            env.begins(),
-        ),
+/// Drops what has come for a connection whose last reply has left.
+fn drop_input<S: Store>(env: &mut Env<S>, conn: &mut Conn<S>) -> Status {
+    let Some(linger) = &mut conn.linger else {
+        return Status::Close;
     };
-    let out_at = env.out.len();
-    let start = conn.output.end(out_at);
-    let mut cx = Cx {
-        store: &mut env.store,
-        task: &mut task,
-        owner: conn.key,
-        progress: &mut progress,
-        large,
-        session: &mut conn.session,
-        multi: &mut conn.multi,
-        shared: &env.shared,
-        counters: &env.shared.counters[env.index],
-        out: &mut env.out,
-        exec: crate::commands::exec::exec,
-    };
-    let flow = match cx.session.memcached {
-        false => execute(&mut cx, args),
-        true => crate::memcached::execute(&mut cx, args),
-    };
-    let flow = match cx.session.reply {
-        Reply::On => flow,
-        _ => unsaid(env, conn, flow, out_at),
-    };
-    if let Some(epoch) = S::durable_at(&task).max(progress.durable_at)
-        && epoch > env.store.durable_epoch()
-    {
-        conn.output.hold(start, epoch);
+    if !linger.is_shut {
+        linger.is_shut = true;
+        if conn.stream.end().is_err() {
+            return Status::Close;
+        }
+        // Nothing of it is executed any more.
+        conn.tear_down(env);
     }
-    if matches!(flow, Flow::Done) && progress.is_over() {
-        env.store.finish(task);
-        env.took(conn, args, began);
-        // It may have waited. State that stays would keep the connection out of batches.
-        conn.rest();
-        return true;
-    }
-    let parked = Parked {
-        task,
-        progress,
-        began,
+    let Some(linger) = &mut conn.linger else {
+        return Status::Close;
     };
-    after(env, conn, args, flow, parked)
-}
-
-/// What becomes of a command whose client does not want to be told (CLIENT REPLY).
-#[cold]
-fn unsaid<S: Store>(
-    env: &mut Env<S>,
-    conn: &mut Conn<S>,
-    flow: Flow<S::Large>,
-    out_at: usize,
-) -> Flow<S::Large> {
-    env.out.truncate(out_at);
-    let flow = match flow {
-        Flow::Large(large) | Flow::Part(large, _) | Flow::Framed(large, _) => {
-            env.store.release(large);
-            Flow::Done
+    for _ in 0..LINGER_READS_IN_A_ROW {
+        if conn.eof || linger.left_bytes == 0 || linger.is_over(env.now_ms) {
+            return Status::Close;
         }
-        Flow::LargeThenMore(large) | Flow::PartThenMore(large, ..) => {
-            env.store.release(large);
-            Flow::OutputFull
+        if !conn.readable {
+            return Status::Idle;
         }
-        flow => flow,
-    };
-    let over = !matches!(flow, Flow::Wait(_) | Flow::OutputFull);
-    conn.session.reply = match conn.session.reply {
-        Reply::SkipNext if over => Reply::Skip,
-        Reply::Skip if over => Reply::On,
-        reply => reply,
-    };
-    flow
-}
-
-/// What follows a command that did not simply end.
-#[cold]
-fn after<S: Store>(
-    env: &mut Env<S>,
-    conn: &mut Conn<S>,
-    args: &[&[u8]],
-    flow: Flow<S::Large>,
-    parked: Parked<S>,
-) -> bool {
-    let mut tail = Vec::new();
-    let (through, large) = match flow {
-        Flow::Wait(wait) => {
-            conn.block = block_of(wait);
-            (false, None)
+        let read = read_some(
+            &mut conn.stream,
+            &mut env.scratch,
+            &mut conn.readable,
+            &mut conn.eof,
+        );
+        match read {
+            Ok(Some(n)) => linger.left_bytes = linger.left_bytes.saturating_sub(n as u64),
+            Ok(None) => {}
+            Err(_) => return Status::Close,
         }
-        Flow::OutputFull => (false, None),
-        Flow::LargeThenMore(large) => (false, Some(whole::<S>(large))),
-        Flow::PartThenMore(large, bytes, behind) => {
-            tail = behind;
-            (false, Some((large, bytes)))
-        }
-        Flow::Large(large) => (true, Some(whole::<S>(large))),
-        Flow::Part(large, bytes) => (true, Some((large, bytes))),
-        Flow::Framed(large, behind) => {
-            tail = behind;
-            (true, Some(whole::<S>(large)))
-        }
-        Flow::Done => (true, None),
-        Flow::Close => {
-            conn.closing = true;
-            (true, None)
-        }
-        Flow::Shutdown => {
-            conn.closing = true;
-            env.shared.stop();
-            (true, None)
-        }
-    };
-    if through {
-        env.took(conn, args, parked.began);
-        finish_parked(&mut env.store, parked);
-    } else {
-        conn.work().parked = Some(parked);
     }
-    if let Some((large, bytes)) = large {
-        let piece_bytes = PIECE_BYTES as u64;
-        conn.work().sending = Some(Sending {
-            large,
-            piece: (bytes.start / piece_bytes) as u32,
-            skip_bytes: (bytes.start % piece_bytes) as usize,
-            left_bytes: bytes.end - bytes.start,
-            tail,
-            task: None,
-        });
-    }
-    conn.rest();
-    through
-}
-
-fn whole<S: Store>(large: S::Large) -> (S::Large, std::ops::Range<u64>) {
-    let len = S::large_len(&large);
-    (large, 0..len)
-}
-
-pub(crate) fn block_of(wait: Wait) -> Block {
-    match wait {
-        Wait::Io => Block::Io,
-        Wait::Room => Block::Room,
-    }
+    Status::Again
 }

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
+use mio::net::TcpListener;
 use mio::unix::SourceFd;
 use mio::{Events, Interest, Poll, Token};
 use slab::Slab;
@@ -13,17 +14,17 @@ use slab::Slab;
 use crate::at_once::AtOnce;
 use crate::budget::Budget;
 use crate::conn::{Block, Conn};
-use crate::door::Listener;
+use crate::env::{Env, OUT_KEPT_BYTES};
 use crate::held::Held;
 use crate::limits::{
-    AT_ONCE_QUICK, AT_ONCE_WHILE_READING, EVENTS_MAX, LINGERING_MAX, MANY_READS,
-    OUTPUT_LIMIT_BYTES, ROOM_RETRY_MS, SCRATCH_BYTES, SLEEP_MAX_MS, STANDING_BYTES, START_GRANT_MS,
-    STOP_DRAIN_MS,
+    AT_ONCE_QUICK, AT_ONCE_WHILE_READING, EVENTS_MAX, LINGERING_MAX, MANY_READS, ROOM_RETRY_MS,
+    SCRATCH_BYTES, SLEEP_MAX_MS, STANDING_BYTES, START_GRANT_MS, STOP_DRAIN_MS,
 };
 use crate::lookout::Lookout;
-use crate::service::{Status, service};
-use crate::shared::{Counters, Message, Shared};
+use crate::service::service;
+use crate::shared::{Message, Shared};
 use crate::sight::rate::SAMPLE_MS;
+use crate::step::Status;
 use crate::store::Store;
 use crate::sync::lock;
 use crate::together::{TOGETHER_BYTES, TOGETHER_MAX, Together};
@@ -36,78 +37,15 @@ const STORE: Token = Token(usize::MAX - 2);
 /// Listeners of a thread, one for each protocol.
 const LISTENERS_MAX: usize = 2;
 
-/// Reply memory beyond this is not kept between commands.
-const OUT_KEPT_BYTES: usize = 4 * OUTPUT_LIMIT_BYTES;
 /// What a thread's own buffers take.
 const OWN_BYTES: usize = SCRATCH_BYTES + OUT_KEPT_BYTES + TOGETHER_BYTES;
 
-/// What serving a connection needs of its thread.
-pub struct Env<S: Store> {
-    /// The thread's number.
-    pub index: usize,
-    /// Its access to the store.
-    pub store: S,
-    /// What all threads share.
-    pub shared: Arc<Shared>,
-    /// Its part of the buffer budget.
-    pub budget: Budget,
-    /// Where sockets are read to.
-    pub scratch: Vec<u8>,
-    /// Where replies are written to.
-    pub out: Vec<u8>,
-    /// Memory for arguments; always empty here.
-    pub args: Vec<&'static [u8]>,
-    /// Buffers were short a moment ago.
-    pub tight: bool,
-    /// Milliseconds since the server started, as of this turn.
-    pub now_ms: u64,
-    /// Reads the processor's clock: two looks at the kernel's for each command would be felt.
-    clock: quanta::Clock,
-    /// When the last command was through, or the next one looked at.
-    mark: u64,
-}
-
-impl<S: Store> Env<S> {
-    /// This thread's counters.
-    #[inline]
-    pub fn counters(&self) -> &Counters {
-        &self.shared.counters[self.index]
-    }
-
-    /// Takes the time: what is executed next begins now.
-    #[inline]
-    pub fn look_at_clock(&mut self) {
-        self.mark = self.clock.raw();
-    }
-
-    /// When what is executed next begins.
-    #[inline]
-    pub fn begins(&self) -> u64 {
-        self.mark
-    }
-
-    /// Counts a command that began at `began` and is through; the next one begins.
-    #[inline]
-    pub fn took(&mut self, conn: &Conn<S>, args: &[&[u8]], began: u64) {
-        let now = self.clock.raw();
-        let ns = self.clock.delta_as_nanos(began, now);
-        self.mark = now;
-        self.counters().calls.took(conn.session.kind, ns);
-        if self.shared.slow.is_slow(ns) {
-            let session = &conn.session;
-            let slow = &self.shared.slow;
-            slow.note_command(session.kind, &session.client, args, ns);
-        }
-    }
-
-    /// Empties the reply buffer.
-    #[inline]
-    pub fn forget_out(&mut self) {
-        self.out.clear();
-        if self.out.capacity() > OUT_KEPT_BYTES {
-            self.out = Vec::with_capacity(2 * OUTPUT_LIMIT_BYTES);
-        }
-    }
+/// A socket that is listened on, and what is spoken there.
+pub struct Listener {
+    /// The socket.
+    pub socket: TcpListener,
+    /// memcached's protocol, else Redis's.
+    pub memcached: bool,
 }
 
 /// A thread of the server.
@@ -166,19 +104,7 @@ impl<S: Store> Thread<S> {
         }
         let mut budget = Budget::default();
         reserve(&mut store, &mut budget, index)?;
-        let env = Env {
-            index,
-            store,
-            shared,
-            budget,
-            scratch: vec![0; SCRATCH_BYTES],
-            out: Vec::with_capacity(2 * OUTPUT_LIMIT_BYTES),
-            args: Vec::new(),
-            tight: false,
-            now_ms: 0,
-            clock: quanta::Clock::new(),
-            mark: 0,
-        };
+        let env = Env::new(index, store, shared, budget);
         Ok(Thread {
             env,
             poll,

@@ -7,11 +7,11 @@
 use slab::Slab;
 
 use crate::conn::Conn;
+use crate::env::Env;
 use crate::limits::OUTPUT_LIMIT_BYTES;
 use crate::resp::parse;
 use crate::service::{go_on, may_execute, read_early, take_early};
 use crate::store::Store;
-use crate::thread::Env;
 
 /// Connections that are served together.
 pub const TOGETHER_MAX: usize = 32;

@@ -170,8 +170,9 @@ mod tests {
                     };
                     assert_eq!(said, 0);
                     *all.1.get() += 1;
-                    if *all.1.get() % 64 == 0 {
-                        std::thread::yield_now();
+                    if (*all.1.get()).is_multiple_of(64) {
+                        // The others come meanwhile, and wait.
+                        std::thread::sleep(std::time::Duration::from_micros(1));
                     }
                     let said = match is_ours {
                         true => wake(mutex),

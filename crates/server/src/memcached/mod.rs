@@ -1,6 +1,5 @@
-//! The memcached protocol, classic and meta commands, over the same keys as Redis's commands. It takes lines and data
-//! blocks apart, and hands commands to `classic` and `meta`; a long data block goes the way of a long argument of RESP
-//! (`intake`), with the words of its line before it. Texts are memcached's. Never: keeps a byte that no budget knows of.
+//! The memcached protocol, classic and meta commands, over the same keys as Redis's commands. It hands the words of a line, with its data block as the last one, to `classic` and `meta`; lines are taken apart in `crate::lines`.
+//! Texts are memcached's. Never: reads a connection.
 
 mod classic;
 mod meta;
@@ -11,22 +10,16 @@ mod told;
 use smallvec::SmallVec;
 
 use crate::commands::{Cx, Flow, is_paused};
-use crate::conn::Conn;
-use crate::limits::{ASSEMBLE_ABOVE_BYTES, MEMCACHED_LINE_MAX_BYTES, VALUE_MAX_BYTES};
-use crate::resp::assemble::Assembly;
-use crate::service::{execute_args, is_full};
 use crate::sight::calls::memcached_kind;
 use crate::store::{Store, StoreError, Wait};
-use crate::sync::add;
-use crate::thread::Env;
 
 /// The version whose commands and texts are followed; clients may choose their behaviour by it.
 pub const MEMCACHED_VERSION: &str = "1.6.18";
 /// memcached's longest key, bytes.
-const KEY_MAX_BYTES: usize = 250;
+pub(crate) const KEY_MAX_BYTES: usize = 250;
 /// The reply to a data block that does not end where it should.
 pub(crate) const BAD_CHUNK: &str = "CLIENT_ERROR bad data chunk";
-const BAD_LINE: &str = "CLIENT_ERROR bad command line format";
+pub(crate) const BAD_LINE: &str = "CLIENT_ERROR bad command line format";
 pub(crate) const TOO_LARGE: &str = "SERVER_ERROR object too large for cache";
 
 /// Why a command failed: the whole line.
@@ -65,18 +58,7 @@ type Done<S> = Result<Flow<<S as Store>::Large>, Fault>;
 /// The words of a line.
 pub(crate) type Words<'a> = SmallVec<[&'a [u8]; 16]>;
 
-/// What a line is followed by.
-#[derive(Debug, PartialEq, Eq)]
-pub(crate) enum Block {
-    /// The next line.
-    None,
-    /// So many bytes of data and a line end.
-    Bytes(u64),
-    /// The line is refused with this text, and so many bytes of data are passed over.
-    Refused(&'static str, u64),
-}
-
-fn is_storage(name: &[u8]) -> bool {
+pub(crate) fn is_storage(name: &[u8]) -> bool {
     matches!(
         name,
         b"set" | b"add" | b"replace" | b"append" | b"prepend" | b"cas"
@@ -84,106 +66,13 @@ fn is_storage(name: &[u8]) -> bool {
 }
 
 /// A number without a sign.
-fn unsigned(text: &[u8]) -> Option<u64> {
+pub(crate) fn unsigned(text: &[u8]) -> Option<u64> {
     let digits = !text.is_empty() && text.iter().all(u8::is_ascii_digit);
     std::str::from_utf8(text)
         .ok()
         .filter(|_| digits)?
         .parse()
         .ok()
-}
-
-/// What follows the line of these words.
-pub(crate) fn block_of(words: &[&[u8]]) -> Block {
-    let len = match words.first() {
-        Some(name) if is_storage(name) => {
-            let least = if *name == b"cas" { 6 } else { 5 };
-            if words.len() < least {
-                return Block::None;
-            }
-            words[4]
-        }
-        Some(name) if *name == b"ms" => match words.get(2) {
-            Some(len) => len,
-            None => return Block::None,
-        },
-        _ => return Block::None,
-    };
-    match unsigned(len) {
-        Some(len) if len > VALUE_MAX_BYTES => Block::Refused(TOO_LARGE, len),
-        Some(len) if words[1].len() > KEY_MAX_BYTES => Block::Refused(BAD_LINE, len),
-        Some(len) => Block::Bytes(len),
-        None => Block::None,
-    }
-}
-
-/// Executes whole commands that lie in `data`; answers how much of it was consumed.
-pub(crate) fn run<S: Store>(env: &mut Env<S>, conn: &mut Conn<S>, data: &[u8]) -> usize {
-    let mut at = 0;
-    while !is_full(env, conn) {
-        let rest = &data[at..];
-        let Some(end) = memchr::memchr(b'\n', rest) else {
-            conn.need_more = true;
-            if rest.len() > MEMCACHED_LINE_MAX_BYTES {
-                let text = format!(
-                    "CLIENT_ERROR line is longer than {MEMCACHED_LINE_MAX_BYTES} bytes; name fewer keys"
-                );
-                say(&mut env.out, &text);
-                env.shared.count_error(env.counters(), "CLIENT_ERROR");
-                conn.closing = true;
-            }
-            break;
-        };
-        let text = rest[..end].strip_suffix(b"\r").unwrap_or(&rest[..end]);
-        let mut words: Words<'_> = text
-            .split(|&b| b == b' ')
-            .filter(|w| !w.is_empty())
-            .collect();
-        let mut len = end + 1;
-        match block_of(&words) {
-            Block::None => {}
-            Block::Bytes(bytes) => {
-                let whole = len as u64 + bytes + 2;
-                if rest.len() as u64 >= whole {
-                    let block = &rest[len..len + bytes as usize];
-                    match &rest[len + bytes as usize..whole as usize] == b"\r\n" {
-                        true => words.push(block),
-                        // It becomes a command that only tells that its data did not end with its line.
-                        false => words = Words::from_slice(&[BAD_CHUNK.as_bytes()]),
-                    }
-                    len = whole as usize;
-                } else if whole <= ASSEMBLE_ABOVE_BYTES as u64 {
-                    conn.need_more = true;
-                    break;
-                } else {
-                    conn.work().assembly = Some(Assembly::of_block(&words, bytes));
-                    return at + len;
-                }
-            }
-            Block::Refused(text, bytes) => {
-                let mut assembly = Assembly::of_block(&[], bytes);
-                assembly.refuse(text.to_string());
-                conn.work().assembly = Some(assembly);
-                return at + len;
-            }
-        }
-        if !words.is_empty() && !execute_args(env, conn, &words, &mut []) {
-            break;
-        }
-        if words.is_empty() {
-            say(&mut env.out, "ERROR");
-        }
-        at += len;
-        add(&env.counters().commands, 1);
-        if conn.closing || conn.work.is_some() {
-            break;
-        }
-        if at == data.len() {
-            conn.need_more = true;
-            break;
-        }
-    }
-    at
 }
 
 pub(crate) fn say(out: &mut Vec<u8>, text: &str) {

@@ -1,0 +1,118 @@
+//! memcached's lines and the data blocks behind them, taken apart; a long block goes the way of a long argument of RESP (`intake`), with the words of its line before it.
+//! Never: keeps a byte that no budget knows of.
+
+use crate::conn::Conn;
+use crate::env::Env;
+use crate::execute::execute_args;
+use crate::limits::{ASSEMBLE_ABOVE_BYTES, MEMCACHED_LINE_MAX_BYTES, VALUE_MAX_BYTES};
+use crate::memcached::{
+    BAD_CHUNK, BAD_LINE, KEY_MAX_BYTES, TOO_LARGE, Words, is_storage, say, unsigned,
+};
+use crate::resp::assemble::Assembly;
+use crate::step::is_full;
+use crate::store::Store;
+use crate::sync::add;
+
+/// What a line is followed by.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Block {
+    /// The next line.
+    None,
+    /// So many bytes of data and a line end.
+    Bytes(u64),
+    /// The line is refused with this text, and so many bytes of data are passed over.
+    Refused(&'static str, u64),
+}
+
+/// What follows the line of these words.
+pub(crate) fn block_of(words: &[&[u8]]) -> Block {
+    let len = match words.first() {
+        Some(name) if is_storage(name) => {
+            let least = if *name == b"cas" { 6 } else { 5 };
+            if words.len() < least {
+                return Block::None;
+            }
+            words[4]
+        }
+        Some(name) if *name == b"ms" => match words.get(2) {
+            Some(len) => len,
+            None => return Block::None,
+        },
+        _ => return Block::None,
+    };
+    match unsigned(len) {
+        Some(len) if len > VALUE_MAX_BYTES => Block::Refused(TOO_LARGE, len),
+        Some(len) if words[1].len() > KEY_MAX_BYTES => Block::Refused(BAD_LINE, len),
+        Some(len) => Block::Bytes(len),
+        None => Block::None,
+    }
+}
+
+/// Executes whole commands that lie in `data`; answers how much of it was consumed.
+pub(crate) fn run<S: Store>(env: &mut Env<S>, conn: &mut Conn<S>, data: &[u8]) -> usize {
+    let mut at = 0;
+    while !is_full(env, conn) {
+        let rest = &data[at..];
+        let Some(end) = memchr::memchr(b'\n', rest) else {
+            conn.need_more = true;
+            if rest.len() > MEMCACHED_LINE_MAX_BYTES {
+                let text = format!(
+                    "CLIENT_ERROR line is longer than {MEMCACHED_LINE_MAX_BYTES} bytes; name fewer keys"
+                );
+                say(&mut env.out, &text);
+                env.shared.count_error(env.counters(), "CLIENT_ERROR");
+                conn.closing = true;
+            }
+            break;
+        };
+        let text = rest[..end].strip_suffix(b"\r").unwrap_or(&rest[..end]);
+        let mut words: Words<'_> = text
+            .split(|&b| b == b' ')
+            .filter(|w| !w.is_empty())
+            .collect();
+        let mut len = end + 1;
+        match block_of(&words) {
+            Block::None => {}
+            Block::Bytes(bytes) => {
+                let whole = len as u64 + bytes + 2;
+                if rest.len() as u64 >= whole {
+                    let block = &rest[len..len + bytes as usize];
+                    match &rest[len + bytes as usize..whole as usize] == b"\r\n" {
+                        true => words.push(block),
+                        // It becomes a command that only tells that its data did not end with its line.
+                        false => words = Words::from_slice(&[BAD_CHUNK.as_bytes()]),
+                    }
+                    len = whole as usize;
+                } else if whole <= ASSEMBLE_ABOVE_BYTES as u64 {
+                    conn.need_more = true;
+                    break;
+                } else {
+                    conn.work().assembly = Some(Assembly::of_block(&words, bytes));
+                    return at + len;
+                }
+            }
+            Block::Refused(text, bytes) => {
+                let mut assembly = Assembly::of_block(&[], bytes);
+                assembly.refuse(text.to_string());
+                conn.work().assembly = Some(assembly);
+                return at + len;
+            }
+        }
+        if !words.is_empty() && !execute_args(env, conn, &words, &mut []) {
+            break;
+        }
+        if words.is_empty() {
+            say(&mut env.out, "ERROR");
+        }
+        at += len;
+        add(&env.counters().commands, 1);
+        if conn.closing || conn.work.is_some() {
+            break;
+        }
+        if at == data.len() {
+            conn.need_more = true;
+            break;
+        }
+    }
+    at
+}
