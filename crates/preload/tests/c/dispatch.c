@@ -235,6 +235,68 @@ static void threads(void) {
     MUST(pthread_join(one, NULL) == 0);
 }
 
+static pthread_cond_t *turned;
+static int turn;
+
+/* Two that give each other the turn. */
+static void *takes_turns(void *mine) {
+    for (int n = 0; n < 500; n++) {
+        pthread_mutex_lock(mutex);
+        while (turn != (int)(intptr_t)mine)
+            MUST(pthread_cond_wait(turned, mutex) == 0);
+        turn = !turn;
+        pthread_cond_signal(turned);
+        pthread_mutex_unlock(mutex);
+    }
+    return NULL;
+}
+
+static void *is_refused(void *kind) {
+    struct timespec soon;
+    clock_gettime(CLOCK_REALTIME, &soon);
+    soon.tv_nsec += 2000000;
+    soon.tv_sec += soon.tv_nsec / 1000000000;
+    soon.tv_nsec %= 1000000000;
+    MUST(pthread_mutex_trylock(mutex) == EBUSY && pthread_mutex_timedlock(mutex, &soon) == ETIMEDOUT);
+    return kind;
+}
+
+/* Mutexes of each kind, of which only the plain one is waited for by functions in front of the C library's. */
+static void kinds(void) {
+    const int all[] = {PTHREAD_MUTEX_DEFAULT, PTHREAD_MUTEX_RECURSIVE, PTHREAD_MUTEX_ERRORCHECK, PTHREAD_MUTEX_ADAPTIVE_NP};
+    turned = (pthread_cond_t *)(((uintptr_t)place(PAGE) + 63) & ~(uintptr_t)63);
+    for (int n = 0; n < 8; n++) {
+        int kind = all[n % 4];
+        pthread_mutexattr_t attributes;
+        pthread_mutexattr_init(&attributes);
+        pthread_mutexattr_settype(&attributes, kind);
+        pthread_mutexattr_setpshared(&attributes, n < 4 ? PTHREAD_PROCESS_PRIVATE : PTHREAD_PROCESS_SHARED);
+        MUST(pthread_mutex_init(mutex, &attributes) == 0 && pthread_cond_init(turned, NULL) == 0);
+        *counter = 0;
+        pthread_t some[4];
+        for (int t = 0; t < 4; t++)
+            MUST(pthread_create(&some[t], NULL, locks, NULL) == 0);
+        push_out();
+        for (int t = 0; t < 4; t++)
+            MUST(pthread_join(some[t], NULL) == 0);
+        MUST(*counter == 4 * 20000);
+        MUST(pthread_mutex_lock(mutex) == 0);
+        MUST(pthread_create(&some[0], NULL, is_refused, NULL) == 0 && pthread_join(some[0], NULL) == 0);
+        if (kind == PTHREAD_MUTEX_RECURSIVE)
+            MUST(pthread_mutex_lock(mutex) == 0 && pthread_mutex_unlock(mutex) == 0);
+        if (kind == PTHREAD_MUTEX_ERRORCHECK)
+            MUST(pthread_mutex_lock(mutex) == EDEADLK);
+        MUST(pthread_mutex_unlock(mutex) == 0);
+        if (kind == PTHREAD_MUTEX_ERRORCHECK)
+            MUST(pthread_mutex_unlock(mutex) == EPERM);
+        for (intptr_t t = 0; t < 2; t++)
+            MUST(pthread_create(&some[t], NULL, takes_turns, (void *)t) == 0);
+        for (int t = 0; t < 2; t++)
+            MUST(pthread_join(some[t], NULL) == 0);
+        MUST(pthread_cond_destroy(turned) == 0 && pthread_mutex_destroy(mutex) == 0);
+    }
+}
+
 static char *cold_file;
 
 static int reads_file(void *fd) {
@@ -306,6 +368,7 @@ int main(void) {
     stacks();
     coroutines();
     threads();
+    kinds();
     threads_of_others();
     jumped_out_of();
     cancelled();
