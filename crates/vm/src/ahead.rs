@@ -4,10 +4,6 @@
 //! that follow come with the one that faulted, twice as many each time. Promises: bounded by [`policy::ahead_pages`], and by [`policy::ahead_absent_pages`] where the pages are absent from the backing too; a page that cannot be had ahead is left to the fault that will ask for it; none once
 //! [`Ahead::end`] has returned, but those that are filling. Never: waits for room, or for another thread.
 
-use crate::fault::Touch;
-use crate::memory::Core;
-use crate::policy;
-use crate::space::place;
 use crate::sys::Lock;
 use std::sync::atomic::{AtomicBool, Ordering, fence};
 
@@ -38,14 +34,14 @@ struct Stream {
 
 /// Pages that are to come with one that faults.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Window {
-    pages: u64,
-    downwards: bool,
+pub(crate) struct Window {
+    pub pages: u64,
+    pub downwards: bool,
 }
 
 impl Window {
     /// Which they are, the nearest first.
-    fn of(self, page: u64) -> impl Iterator<Item = u64> {
+    pub fn of(self, page: u64) -> impl Iterator<Item = u64> {
         (1..=self.pages).map_while(move |n| match self.downwards {
             true => page.checked_sub(n),
             false => Some(page + n),
@@ -128,58 +124,15 @@ impl Ahead {
         fence(Ordering::SeqCst);
     }
 
+    /// What is to come with a page that faults, of what a sequence calls for as many as `may` says; none where somebody else is at it: it is a hint.
+    pub fn window(&self, page: u64, may: impl FnOnce(Window) -> u64) -> Option<Window> {
+        Some(self.streams.try_lock()?.beside(page, may))
+    }
+
     /// Asked by who has begun to fill a page and noted that: whoever ended it before either is seen here, or finds that page.
     pub fn has_ended(&self) -> bool {
         fence(Ordering::SeqCst);
         self.ended.load(Ordering::SeqCst)
-    }
-}
-
-impl Core {
-    /// Brings in what follows a page that faults, if faults come in sequence. Whether the page itself was filled with them.
-    pub fn bring_ahead(&self, address: usize, touch: Touch) -> bool {
-        let Some(page) = self.space.page_at(address) else {
-            return false;
-        };
-        let pages_max = self.pages_now();
-        let most = policy::ahead_pages(pages_max);
-        let may = |window: Window| match window.pages > most {
-            true => {
-                let pages = window.pages.min(policy::ahead_absent_pages(pages_max));
-                self.absent_of(page, Window { pages, ..window }).max(most)
-            }
-            false => window.pages,
-        };
-        // Who is not alone here leaves it: it is a hint.
-        let window = match self.ahead.streams.try_lock() {
-            Some(mut streams) => streams.beside(page, may),
-            None => return false,
-        };
-        if window.pages == 0 || self.ahead.has_ended() {
-            return false;
-        }
-        let (mut pages, mut left) = (window.of(page), window.pages);
-        while left > most {
-            let some = pages.by_ref().take(most as usize);
-            if !self.bring_together(some, touch, None, touch).whole {
-                return false;
-            }
-            left -= most;
-        }
-        // The one that faulted last, since the thread goes on as soon as it is there.
-        self.bring_together(pages, touch, Some(page), touch).asked
-    }
-
-    /// How many of a window's first pages the backing does not have.
-    fn absent_of(&self, page: u64, window: Window) -> u64 {
-        let (block, _) = place(page);
-        let Ok(pinned) = self.space.pin(block) else {
-            return 0;
-        };
-        let region = self.space.region(page);
-        let count = region.map_or(0, |region| region.absent(window.of(page)));
-        self.unpin(pinned, 1);
-        count
     }
 }
 

@@ -8,11 +8,7 @@
 //!
 //! Promises: a page that cannot be had at once is left to the fault that will ask for it. Never: reads what a register points to, or waits for room or for another thread.
 
-use crate::fault::Touch;
-use crate::memory::Core;
-use crate::page::Phase;
 use crate::policy::SAMPLE_EVERY;
-use crate::space::place;
 use std::cell::Cell;
 use std::sync::atomic::{AtomicIsize, AtomicU8, Ordering};
 
@@ -44,9 +40,9 @@ pub(crate) struct Registers {
 
 /// A page that a register pointed to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-struct Pointed {
-    page: u64,
-    register: u8,
+pub(crate) struct Pointed {
+    pub page: u64,
+    pub register: u8,
 }
 
 /// What the last fault of a thread left open.
@@ -109,12 +105,25 @@ impl Beside {
     }
 
     /// Where the next access would be then; where the processor's registers are not seen, nowhere.
-    fn near(&self, address: usize, instruction: usize) -> usize {
+    pub fn near(&self, address: usize, instruction: usize) -> usize {
         if instruction == 0 {
             return 0;
         }
         let site = usize::from(Beside::site(instruction));
         address.wrapping_add_signed(self.near[site].load(Ordering::Relaxed))
+    }
+
+    /// The calling thread faults on `page` at an address, and its registers point to pages that are not there. Which is to come with it.
+    pub fn comes(
+        &self,
+        at: (usize, u64),
+        instruction: usize,
+        pointed: impl Iterator<Item = Pointed>,
+    ) -> Option<u64> {
+        let mut open = OPEN.get();
+        let comes = self.beside(&mut open, at, instruction, pointed);
+        OPEN.set(open);
+        comes
     }
 
     /// A thread faults on `page`, and its registers point to pages that are not there. Which is to come with it; `open` is what it left open before, and leaves now.
@@ -161,61 +170,6 @@ pub(crate) fn forget() {
         address: 0,
         ..OPEN.get()
     });
-}
-
-impl Core {
-    /// Brings a page that faults in together with one that the thread will touch next, if its registers tell. Whether it is there.
-    pub fn bring_beside(&self, address: usize, touch: Touch, registers: &Registers) -> bool {
-        let Some(page) = self.space.page_at(address) else {
-            return false;
-        };
-        let instruction = registers.instruction;
-        let near = self.beside.near(address, instruction);
-        let values = (0..).zip(registers.values.into_iter().chain([near]));
-        let pointed = values.filter_map(|(register, value)| {
-            let pointed = self.space.page_at(value)?;
-            let is_away = pointed != page && self.is_away(pointed, page);
-            is_away.then_some(Pointed {
-                page: pointed,
-                register,
-            })
-        });
-        let mut open = OPEN.get();
-        let comes = self
-            .beside
-            .beside(&mut open, (address, page), instruction, pointed);
-        OPEN.set(open);
-        if comes.is_none() || self.ahead.has_ended() {
-            return false;
-        }
-        // Whether it will be written to is not known.
-        self.bring_together(comes.into_iter(), Touch::Read, Some(page), touch)
-            .asked
-    }
-
-    /// Whether a page seems to be absent, of the region that another one is in.
-    fn is_away(&self, page: u64, other: u64) -> bool {
-        let (block, at) = place(page);
-        let Some(pinned) = self.space.pin_live(block) else {
-            return false;
-        };
-        let phase = self.space.record(pinned).pages[at].look().phase();
-        let region = self.space.region(page);
-        let is_away = phase == Phase::Absent && region.is_some_and(|region| region.contains(other));
-        self.unpin(pinned, 1);
-        is_away
-    }
-
-    /// The same of a page of which the region is known already; a block without pages has none that is there.
-    pub(crate) fn is_absent(&self, page: u64) -> bool {
-        let (block, at) = place(page);
-        let Some(pinned) = self.space.pin_live(block) else {
-            return self.space.is_empty(block);
-        };
-        let phase = self.space.record(pinned).pages[at].look().phase();
-        self.unpin(pinned, 1);
-        phase == Phase::Absent
-    }
 }
 
 #[cfg(test)]

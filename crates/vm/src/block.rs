@@ -20,6 +20,9 @@ pub(crate) const BLOCK_PAGES: usize = 512;
 /// Bytes of a block.
 pub(crate) const BLOCK_BYTES: usize = BLOCK_PAGES * crate::backing::PAGE_BYTES;
 
+/// DRAM of a record: a word for each page, a bit for each that may be there, and a link, in whole lines of the cache.
+pub(crate) const RECORD_BYTES: usize = (BLOCK_PAGES + BLOCK_PAGES / 8 + 4).next_multiple_of(64);
+
 /// Bits 0 to 31: the record's index plus one.
 const RECORD: u64 = 0xffff_ffff;
 /// Bits 32 to 49: the users.

@@ -11,16 +11,18 @@
 //! Promises: a page is unmapped only when its backing has what was written to it; what could not be stored stays, dirty. Never:
 //! allocates, or holds a lock while the backing works.
 
-use crate::aside::{Lies, Stage};
+use crate::aside::Lies;
 use crate::backing::{Changed, PAGE_BYTES, Page, StoreError};
 use crate::block::{BLOCK_BYTES, BLOCK_PAGES};
 use crate::ghost::HEAT_MAX;
-use crate::memory::Core;
 use crate::page::{Phase, Then};
+use crate::parts::Core;
 use crate::policy::{self, BATCH_PAGES_MAX};
+use crate::say::die;
 use crate::space::{Pinned, page_number, place};
 use crate::stats::Counters;
 use crate::sys::{Going, Range, now_ms};
+use crate::victims::{Group, Victim, Workspace};
 use std::sync::atomic::{AtomicUsize, Ordering, fence};
 use std::time::Instant;
 
@@ -35,13 +37,6 @@ const PINNED_BATCHES_MAX: u32 = 16;
 /// Rounds of the hand in one batch: at their end the hottest page is cold.
 const ROUNDS_MAX: u64 = (HEAT_MAX as u64 + 2) * policy::ROUNDS_A_HEAT;
 
-/// Where eviction goes on.
-#[derive(Default)]
-pub(crate) struct Hand {
-    page: u64,
-    round: u64,
-}
-
 /// What the hand takes.
 #[derive(Clone, Copy)]
 struct Look {
@@ -52,71 +47,11 @@ struct Look {
     passed: u64,
 }
 
-#[derive(Clone, Copy)]
-struct Victim {
-    page: u64,
-    dirty: bool,
-    unsure: bool,
-    /// Could not be stored, or is pinned.
-    stays: bool,
-    /// Lies on the stage, at the victim's place among the victims.
-    aside: bool,
-    /// Index in the groups.
-    group: u16,
-}
-
-/// The victims of one block.
-#[derive(Clone, Copy)]
-struct Group {
-    pinned: Pinned,
-    victims: u32,
-    staying: u32,
-    /// The whole block goes.
-    released: bool,
-    /// How many live blocks the hand had passed.
-    passed: u64,
-}
-
-/// What a thread needs to evict, made beforehand.
-pub(crate) struct Workspace {
-    victims: Vec<Victim>,
-    groups: Vec<Group>,
-    ranges: Vec<Range>,
-    stage: Stage,
-    pinned: usize,
-}
-
-impl Workspace {
-    pub fn new(stage: Stage) -> Workspace {
-        Workspace {
-            victims: Vec::with_capacity(BATCH_PAGES_MAX),
-            groups: Vec::with_capacity(BATCH_PAGES_MAX),
-            // One more for the stage.
-            ranges: Vec::with_capacity(BATCH_PAGES_MAX + 1),
-            stage,
-            pinned: 0,
-        }
-    }
-
-    fn clear(&mut self) {
-        self.victims.clear();
-        self.groups.clear();
-        self.ranges.clear();
-        self.pinned = 0;
-    }
-}
-
 /// What an eviction came to.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Evicted {
     pub pages: usize,
     pub dirty: usize,
-}
-
-impl Victim {
-    fn is_to_be_stored(&self) -> bool {
-        self.dirty && !self.stays
-    }
 }
 
 impl Core {
@@ -358,7 +293,7 @@ impl Core {
             .tables
             .past_remapping(|| self.uffd.protect(start, len, true));
         if let Err(errno) = protected {
-            crate::signal::die(format_args!(
+            die(format_args!(
                 "write-protecting pages of a region failed: {errno}; were its addresses unmapped?"
             ));
         }
@@ -438,7 +373,7 @@ impl Core {
     }
 
     /// How many of the first the backing took.
-    fn store_some(&self, region: &crate::region::RegionCore, pages: &[Changed<'_>]) -> usize {
+    fn store_some(&self, region: &crate::extent::RegionCore, pages: &[Changed<'_>]) -> usize {
         let mut done = 0;
         while done < pages.len() {
             match region.backing.store(&pages[done..]) {
@@ -516,7 +451,7 @@ impl Core {
             match unsafe { self.tables.remap(whole, &self.uffd) } {
                 Ok(true) => self.gave_back(run.len()),
                 Ok(false) => self.drop_ranges(run),
-                Err(errno) => crate::signal::die(format_args!(
+                Err(errno) => die(format_args!(
                     "mapping addresses of a region anew failed: {errno}; were they unmapped?"
                 )),
             }
@@ -537,7 +472,7 @@ impl Core {
         // SAFETY: each page there is absent or leaving or being discarded by the caller, who has stored it or need not.
         let unmapped = unsafe { self.unmapper.unmap(ranges) };
         if let Err(errno) = unmapped {
-            crate::signal::die(format_args!(
+            die(format_args!(
                 "taking pages of a region away failed: {errno}; were its addresses unmapped or locked?"
             ));
         }

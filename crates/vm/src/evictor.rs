@@ -5,7 +5,7 @@
 
 use crate::bell::Bell;
 use crate::inside;
-use crate::memory::Core;
+use crate::parts::Core;
 use crate::policy;
 use crate::servant::Work;
 use std::sync::atomic::{AtomicBool, Ordering};

@@ -4,14 +4,15 @@
 //! reads; every wait ends, after [`WAIT_MS_MAX`] with a failure. Never: allocates, or touches the page it fills.
 
 use crate::backing::{FetchError, Fetched, Page, StoreError};
-use crate::memory::{Core, Way};
+use crate::extent::RegionCore;
 use crate::page::{Phase, Seen, Then};
+use crate::parts::{Core, Way};
 use crate::policy;
-use crate::region::RegionCore;
-use crate::signal;
+use crate::say::say;
 use crate::space::{NoRecord, Pinned, page_number, place};
 use crate::stats::Counters;
 use crate::sys::now_ms;
+use crate::touch::Touch;
 use rustix::io::Errno;
 use std::sync::atomic::{Ordering, fence};
 use std::time::Instant;
@@ -64,14 +65,17 @@ impl Cause {
     }
 }
 
-/// What is known of the access that faulted.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Touch {
-    Read,
-    Write,
-    /// The processor does not tell: who finds the page there wanted to write.
-    #[cfg_attr(target_arch = "x86_64", allow(dead_code))]
-    Unknown,
+/// Says which page cannot be had, and why.
+pub(crate) fn report(failure: &Failure) {
+    let Failure {
+        address,
+        region,
+        page,
+        cause,
+    } = failure;
+    say(format_args!(
+        "SIGBUS: page {page} of the region at {region:#x} (address {address:#x}) cannot be had: {cause}"
+    ));
 }
 
 /// Milliseconds that were waited in vain.
@@ -367,7 +371,7 @@ impl<'a> Fault<'a> {
                 // Ahead it is left to the fault that will ask for it.
                 if handled && !late {
                     // Told before, since whoever waits for it wakes with the poison.
-                    signal::report(&self.failure(region, cause));
+                    report(&self.failure(region, cause));
                     if core.uffd.poison(core.space.address_of(self.page)).is_ok() {
                         self.end(pinned, Phase::Filling, Then::Poisoned);
                         return Step::Done { woken: true };

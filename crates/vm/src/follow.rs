@@ -9,8 +9,6 @@
 //! believes an address that no region has.
 
 use crate::backing::{PAGE_BYTES, Page};
-use crate::fault::Touch;
-use crate::memory::Core;
 use crate::policy;
 use crate::sys::Lock;
 
@@ -27,7 +25,7 @@ const GAP_MAX: usize = 8;
 /// Faults after which an array that is not gone along any more may be forgotten.
 const IDLE_FAULTS: u64 = 1024;
 /// Kinds of objects: what an array names, what that names, and what that names in its turn.
-const KINDS: usize = 3;
+pub(crate) const KINDS: usize = 3;
 /// How often what was brought in is followed further.
 const ROUNDS: usize = 5;
 /// Words of an object that are looked at.
@@ -39,7 +37,7 @@ const GOES_ON: u64 = 64;
 /// Bytes from an object to an access in the next page that may be one to it: more may as well be something else.
 const REACH_MAX: u64 = PAGE_BYTES as u64 / 2;
 /// Pages of all rounds, by those that may come with a fault: an object of each kind for each of them, and what chains add.
-const PAGES_OF_TURN: usize = 5;
+pub(crate) const PAGES_OF_TURN: usize = 5;
 /// Objects of one round; those that come with a fault are at most half of them.
 const OBJECTS_MAX: usize = 2 * TOGETHER_MAX;
 /// Objects brought in by one call.
@@ -78,13 +76,13 @@ struct Trail {
 }
 
 #[derive(Clone, Copy, Default)]
-struct Object {
-    address: u64,
-    kind: u8,
+pub(crate) struct Object {
+    pub address: u64,
+    pub kind: u8,
 }
 
 #[derive(Clone, Copy)]
-struct Objects {
+pub(crate) struct Objects {
     all: [Object; OBJECTS_MAX],
     len: usize,
 }
@@ -106,7 +104,7 @@ impl Objects {
         }
     }
 
-    fn each(&self) -> &[Object] {
+    pub fn each(&self) -> &[Object] {
         &self.all[..self.len]
     }
 }
@@ -139,7 +137,7 @@ fn is_of(word: u64, address: u64) -> bool {
     address.wrapping_sub(word).wrapping_add(BEFORE) < BEFORE + (LINE * WORD_BYTES) as u64
 }
 
-fn page_of(address: u64) -> u64 {
+pub(crate) fn page_of(address: u64) -> u64 {
     address / PAGE_BYTES as u64
 }
 
@@ -383,99 +381,24 @@ impl Follow {
         }))
     }
 
+    /// An access faults: which objects are to come with its page, if any; at most `most`. They are the turn's until [`Follow::end_turn`].
+    pub fn faulted(&self, address: u64, most: usize) -> Option<Objects> {
+        self.0.lock().faulted(address, most)
+    }
+
+    /// What the objects of the turn name, if they are followed further, and how far objects of each kind reach.
+    pub fn next_round(&self) -> Option<(Objects, [u64; KINDS])> {
+        self.0.lock().next_round()
+    }
+
+    /// Nothing is followed further.
+    pub fn end_turn(&self) {
+        self.0.lock().turn = None;
+    }
+
     /// A page comes with these contents, at this address.
     pub fn came(&self, address: usize, contents: &Page) {
         self.0.lock().came(page_of(address as u64), contents);
-    }
-}
-
-impl Core {
-    /// Brings in what an array names after what a page that faults has of it, if faults go along one. Whether the page itself was filled with them.
-    pub fn bring_followed(&self, address: usize, touch: Touch) -> bool {
-        let Some((follow, page)) = self.follow.as_ref().zip(self.space.page_at(address)) else {
-            return false;
-        };
-        let most = policy::ahead_pages(self.pages_now()) as usize;
-        let faulted = follow.0.lock().faulted(address as u64, most);
-        let Some(objects) = faulted else {
-            return false;
-        };
-        let asked = match self.ahead.has_ended() {
-            true => false,
-            false => {
-                let here = self.space.slot_of(page);
-                let pages = objects
-                    .each()
-                    .iter()
-                    .filter_map(|object| self.page_of(object));
-                let pages = pages.filter(|other| *other != page);
-                let pages = pages.filter(|other| self.space.slot_of(*other) == here);
-                let brought = self.bring_together(pages, Touch::Read, Some(page), touch);
-                brought.asked
-            }
-        };
-        if asked {
-            self.bring_rounds(follow, most);
-        }
-        follow.0.lock().turn = None;
-        asked
-    }
-
-    fn page_of(&self, object: &Object) -> Option<u64> {
-        self.space.page_at(object.address as usize)
-    }
-
-    /// Brings in what the objects of the turn name, and so on; `most` pages at a time.
-    fn bring_rounds(&self, follow: &Follow, most: usize) {
-        let mut left = most * PAGES_OF_TURN;
-        loop {
-            // A guard in the condition would live as long as the body, which fills pages.
-            let next = follow.0.lock().next_round();
-            let Some((objects, reach)) = next else {
-                return;
-            };
-            let end = |object: &Object| {
-                let reach = reach[usize::from(object.kind)].saturating_sub(1);
-                let end = object.address + reach;
-                let goes_on = page_of(end) != page_of(object.address);
-                goes_on.then(|| self.space.page_at(end as usize))?
-            };
-            for some in objects.each().chunks((most / 2).max(1)) {
-                // Those that go on in the next page with it.
-                let pages = some.iter().filter_map(|object| self.page_of(object));
-                let pages = pages.chain(some.iter().filter_map(end));
-                match self.bring_by_region(pages.take(left)) {
-                    Some(came) if came < left => left -= came,
-                    // What has no room is left to faults.
-                    _ => return,
-                }
-            }
-        }
-    }
-
-    /// Brings in pages of any region, [`TOGETHER_MAX`] at most. How many; none if one had to be left.
-    fn bring_by_region(&self, pages: impl Iterator<Item = u64>) -> Option<usize> {
-        let (mut left, mut len) = ([0; TOGETHER_MAX], 0);
-        let pages = pages.filter(|page| self.space.slot_of(*page).is_some());
-        for (to, page) in left.iter_mut().zip(pages) {
-            (*to, len) = (page, len + 1);
-        }
-        let all = len;
-        while len > 0 {
-            let region = self.space.slot_of(left[0]);
-            let is_here = |page: &u64| self.space.slot_of(*page) == region;
-            let here = left[..len].iter().copied().filter(is_here);
-            let brought = self.bring_together(here, Touch::Read, None, Touch::Read);
-            if !brought.whole {
-                return None;
-            }
-            let (mut others, mut kept) = (left, 0);
-            for page in left[..len].iter().filter(|page| !is_here(page)) {
-                (others[kept], kept) = (*page, kept + 1);
-            }
-            (left, len) = (others, kept);
-        }
-        Some(all)
     }
 }
 

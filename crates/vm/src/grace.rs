@@ -7,16 +7,14 @@
 //! Promises: a table counts until it is freed, or a little longer. Never: wakes while no table is given back.
 
 use crate::bell::Bell;
-use crate::memory::Core;
-use crate::servant::Work;
-use crate::sys::{SystemError, await_grace};
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use crate::sys::SystemError;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 /// What waits.
 pub(crate) struct Grace {
-    given_back: AtomicU64,
-    freed: AtomicU64,
-    bell: Bell,
+    pub given_back: AtomicU64,
+    pub freed: AtomicU64,
+    pub bell: Bell,
     /// DRAM that is kept for them beside the page buffer.
     pub kept_bytes: usize,
 }
@@ -48,28 +46,5 @@ impl Grace {
         if tables > 0 {
             self.bell.ring();
         }
-    }
-}
-
-/// The thread that waits for the kernel: it calls it and does nothing else.
-pub(crate) static WATCH: Work = Work {
-    name: "terrace-tables",
-    starting: "starting a thread that watches page tables",
-    stack_bytes: 64 << 10,
-    bell: |core| Some(&core.grace.bell),
-    run: watch,
-};
-
-fn watch(core: &Core, bell: &Bell, stop: &AtomicBool) {
-    let grace = &core.grace;
-    while !stop.load(Ordering::SeqCst) {
-        if grace.tables() == 0 {
-            bell.sleep(|| grace.tables() > 0 || stop.load(Ordering::SeqCst));
-            continue;
-        }
-        let given_back = grace.given_back.load(Ordering::SeqCst);
-        await_grace();
-        grace.freed.store(given_back, Ordering::SeqCst);
-        core.tell_waiting();
     }
 }

@@ -3,12 +3,15 @@
 //! Promises: threads that the application's signals do not reach; stopped and joined when dropped. Never: touches a region.
 
 use crate::backing::PAGE_BYTES;
-use crate::fault::{Outcome, Touch};
-use crate::memory::{Core, VmError};
+use crate::error::VmError;
+use crate::fault::{Outcome, report};
+use crate::inside::{self, deferred};
+use crate::parts::Core;
 use crate::policy;
+use crate::say::die;
 use crate::stats::Counters;
 use crate::sys::{Event, SystemError};
-use crate::{inside, signal};
+use crate::touch::Touch;
 use rustix::event::{EventfdFlags, epoll, eventfd};
 use rustix::fd::OwnedFd;
 use rustix::io::Errno;
@@ -81,7 +84,7 @@ fn bell(core: &Core, stop: &OwnedFd) -> Result<OwnedFd, Errno> {
 
 fn serve(core: &Core, bell: &OwnedFd) {
     // SAFETY: blocks signals of this thread only.
-    unsafe { libc::pthread_sigmask(libc::SIG_BLOCK, &signal::deferred(), std::ptr::null_mut()) };
+    unsafe { libc::pthread_sigmask(libc::SIG_BLOCK, &deferred(), std::ptr::null_mut()) };
     inside::run(|| {
         let mut events = [epoll::Event {
             flags: epoll::EventFlags::empty(),
@@ -91,7 +94,7 @@ fn serve(core: &Core, bell: &OwnedFd) {
             let came = match epoll::wait(bell, &mut events, None) {
                 Ok(came) => came,
                 Err(Errno::INTR) => 0,
-                Err(errno) => signal::die(format_args!("waiting for faults failed: {errno}")),
+                Err(errno) => die(format_args!("waiting for faults failed: {errno}")),
             };
             if events[..came].iter().any(|event| event.data.u64() == STOP) {
                 return;
@@ -107,7 +110,7 @@ fn serve_ready(core: &Core) {
         match core.uffd.next() {
             Ok(Some(event)) => serve_one(core, event),
             Ok(None) => return,
-            Err(errno) => signal::die(format_args!("reading a fault failed: {errno}")),
+            Err(errno) => die(format_args!("reading a fault failed: {errno}")),
         }
         core.evict_ahead(policy::ahead_of_faults(core.pages_now()));
     }
@@ -132,7 +135,7 @@ fn serve_one(core: &Core, event: Event) {
         Outcome::Ready { woken: true } => {}
         Outcome::Ready { woken: false } => wake(core, address),
         Outcome::Failed(failure) => {
-            signal::report(&failure);
+            report(&failure);
             refuse(core, address);
         }
         Outcome::Foreign => {
@@ -155,7 +158,7 @@ fn refuse(core: &Core, address: usize) {
 
 fn wake(core: &Core, address: usize) {
     if let Err(errno) = core.uffd.wake(address) {
-        signal::die(format_args!(
+        die(format_args!(
             "waking a thread after its fault failed: {errno}"
         ));
     }

@@ -8,12 +8,9 @@
 //! Promises: bounded by [`policy::ahead_pages`], but for two; a page that cannot be had at once is left to the fault that will ask for it; only the thread's stack and memory that is served are looked at, an array
 //! as far as it is there, and no page comes in for that; where what came was not touched next, no more comes. Never: waits for room or for another thread.
 
-use crate::beside::{self, REGISTERS, Registers};
-use crate::fault::Touch;
-use crate::memory::Core;
+use crate::beside::{REGISTERS, Registers};
 use crate::policy;
-use crate::space::place;
-use crate::sys::{Lock, peek};
+use crate::sys::Lock;
 
 /// Instructions of which something is known, of each thread.
 const SITES: usize = 64;
@@ -36,7 +33,7 @@ const SCALE_MAX: i64 = 4096;
 const FIELD_MAX: i64 = 4096;
 /// How sure a rule is: one more for each fault further along the same array, half for one elsewhere (another array; or what lies around a register is only where the address was taken from),
 /// one less for [`UNEXPLAINED`] that no rule explains, a quarter where the thread went past what it would have touched next. From [`SURE`] on pages come.
-const SURE_MAX: u8 = 8;
+pub(crate) const SURE_MAX: u8 = 8;
 const SURE: u8 = 3;
 /// Two faults have told of it.
 const SURE_AT_FIRST: u8 = 2;
@@ -49,13 +46,13 @@ const LOOKS_ONE_IN: u32 = 16;
 const VAIN_MAX: u8 = 16;
 const LOOKS_ONE_IN_VAIN: u32 = 256;
 /// Bytes of an array that are looked at for what comes next: a page of it.
-const LOOK_BYTES: usize = crate::PAGE_BYTES;
+pub(crate) const LOOK_BYTES: usize = crate::PAGE_BYTES;
 /// Pages brought in by one call.
-const TOGETHER_MAX: usize = policy::AHEAD_PAGES_MAX as usize;
+pub(crate) const TOGETHER_MAX: usize = policy::AHEAD_PAGES_MAX as usize;
 
 /// What lies around an address.
 #[derive(Clone, Copy, Default)]
-struct Around {
+pub(crate) struct Around {
     register: u8,
     /// Where the register pointed to; 0: nothing is known.
     at: usize,
@@ -116,26 +113,26 @@ type Peek<'a> = dyn FnMut(usize, &mut [u8]) -> usize + 'a;
 
 /// What an instruction touches: at `base`, `scale` times what is around what a register points to.
 #[derive(Clone, Copy, Default)]
-struct Rule {
-    register: u8,
+pub(crate) struct Rule {
+    pub register: u8,
     /// Bytes of an element.
-    width: u8,
+    pub width: u8,
     /// 0: this is no rule.
-    sure: u8,
+    pub sure: u8,
     /// Pages that came with the last fault.
-    window: u8,
+    pub window: u8,
     /// The element that is to fault next then: the first that was left out of them. 0: there was none in what was looked at.
-    then: usize,
-    scale: i64,
-    base: usize,
+    pub then: usize,
+    pub scale: i64,
+    pub base: usize,
     /// The element of the last fault.
-    at: usize,
+    pub at: usize,
     /// Bytes from one element to the next, less than 0 where they go down.
-    step: isize,
+    pub step: isize,
 }
 
 impl Rule {
-    fn names(&self, element: i64) -> usize {
+    pub fn names(&self, element: i64) -> usize {
         self.base
             .wrapping_add(element.wrapping_mul(self.scale) as usize)
     }
@@ -193,17 +190,17 @@ fn gcd(a: usize, b: usize) -> usize {
 
 /// What is known of an instruction of a thread.
 #[derive(Clone, Copy)]
-struct Site {
-    key: usize,
+pub(crate) struct Site {
+    pub key: usize,
     /// How long it stays while others want its place.
-    stays: u8,
+    pub stays: u8,
     /// Looks that led to nothing, more than pages that came were wanted.
-    vain: u8,
-    faults: u32,
+    pub vain: u8,
+    pub faults: u32,
     /// Of the last fault that was looked at.
-    values: [usize; VALUES],
-    around: [Around; LOOKED_MAX],
-    rules: [Rule; RULES],
+    pub values: [usize; VALUES],
+    pub around: [Around; LOOKED_MAX],
+    pub rules: [Rule; RULES],
 }
 
 impl Default for Site {
@@ -222,7 +219,7 @@ impl Default for Site {
 
 impl Site {
     /// It faults. The number of the rule by which more is to come, if any.
-    fn faulted(
+    pub fn faulted(
         &mut self,
         address: usize,
         registers: &Registers,
@@ -389,7 +386,7 @@ impl Indices {
     }
 
     /// What is known of an instruction of this thread, for a look without the lock; none if its place is another's, or somebody is at it.
-    fn site(&self, instruction: usize) -> Option<Site> {
+    pub fn site(&self, instruction: usize) -> Option<Site> {
         let key = instruction
             ^ THREAD
                 .with(|thread| (&raw const *thread).addr())
@@ -409,7 +406,7 @@ impl Indices {
         Some(*site)
     }
 
-    fn keep(&self, site: Site) {
+    pub fn keep(&self, site: Site) {
         // If another thread's site has its place meanwhile, or somebody is at it, what was learnt is lost: it is a hint.
         if let Some(mut sites) = self.0.try_lock() {
             let here = &mut sites[place_of(site.key)];
@@ -432,25 +429,25 @@ fn place_of(key: usize) -> usize {
 
 /// Pages that are to come.
 #[derive(Default)]
-struct Pages {
-    all: [u64; TOGETHER_MAX],
-    len: usize,
+pub(crate) struct Pages {
+    pub all: [u64; TOGETHER_MAX],
+    pub len: usize,
     /// The first element that is left out; 0: none.
-    then: usize,
+    pub then: usize,
 }
 
 /// Part of an array from an element on, in the order in which it is gone along.
-struct Part {
-    bytes: [u8; LOOK_BYTES],
+pub(crate) struct Part {
+    pub bytes: [u8; LOOK_BYTES],
     /// Bytes that could be read, and where the first element is in them; the others are `step` bytes apart.
-    came: usize,
-    first: usize,
-    step: isize,
-    width: usize,
+    pub came: usize,
+    pub first: usize,
+    pub step: isize,
+    pub width: usize,
 }
 
 impl Part {
-    fn of(rule: &Rule, peek: &mut Peek<'_>) -> Part {
+    pub fn of(rule: &Rule, peek: &mut Peek<'_>) -> Part {
         let (width, step) = (usize::from(rule.width), rule.step);
         let next = rule.at.wrapping_add_signed(step);
         let mut bytes = [0; LOOK_BYTES];
@@ -480,7 +477,7 @@ impl Part {
         }
     }
 
-    fn element(&self, nth: usize) -> Option<i64> {
+    pub fn element(&self, nth: usize) -> Option<i64> {
         let by = self.step.checked_mul(isize::try_from(nth).ok()?)?;
         let at = self.first.checked_add_signed(by)?;
         let element = self.bytes[..self.came].get(at..at.checked_add(self.width)?)?;
@@ -488,85 +485,6 @@ impl Part {
             Some(element) => i64::from_ne_bytes(*element),
             None => i32::from_ne_bytes(*element.as_array::<4>()?).into(),
         })
-    }
-}
-
-impl Core {
-    /// Brings a page that faults in together with those that the thread will touch next, if it goes along an array that tells. Whether it is there.
-    pub fn bring_indexed(&self, address: usize, touch: Touch, registers: &Registers) -> bool {
-        let Some((indices, page)) = self.indices.as_ref().zip(self.space.page_at(address)) else {
-            return false;
-        };
-        if self.ahead.has_ended() {
-            return false;
-        }
-        let Some(mut site) = indices.site(registers.instruction) else {
-            return false;
-        };
-        let is_served = |address: usize| self.space.page_at(address).is_some();
-        // What others have mapped is not looked at: it might have to be brought in.
-        let mut look = |at: usize, into: &mut [u8]| match at == registers.stack || is_served(at) {
-            true => peek(at, into),
-            false => 0,
-        };
-        let found = site.faulted(address, registers, is_served, &mut look);
-        let Some(rule) = found.map(|nth| &mut site.rules[nth]) else {
-            indices.keep(site);
-            return false;
-        };
-        // Held until they have come: who is the last to use a block gives its page table back.
-        let Ok(pinned) = self.space.pin(place(page).0) else {
-            return false;
-        };
-        let most = policy::ahead_pages(self.pages_now()) as usize;
-        let window = (usize::from(rule.window) * 2).clamp(2, most.clamp(2, TOGETHER_MAX));
-        let part = Part::of(rule, &mut look);
-        let pages = self.named_by(rule, &part, page, window);
-        (rule.window, rule.then) = (pages.len as u8, pages.then);
-        // What is not sure to be written to would be written back for nothing.
-        let touch_ahead = match rule.sure == SURE_MAX {
-            true => touch,
-            false => Touch::Read,
-        };
-        indices.keep(site);
-        let mut is_there = false;
-        if pages.len > 0 {
-            // The next fault is not one that the last told of.
-            beside::forget();
-            let pages = pages.all[..pages.len].iter().copied();
-            is_there = self
-                .bring_together(pages, touch_ahead, Some(page), touch)
-                .asked;
-        }
-        self.unpin(pinned, 1);
-        is_there
-    }
-
-    /// Pages that the next elements name and that are not there, of the region of `page` and without it: at most `window`. The caller uses the block of `page`.
-    fn named_by(&self, rule: &Rule, part: &Part, page: u64, window: usize) -> Pages {
-        let mut pages = Pages::default();
-        let Some(region) = self.space.region(page) else {
-            return pages;
-        };
-        for nth in 0..LOOK_BYTES {
-            let Some(element) = part.element(nth) else {
-                break;
-            };
-            let Some(other) = self.space.page_at(rule.names(element)) else {
-                continue;
-            };
-            let is_new = other != page && !pages.all[..pages.len].contains(&other);
-            if is_new && region.contains(other) && self.is_absent(other) {
-                if pages.len == window {
-                    let by = rule.step.wrapping_mul(nth as isize + 1);
-                    pages.then = rule.at.wrapping_add_signed(by);
-                    break;
-                }
-                pages.all[pages.len] = other;
-                pages.len += 1;
-            }
-        }
-        pages
     }
 }
 

@@ -3,8 +3,8 @@
 //! Promises: while a thread is inside, its signal handlers wait, and a fault of its own in a region ends the program with a
 //! message: the runtime does not touch what it serves. Never: waits.
 
-use crate::memory::{Core, VmError};
-use crate::signal;
+use crate::error::VmError;
+use crate::parts::Core;
 use std::cell::Cell;
 use std::mem::MaybeUninit;
 
@@ -31,6 +31,27 @@ pub(crate) fn run<R>(work: impl FnOnce() -> R) -> R {
     work()
 }
 
+/// Signals that wait while a thread is inside: all but those that its own instructions raise.
+pub fn deferred() -> libc::sigset_t {
+    let mut set = MaybeUninit::uninit();
+    // SAFETY: fills the set, then takes signals out of it.
+    unsafe {
+        libc::sigfillset(set.as_mut_ptr());
+        for signal in [
+            libc::SIGBUS,
+            libc::SIGSEGV,
+            libc::SIGILL,
+            libc::SIGFPE,
+            libc::SIGTRAP,
+            libc::SIGABRT,
+            libc::SIGSYS,
+        ] {
+            libc::sigdelset(set.as_mut_ptr(), signal);
+        }
+        set.assume_init()
+    }
+}
+
 /// Held by a thread whose signal handlers wait meanwhile: it has what they might ask for.
 pub(crate) struct Quiet {
     before: libc::sigset_t,
@@ -43,7 +64,7 @@ impl Quiet {
         let mut before = MaybeUninit::uninit();
         // SAFETY: sets of the right type; blocking signals of our own thread has no other effect.
         let before = unsafe {
-            libc::pthread_sigmask(libc::SIG_BLOCK, &signal::deferred(), before.as_mut_ptr());
+            libc::pthread_sigmask(libc::SIG_BLOCK, &deferred(), before.as_mut_ptr());
             before.assume_init()
         };
         Quiet {
@@ -69,7 +90,7 @@ pub(crate) struct Inside {
 impl Inside {
     /// Error: this process is a fork of the one that the memory belongs to.
     pub fn enter(core: &Core) -> Result<Inside, VmError> {
-        signal::check_not_forked(core)?;
+        core.check_not_forked()?;
         let quiet = Quiet::new();
         DEPTH.set(DEPTH.get() + 1);
         Ok(Inside { _quiet: quiet })

@@ -7,7 +7,7 @@
 use crate::sys::{Lock, now_ms};
 
 /// Faults remembered at a time: more than there are handlers that can meet one at once.
-const FAULTS_MAX: usize = 2 * crate::memory::HANDLERS_MAX;
+const FAULTS_MAX: usize = 2 * crate::policy::HANDLERS_MAX;
 /// Whose thread has not come back by then is gone.
 const BACK_MS_MAX: u64 = 1000;
 

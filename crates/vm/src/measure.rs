@@ -8,7 +8,7 @@
 
 use crate::backing::{PAGE_BYTES, Page};
 use crate::block::{BLOCK_BYTES, BLOCK_PAGES};
-use crate::memory::VmError;
+use crate::error::VmError;
 use crate::sys::{Range, SystemError, Uffd, Unmapper, map_addresses};
 use rustix::mm::{Advice, madvise, munmap};
 use std::mem::MaybeUninit;
@@ -56,7 +56,7 @@ extern "C" fn put_page(_: i32, info: *mut libc::siginfo_t, _: *mut libc::c_void)
         .is_err()
     {
         FAILED.fetch_add(1, Ordering::Relaxed);
-        crate::signal::die(format_args!("a bare copy failed at {address:#x}"));
+        crate::say::die(format_args!("a bare copy failed at {address:#x}"));
     }
 }
 
@@ -93,7 +93,7 @@ impl Bed {
             let mut action: libc::sigaction = std::mem::zeroed();
             action.sa_sigaction = handler as usize;
             action.sa_flags = libc::SA_SIGINFO;
-            action.sa_mask = crate::signal::deferred();
+            action.sa_mask = crate::inside::deferred();
             libc::sigaction(libc::SIGBUS, &action, before.as_mut_ptr());
             before.assume_init()
         };

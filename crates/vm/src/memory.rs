@@ -5,48 +5,32 @@
 
 use crate::ahead::Ahead;
 use crate::aside::Aside;
-use crate::backing::{Backing, StoreError};
 use crate::bell::Bell;
 use crate::beside::Beside;
-use crate::evict::{Hand, Workspace};
+use crate::error::VmError;
 use crate::evictor::EVICTOR;
 use crate::follow::Follow;
 use crate::ghost::Ghost;
-use crate::grace::{Grace, WATCH};
+use crate::grace::Grace;
 use crate::handler::Handlers;
 use crate::indices::Indices;
 use crate::inside::Inside;
 use crate::late::Late;
-use crate::policy;
-use crate::region::Region;
+use crate::parts::{Core, Way};
+use crate::policy::{self, HANDLERS_MAX, PAGES_MIN};
+use crate::reaper::WATCH;
 use crate::scratch::Scratch;
 use crate::servant::Servant;
 use crate::space::Space;
 use crate::stats::{Counters, Stats};
-use crate::sys::{Going, Lock, PageTables, Rooms, SystemError, Uffd, Unmapper};
-use crate::{registry, signal};
+use crate::sys::{Going, Lock, PageTables, Rooms, Uffd, Unmapper};
+use crate::victims::Workspace;
+use crate::{forks, registry, signal};
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 
-/// The smallest page buffer: threads that need several pages for one instruction must all find them at the same time.
-pub const PAGES_MIN: usize = 64;
 /// Regions begin at multiples of this.
 pub const ADDRESSES_ALIGN_BYTES: usize = crate::space::SLOT_BYTES;
-/// Threads that can evict at the same time.
-pub(crate) const EVICTORS_MAX: usize = 4;
-/// The most handler threads.
-pub const HANDLERS_MAX: usize = 64;
-
-/// How faults are taken.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Way {
-    /// In the thread that faults, as a signal: quickest, but a system call that meets an absent page fails with EFAULT. For programs
-    /// that know this library.
-    InThread,
-    /// By so many handler threads: covers the kernel's own accesses as well, at the price of waking a thread.
-    Handlers(usize),
-}
-
 /// How a [`Memory`] is made.
 #[derive(Debug, Clone)]
 pub struct Options {
@@ -83,99 +67,6 @@ impl Default for Options {
             remembered: None,
         }
     }
-}
-
-/// Why memory cannot be had.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum VmError {
-    /// The system refused.
-    #[error(transparent)]
-    System(#[from] SystemError),
-    /// A number is out of bounds.
-    #[error("{what}: {asked} asked, {allowed} is allowed")]
-    Bounds {
-        /// What the number is.
-        what: &'static str,
-        /// The number.
-        asked: u64,
-        /// What it may be.
-        allowed: String,
-    },
-    /// No addresses are left.
-    #[error(
-        "a region of {asked_bytes} bytes: {reserved_bytes} bytes of addresses are reserved for all regions, and too few in a row \
-         are free; drop regions, or reserve more"
-    )]
-    NoAddresses {
-        /// Bytes asked for.
-        asked_bytes: u64,
-        /// Bytes reserved.
-        reserved_bytes: u64,
-    },
-    /// Changed pages could not be written back.
-    #[error("pages could not be written back, and stay in DRAM: {0}")]
-    Store(#[from] StoreError),
-    /// As many memories as a process may have.
-    #[error("a process has at most {max} memories that take faults; drop one, or use its regions")]
-    TooMany {
-        /// How many.
-        max: usize,
-    },
-    /// The process forked; its memory stayed with the parent.
-    #[error(
-        "this process is a fork: memory of the pool stayed with its parent; open a pool of its own after forking"
-    )]
-    Forked,
-}
-
-/// What all of a [`Memory`]'s parts share.
-pub(crate) struct Core {
-    pub space: Space,
-    pub uffd: Uffd,
-    pub unmapper: Unmapper,
-    pub tables: PageTables,
-    pub way: Way,
-    /// See [`Options::unmodified`].
-    pub unmodified: bool,
-    /// The process it belongs to.
-    pub generation: u32,
-    pub pages_max: AtomicUsize,
-    /// What pages and their tables together may come to.
-    pub bytes_max: AtomicUsize,
-    /// Called now and then by threads that evict: allocates nothing, and is quick.
-    pub balance: OnceLock<Box<dyn Fn() + Send + Sync>>,
-    /// Pages that are not absent, or about to be.
-    pub resident: AtomicUsize,
-    /// Of these, those that may be newer than their backing.
-    pub dirty: AtomicUsize,
-    pub scratch: Scratch,
-    pub ghost: Ghost,
-    pub ahead: Ahead,
-    pub beside: Beside,
-    /// What arrays name, where handler threads take faults.
-    pub follow: Option<Follow>,
-    /// What they name, where threads that do not know this library take their own.
-    pub indices: Option<Indices>,
-    pub grace: Grace,
-    pub aside: Aside,
-    pub late: Late,
-    pub workspaces: [Lock<Workspace>; EVICTORS_MAX],
-    /// Where eviction goes on.
-    pub hand: Lock<Hand>,
-    /// Held by who evicts before anybody needs room.
-    pub making_room: Lock<()>,
-    /// Rung where little room is left, if a thread evicts before it is needed.
-    pub little_room: Option<Bell>,
-    /// Where threads wait for pages to be evicted.
-    pub freed: Rooms,
-    pub waiting: AtomicUsize,
-    /// The last failure to write back, and when: milliseconds of the monotonic clock, 0 for never.
-    pub failed: Lock<Option<StoreError>>,
-    pub failed_ms: AtomicU64,
-    pub counters: Counters,
-    /// Slots in use, and the end of those that ever were.
-    pub taken: Mutex<Vec<bool>>,
-    pub blocks_end: AtomicUsize,
 }
 
 /// Memory larger than DRAM. Dropped after its regions (each holds it).
@@ -216,7 +107,7 @@ impl Memory {
             tables: PageTables::new(options.advised_tables, options.way == Way::InThread),
             way: options.way,
             unmodified: options.unmodified,
-            generation: signal::generation(),
+            generation: forks::generation(),
             pages_max: AtomicUsize::new(options.pages_max),
             bytes_max: AtomicUsize::new(policy::scattered_bytes(options.pages_max)),
             balance: OnceLock::new(),
@@ -276,19 +167,12 @@ impl Memory {
         })
     }
 
-    /// A region of `pages` pages that are made of what `backing` has; none is materialised.
-    pub fn region(&self, pages: u64, backing: Arc<dyn Backing>) -> Result<Region, VmError> {
-        Region::new(self, pages, backing, None)
-    }
-
-    /// The same at a place: so many multiples of [`ADDRESSES_ALIGN_BYTES`] behind the base. A memory has either regions at said places or others.
-    pub fn region_at(
-        &self,
-        slot: usize,
-        pages: u64,
-        backing: Arc<dyn Backing>,
-    ) -> Result<Region, VmError> {
-        Region::new(self, pages, backing, Some(slot))
+    /// From now on devices write to pages, which they have pinned: with io_uring and O_DIRECT they do. Said before the first does. A page is taken away only while nobody has
+    /// it pinned then, which costs a few microseconds for each. False: this kernel cannot do that, and nothing has changed (before Linux 6.8).
+    ///
+    /// What is not covered: pages whose addresses are made read-only while a device writes to them, and file systems that do not pin what they read into (NFS).
+    pub fn devices_write(&self) -> bool {
+        self.core.aside.begin()
     }
 
     /// Changes how many pages may be materialised. When it falls, the caller evicts what is too much before this returns.
@@ -409,7 +293,7 @@ fn check_pages(pages_max: usize) -> Result<(), VmError> {
 
 impl Drop for Life {
     fn drop(&mut self) {
-        if signal::check_not_forked(&self.core).is_err() {
+        if self.core.check_not_forked().is_err() {
             // Threads and addresses stayed with the parent: nothing of it is given back here.
             let threads = (self.handlers.take(), std::mem::take(&mut self.servants));
             std::mem::forget(threads);

@@ -34,8 +34,15 @@ pub(crate) fn ahead_absent_pages(pages_max: usize) -> u64 {
     (pages_max as u64 / 16).min(AHEAD_ABSENT_MAX)
 }
 
+/// The smallest page buffer: threads that need several pages for one instruction must all find them at the same time.
+pub const PAGES_MIN: usize = 64;
+/// Threads that can evict at the same time.
+pub(crate) const EVICTORS_MAX: usize = 4;
+/// The most handler threads.
+pub const HANDLERS_MAX: usize = 64;
+
 /// DRAM of a block with a resident page beside the pages: a page table and a record.
-pub(crate) const TABLE_BYTES: usize = crate::PAGE_BYTES + crate::space::RECORD_BYTES;
+pub(crate) const TABLE_BYTES: usize = crate::PAGE_BYTES + crate::block::RECORD_BYTES;
 
 /// DRAM of so many pages if each lies in a block of its own.
 pub(crate) fn scattered_bytes(pages: usize) -> usize {
@@ -44,7 +51,7 @@ pub(crate) fn scattered_bytes(pages: usize) -> usize {
 
 /// Pages that `bytes` are enough for, with `table_bytes` of tables.
 pub(crate) fn pages_of_bytes(bytes: usize, table_bytes: usize) -> usize {
-    (bytes.saturating_sub(table_bytes) / crate::PAGE_BYTES).max(crate::memory::PAGES_MIN)
+    (bytes.saturating_sub(table_bytes) / crate::PAGE_BYTES).max(PAGES_MIN)
 }
 
 /// DRAM kept beside a buffer that begins with `pages_max` for page tables that the kernel has not freed yet: what 60,000 faults a second leave
@@ -215,7 +222,7 @@ const BUFFER_SHARE: u64 = 16;
 /// How many scattered pages a buffer begins with under a cap.
 pub(crate) fn pages_of_cap(cap_bytes: u64) -> usize {
     let pages = cap_bytes as usize / BUFFER_SHARE as usize / scattered_bytes(1);
-    pages.max(crate::memory::PAGES_MIN)
+    pages.max(PAGES_MIN)
 }
 
 /// The most of a cap that a page buffer may come to.
@@ -225,7 +232,7 @@ const BUFFER_OF_CAP_MAX: (u64, u64) = (1, 2);
 pub(crate) fn pages_max_of_cap(cap_bytes: u64) -> usize {
     let (part, of) = BUFFER_OF_CAP_MAX;
     let pages = cap_bytes / of * part / scattered_bytes(1) as u64;
-    (pages as usize).max(crate::memory::PAGES_MIN)
+    (pages as usize).max(PAGES_MIN)
 }
 
 /// What is left for reading at most where no more pages may be dirty: 2 MiB.

@@ -6,84 +6,21 @@
 
 use crate::backing::{Backing, PAGE_BYTES};
 use crate::block::BLOCK_PAGES;
+use crate::error::VmError;
+use crate::extent::{RegionCore, Sampler};
 use crate::inside::Inside;
-use crate::memory::{Core, Memory, VmError, Way};
+use crate::memory::Memory;
 use crate::page::{Phase, Then};
-use crate::policy;
-use crate::signal;
+use crate::parts::{Core, Way};
+use crate::say::die;
 use crate::space::{page_number, place, slot_page, slots_of};
 use crate::sys::Range;
 use std::ops;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 
 /// The most pages of a region: 32 TiB.
 pub const REGION_PAGES_MAX: u64 = 1 << 33;
-
-/// What a fault needs of a region.
-pub(crate) struct RegionCore {
-    pub first_page: u64,
-    pages: u64,
-    pub backing: Arc<dyn Backing>,
-    pub sampler: Sampler,
-}
-
-impl RegionCore {
-    pub fn contains(&self, page: u64) -> bool {
-        page.wrapping_sub(self.first_page) < self.pages
-    }
-
-    /// How many of the first of these pages the backing does not have.
-    pub fn absent(&self, pages: impl Iterator<Item = u64>) -> u64 {
-        let mut pages = pages.take_while(|page| self.contains(*page)).peekable();
-        let mut absent = 0;
-        while pages.peek().is_some() {
-            let (mut numbers, mut count) = ([0; 64], 0);
-            for (number, page) in numbers.iter_mut().zip(pages.by_ref()) {
-                *number = page - self.first_page;
-                count += 1;
-            }
-            let run = self.backing.absent(&numbers[..count]).trailing_ones() as usize;
-            absent += run.min(count) as u64;
-            if run < count {
-                break;
-            }
-        }
-        absent
-    }
-}
-
-/// Watches whether pages that are read are written to later.
-#[derive(Default)]
-pub(crate) struct Sampler {
-    reads: AtomicU32,
-    filled: AtomicU32,
-    opened: AtomicU32,
-    expects_writes: AtomicBool,
-}
-
-impl Sampler {
-    /// Asked for each page filled by reading: whether it is made writable at once.
-    pub fn writable_at_once(&self) -> bool {
-        let expects = self.expects_writes.load(Ordering::Relaxed);
-        let nth = self.reads.fetch_add(1, Ordering::Relaxed);
-        if expects && !nth.is_multiple_of(policy::SAMPLE_EVERY) {
-            return true;
-        }
-        if self.filled.fetch_add(1, Ordering::Relaxed) + 1 == policy::SAMPLE_FILLS {
-            let opened = self.opened.swap(0, Ordering::Relaxed);
-            let expects = policy::expects_writes(opened, policy::SAMPLE_FILLS);
-            self.expects_writes.store(expects, Ordering::Relaxed);
-            self.filled.store(0, Ordering::Relaxed);
-        }
-        false
-    }
-
-    /// A page that was not writable was written to.
-    pub fn opened(&self) {
-        self.opened.fetch_add(1, Ordering::Relaxed);
-    }
-}
 
 /// Memory made of a backing's pages. See the head of the file.
 pub struct Region {
@@ -97,6 +34,23 @@ pub struct Region {
 unsafe impl Send for Region {}
 // SAFETY: as above.
 unsafe impl Sync for Region {}
+
+impl Memory {
+    /// A region of `pages` pages that are made of what `backing` has; none is materialised.
+    pub fn region(&self, pages: u64, backing: Arc<dyn Backing>) -> Result<Region, VmError> {
+        Region::new(self, pages, backing, None)
+    }
+
+    /// The same at a place: so many multiples of [`ADDRESSES_ALIGN_BYTES`] behind the base. A memory has either regions at said places or others.
+    pub fn region_at(
+        &self,
+        slot: usize,
+        pages: u64,
+        backing: Arc<dyn Backing>,
+    ) -> Result<Region, VmError> {
+        Region::new(self, pages, backing, Some(slot))
+    }
+}
 
 impl Region {
     /// A region that begins at slot `slot`; None: wherever so many are free.
@@ -114,7 +68,7 @@ impl Region {
             });
         }
         let core = &memory.core;
-        signal::check_not_forked(core)?;
+        core.check_not_forked()?;
         let slots = slots_of(pages);
         let first_slot = take_slots(core, slots, slot).ok_or_else(|| VmError::NoAddresses {
             asked_bytes: pages * PAGE_BYTES as u64,
@@ -375,7 +329,7 @@ impl Core {
         }
         let start = self.space.address_of(page);
         if let Err(errno) = self.uffd.poison(start) {
-            signal::die(format_args!(
+            die(format_args!(
                 "poisoning the page at {start:#x} failed: {errno}"
             ));
         }

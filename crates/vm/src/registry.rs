@@ -2,8 +2,9 @@
 //!
 //! Promises: a memory that was found stays until the finder is done. Never: allocates or takes a lock.
 
-use crate::memory::{Core, VmError};
-use crate::signal;
+use crate::error::VmError;
+use crate::forks;
+use crate::parts::Core;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
 
@@ -64,7 +65,7 @@ pub(crate) fn find<R>(address: usize, with: impl FnOnce(&Core) -> R) -> Option<R
         // SAFETY: `remove` clears the pointer and then waits for users, and this thread became one before it read the pointer; the
         // memory's owner calls `remove` before it lets go.
         let core = unsafe { core.as_ref() };
-        let ours = |core: &&Core| core.generation == signal::generation();
+        let ours = |core: &&Core| core.generation == forks::generation();
         if let Some(core) = core.filter(|core| ours(core) && core.space.page_at(address).is_some())
         {
             let result = with(core);

@@ -3,8 +3,8 @@
 //! Promises: takes none of the program's signals; stopped and joined when dropped. Never: keeps the runtime's memory from being dropped.
 
 use crate::bell::Bell;
-use crate::memory::Core;
-use crate::signal;
+use crate::inside::deferred;
+use crate::parts::Core;
 use crate::sys::SystemError;
 use rustix::io::Errno;
 use std::sync::Arc;
@@ -59,7 +59,7 @@ impl Servant {
 
 fn serve(core: &Core, work: &Work, stop: &AtomicBool) {
     // SAFETY: blocks signals of this thread only.
-    unsafe { libc::pthread_sigmask(libc::SIG_BLOCK, &signal::deferred(), std::ptr::null_mut()) };
+    unsafe { libc::pthread_sigmask(libc::SIG_BLOCK, &deferred(), std::ptr::null_mut()) };
     if let Some(bell) = (work.bell)(core) {
         (work.run)(core, bell, stop);
     }

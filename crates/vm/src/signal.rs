@@ -9,28 +9,25 @@
 //! back needs more. So a stack must not lie in a region.
 
 use crate::beside::{self, REGISTERS, Registers};
-use crate::fault::{Failure, Outcome, Touch};
-use crate::inside;
-use crate::memory::{Core, VmError, Way};
+use crate::error::VmError;
+use crate::fault::{Outcome, report};
+use crate::forks;
+use crate::inside::{self, deferred};
+use crate::parts::{Core, Way};
 use crate::registry;
+use crate::say::die;
 use crate::space::place;
 use crate::stats::Counters;
 use crate::sys::{Going, SystemError};
-use std::fmt::{self, Write};
+use crate::touch::Touch;
 use std::mem::MaybeUninit;
 use std::sync::Once;
-use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Instant;
 
-/// The longest message, in bytes; what is longer is cut.
-const MESSAGE_BYTES_MAX: usize = 512;
 /// Times one thread may find a page there and fault on it again at once, before that is called an error.
 const IN_VAIN_MAX: u32 = 1_000_000;
 
-/// How many forks lie between this process and the one that installed the handler.
-static FORKS: AtomicU32 = AtomicU32::new(0);
 static INSTALL: Once = Once::new();
-static WATCH: Once = Once::new();
 static INSTALL_FOR_REMAPPING: Once = Once::new();
 /// What was there before, for SIGBUS and for SIGSEGV.
 static mut PREVIOUS: MaybeUninit<libc::sigaction> = MaybeUninit::uninit();
@@ -41,58 +38,9 @@ thread_local! {
     static IN_VAIN: std::cell::Cell<(usize, u32)> = const { std::cell::Cell::new((0, 0)) };
 }
 
-/// Signals that wait while a thread is inside: all but those that its own instructions raise.
-pub fn deferred() -> libc::sigset_t {
-    let mut set = MaybeUninit::uninit();
-    // SAFETY: fills the set, then takes signals out of it.
-    unsafe {
-        libc::sigfillset(set.as_mut_ptr());
-        for signal in [
-            libc::SIGBUS,
-            libc::SIGSEGV,
-            libc::SIGILL,
-            libc::SIGFPE,
-            libc::SIGTRAP,
-            libc::SIGABRT,
-            libc::SIGSYS,
-        ] {
-            libc::sigdelset(set.as_mut_ptr(), signal);
-        }
-        set.assume_init()
-    }
-}
-
-/// Which process this is: a number that a fork has not in common with its parent.
-pub(crate) fn generation() -> u32 {
-    FORKS.load(Ordering::Relaxed)
-}
-
-/// Refuses in a fork of the process that the memory belongs to.
-pub(crate) fn check_not_forked(core: &Core) -> Result<(), VmError> {
-    match core.generation == generation() {
-        true => Ok(()),
-        false => Err(VmError::Forked),
-    }
-}
-
-extern "C" fn after_fork_in_child() {
-    FORKS.fetch_add(1, Ordering::Relaxed);
-}
-
-/// From now on a fork is noticed; memories see to that themselves. For who makes memories in the child of a fork, in a handler of pthread_atfork: this goes
-/// before that handler is registered. Answers an error number, or 0.
-pub fn watch_forks() -> i32 {
-    let mut said = 0;
-    WATCH.call_once(|| {
-        // SAFETY: a plain function of the right type that only stores to an atomic.
-        said = unsafe { libc::pthread_atfork(None, None, Some(after_fork_in_child)) };
-    });
-    said
-}
-
 /// Installs the handler, once in a process; it stays.
 pub(crate) fn install() -> Result<(), VmError> {
-    let mut said = watch_forks();
+    let mut said = forks::watch_forks();
     INSTALL.call_once(|| {
         let handler: extern "C" fn(i32, *mut libc::siginfo_t, *mut libc::c_void) = on_sigbus;
         // SAFETY: the structure is made of integers; all zeros is a value of it.
@@ -347,43 +295,4 @@ fn forward(
             handler(signal);
         }
     }
-}
-
-/// Says which page cannot be had, and why.
-pub(crate) fn report(failure: &Failure) {
-    let Failure {
-        address,
-        region,
-        page,
-        cause,
-    } = failure;
-    say(format_args!(
-        "SIGBUS: page {page} of the region at {region:#x} (address {address:#x}) cannot be had: {cause}"
-    ));
-}
-
-/// A line on stderr, without the heap and without a lock.
-fn say(what: fmt::Arguments<'_>) {
-    struct Line([u8; MESSAGE_BYTES_MAX], usize);
-    impl Write for Line {
-        fn write_str(&mut self, text: &str) -> fmt::Result {
-            let room = MESSAGE_BYTES_MAX - 1 - self.1;
-            let text = &text.as_bytes()[..text.len().min(room)];
-            self.0[self.1..][..text.len()].copy_from_slice(text);
-            self.1 += text.len();
-            Ok(())
-        }
-    }
-    let mut line = Line([0; MESSAGE_BYTES_MAX], 0);
-    // Cutting it is all that can happen.
-    let _ = write!(line, "terrace: {what}");
-    line.0[line.1] = b'\n';
-    // SAFETY: the bytes of the line; a stderr that is closed refuses them.
-    unsafe { libc::write(libc::STDERR_FILENO, line.0.as_ptr().cast(), line.1 + 1) };
-}
-
-/// Ends the program: what must not happen happened, and going on would lose data.
-pub(crate) fn die(what: fmt::Arguments<'_>) -> ! {
-    say(what);
-    std::process::abort()
 }

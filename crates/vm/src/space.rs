@@ -6,9 +6,9 @@
 //! anything, or reads or writes the addresses themselves.
 
 use crate::backing::PAGE_BYTES;
-use crate::block::{BLOCK_BYTES, BLOCK_PAGES, BlockWord, Pin, Unpin};
+use crate::block::{BLOCK_BYTES, BLOCK_PAGES, BlockWord, Pin, RECORD_BYTES, Unpin};
+use crate::extent::RegionCore;
 use crate::page::PageState;
-use crate::region::RegionCore;
 use crate::sys::{Lock, Rooms, SystemError, Table, ZeroIsValid, map_addresses};
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous, munmap};
 use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering};
@@ -23,8 +23,6 @@ const RESERVE_BYTES_MAX: usize = 1 << 46;
 const RECORDS_MAX: usize = 1 << 22;
 /// Blocks whose memory is asked for at once.
 const ASKED_TOGETHER: usize = 16;
-/// DRAM of a record.
-pub(crate) const RECORD_BYTES: usize = size_of::<Record>();
 
 /// The words of a block's pages.
 #[repr(C, align(64))]
@@ -34,6 +32,8 @@ pub(crate) struct Record {
     maybe: [AtomicU64; BLOCK_PAGES / 64],
     next_free: AtomicU32,
 }
+
+const _: () = assert!(size_of::<Record>() == RECORD_BYTES);
 
 // SAFETY: integers and atomic integers; a page word of zero is an absent page.
 unsafe impl ZeroIsValid for Record {}

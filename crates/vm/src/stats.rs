@@ -2,9 +2,6 @@
 //!
 //! Promises: a figure is counted where it happens. Never: an estimate.
 
-use crate::backing::PAGE_BYTES;
-use crate::memory::Core;
-use crate::space::RECORD_BYTES;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Counts since the memory was made.
@@ -82,37 +79,5 @@ pub struct Stats {
 impl Counters {
     pub fn add(counter: &AtomicU64, n: u64) {
         counter.fetch_add(n, Ordering::Relaxed);
-    }
-}
-
-impl Core {
-    pub fn stats(&self) -> Stats {
-        let c = &self.counters;
-        let get = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
-        let records = u64::from(self.space.records_used()) * RECORD_BYTES as u64;
-        Stats {
-            resident_pages: self.resident.load(Ordering::Relaxed) as u64,
-            dirty_pages: self.dirty.load(Ordering::Relaxed) as u64,
-            table_bytes: (self.space.live() * PAGE_BYTES + self.grace.bytes()) as u64 + records,
-            buffer_max_bytes: self.bytes_max.load(Ordering::Relaxed) as u64,
-            fetched: get(&c.fetched),
-            absent: get(&c.absent),
-            opened: get(&c.opened),
-            near: get(&c.near),
-            near_read: get(&c.near_read),
-            evicted: get(&c.evicted),
-            stored: get(&c.stored),
-            evictions: get(&c.evictions),
-            protects: get(&c.protects),
-            tables_released: get(&c.tables_released),
-            waits: get(&c.waits),
-            failed_faults: get(&c.failed_faults),
-            failed_stores: get(&c.failed_stores),
-            fault_ns: get(&c.fault_ns),
-            ahead: get(&c.ahead),
-            evict_ns: get(&c.evict_ns),
-            read_ns: get(&c.read_ns),
-            pinned: get(&c.pinned),
-        }
     }
 }

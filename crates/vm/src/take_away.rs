@@ -4,10 +4,12 @@
 
 use crate::backing::{PAGE_BYTES, StoreError};
 use crate::block::BLOCK_PAGES;
+use crate::error::VmError;
+use crate::extent::RegionCore;
 use crate::inside::Inside;
-use crate::memory::{Core, VmError};
 use crate::page::{Phase, Then};
-use crate::region::{Region, RegionCore};
+use crate::parts::Core;
+use crate::region::Region;
 use crate::space::{Pinned, page_number, place};
 use crate::stats::Counters;
 use crate::sys::Range;

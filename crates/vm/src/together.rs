@@ -4,13 +4,14 @@
 //! Promises: a page that cannot be had at once is left to the fault that will ask for it, and so are those behind it. Never: waits for room, or for another thread.
 
 use crate::backing::{FetchError, Fetched, PAGE_BYTES, Page};
-use crate::fault::{Begun, Cause, Fault, Step, Touch};
-use crate::memory::Core;
+use crate::extent::RegionCore;
+use crate::fault::{Begun, Cause, Fault, Step};
 use crate::page::Phase;
+use crate::parts::Core;
 use crate::policy::AHEAD_PAGES_MAX;
-use crate::region::RegionCore;
 use crate::space::{Pinned, place};
 use crate::stats::Counters;
+use crate::touch::Touch;
 use std::time::Instant;
 
 /// Pages of one call: those that come ahead, and the one that faulted.

@@ -6,7 +6,7 @@
 //! Promises: as many pages as asked for are there at most, and 64 for each handler. Never: used by the product.
 
 use crate::backing::PAGE_BYTES;
-use crate::memory::VmError;
+use crate::error::VmError;
 use crate::sys::{Range, SystemError, Uffd, Unmapper, map_addresses};
 use rustix::event::epoll;
 use rustix::mm::{Advice, madvise, munmap};
@@ -132,7 +132,7 @@ impl Shared {
             let _ = epoll::wait(bell, &mut events, Some(&look));
             while let Ok(Some(event)) = self.uffd.next() {
                 if let Err(error) = self.put(event.address & !(PAGE_BYTES - 1), &mut page) {
-                    crate::signal::die(format_args!("a bare fault failed: {error}"));
+                    crate::say::die(format_args!("a bare fault failed: {error}"));
                 }
             }
         }

@@ -14,11 +14,11 @@
 
 use crate::backing::{PAGE_BYTES, Page};
 use crate::block::{BLOCK_BYTES, BLOCK_PAGES};
+use crate::error::VmError;
 use crate::floor::log::Log;
 use crate::measure::Bed;
-use crate::memory::VmError;
 use crate::policy;
-use crate::signal::die;
+use crate::say::die;
 use crate::sys::Range;
 use std::ffi::c_void;
 use std::fs::File;

@@ -6,7 +6,7 @@
 use super::ground::Ground;
 use super::{Class, PageHeap, Space};
 use crate::PAGE_BYTES;
-use crate::memory::VmError;
+use crate::error::VmError;
 use crate::region::Region;
 use crate::sys::{Held, Lock};
 use std::sync::atomic::{AtomicU64, Ordering};

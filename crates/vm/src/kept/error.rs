@@ -1,6 +1,6 @@
 //! Why named regions refuse. Never: an error without its numbers.
 
-use crate::memory::VmError;
+use crate::error::VmError;
 use crate::opp::HeapError;
 use crate::store::ObjectError;
 use terrace_pool::PoolError;

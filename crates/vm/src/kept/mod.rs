@@ -17,8 +17,10 @@ pub use error::{NAME_MAX_BYTES, RegionError};
 pub use region::{NamedRegion, SYNC_RANGES_MAX};
 
 use crate::PAGE_BYTES;
-use crate::memory::{ADDRESSES_ALIGN_BYTES, Memory, Options, VmError, Way};
+use crate::error::VmError;
+use crate::memory::{ADDRESSES_ALIGN_BYTES, Memory, Options};
 use crate::opp::Heap;
+use crate::parts::Way;
 use crate::policy;
 use crate::store::{NAMED_MAX, NAMED_PAGES_MAX, Named, Store, StoreOptions};
 use crate::sys::SystemError;

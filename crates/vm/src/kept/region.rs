@@ -10,7 +10,6 @@ use crate::PAGE_BYTES;
 use crate::inside::Inside;
 use crate::policy;
 use crate::region::Region;
-use crate::signal;
 use crate::store::Named;
 use std::ops::Range;
 use std::sync::Arc;
@@ -184,7 +183,7 @@ impl NamedRegion {
 
 impl Drop for NamedRegion {
     fn drop(&mut self) {
-        if signal::check_not_forked(self.region().memory_core()).is_err() {
+        if self.region().memory_core().check_not_forked().is_err() {
             // All of it is the parent's.
             std::mem::forget((self.region.take(), self.named.take()));
             return;

@@ -4,7 +4,9 @@
 //! Promises: what was promised is there, or refused. Never: makes arrays, pools or allocations; they are above it.
 
 use crate::balance::Balance;
-use crate::memory::{Memory, Options, VmError, Way};
+use crate::error::VmError;
+use crate::memory::{Memory, Options};
+use crate::parts::Way;
 use crate::policy;
 use crate::store::{ObjectError, Store, TABLES_MAX};
 use std::sync::Arc;

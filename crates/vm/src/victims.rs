@@ -1,0 +1,74 @@
+//! Pages that leave together: where eviction goes on, and what one batch of it works on, made beforehand.
+
+use crate::aside::Stage;
+use crate::policy::BATCH_PAGES_MAX;
+use crate::space::Pinned;
+use crate::sys::Range;
+
+/// Where eviction goes on.
+#[derive(Default)]
+pub(crate) struct Hand {
+    pub page: u64,
+    pub round: u64,
+}
+
+/// A page that is to leave.
+#[derive(Clone, Copy)]
+pub(crate) struct Victim {
+    pub page: u64,
+    pub dirty: bool,
+    pub unsure: bool,
+    /// Could not be stored, or is pinned.
+    pub stays: bool,
+    /// Lies on the stage, at the victim's place among the victims.
+    pub aside: bool,
+    /// Index in the groups.
+    pub group: u16,
+}
+
+/// The victims of one block.
+#[derive(Clone, Copy)]
+pub(crate) struct Group {
+    pub pinned: Pinned,
+    pub victims: u32,
+    pub staying: u32,
+    /// The whole block goes.
+    pub released: bool,
+    /// How many live blocks the hand had passed.
+    pub passed: u64,
+}
+
+/// What a thread needs to evict, made beforehand.
+pub(crate) struct Workspace {
+    pub victims: Vec<Victim>,
+    pub groups: Vec<Group>,
+    pub ranges: Vec<Range>,
+    pub stage: Stage,
+    pub pinned: usize,
+}
+
+impl Workspace {
+    pub fn new(stage: Stage) -> Workspace {
+        Workspace {
+            victims: Vec::with_capacity(BATCH_PAGES_MAX),
+            groups: Vec::with_capacity(BATCH_PAGES_MAX),
+            // One more for the stage.
+            ranges: Vec::with_capacity(BATCH_PAGES_MAX + 1),
+            stage,
+            pinned: 0,
+        }
+    }
+
+    pub fn clear(&mut self) {
+        self.victims.clear();
+        self.groups.clear();
+        self.ranges.clear();
+        self.pinned = 0;
+    }
+}
+
+impl Victim {
+    pub fn is_to_be_stored(&self) -> bool {
+        self.dirty && !self.stays
+    }
+}
