@@ -60,6 +60,8 @@ extern "C" fn start() {
 fn prepare() {
     let _inside = tls::enter();
     becomes::prepare();
+    // Also what is not served has these functions in front of the C library's.
+    next::prepare();
     if !settings::are_there() {
         return;
     }
@@ -70,7 +72,6 @@ fn prepare() {
     match settings::Settings::read() {
         Ok(Some(settings)) => {
             becomes::is_served();
-            next::prepare();
             descriptors::prepare();
             // A program that gives its rights up later still has this one.
             terrace_vm::hold_device();

@@ -3,7 +3,7 @@
 //! Promises: found once each, without asking any malloc but our own; where the program has no other malloc than ours, the C library's own names for
 //! its are used. Never: calls one itself.
 
-use crate::{raw, tls};
+use crate::{loaded, raw, tls};
 use libc::{c_char, c_int, c_uint, c_void, iovec, off_t, size_t, ssize_t};
 use std::ffi::CStr;
 use std::sync::atomic::{AtomicPtr, Ordering};
@@ -90,6 +90,15 @@ pub fn libcs_malloc() -> usize {
 /// Whether the program's malloc is that function.
 pub fn malloc_is(address: usize) -> bool {
     places::malloc.get() as usize == address
+}
+
+/// Whether one library has all that is done to a mutex here: else one that counts them, say, would miss what goes past it.
+pub fn mutexes_are_of_one() -> bool {
+    let of = |place: &Next| loaded::part_with(place.get() as usize);
+    let lock = of(&places::pthread_mutex_lock);
+    lock.is_some()
+        && lock == of(&places::pthread_mutex_trylock)
+        && lock == of(&places::pthread_mutex_unlock)
 }
 
 macro_rules! functions {
@@ -241,11 +250,11 @@ functions! {
     /// As the C library's.
     __cxa_thread_atexit_impl(call: unsafe extern "C" fn(*mut c_void), with: *mut c_void, library: *mut c_void) -> c_int = None;
     /// As pthread_mutex_lock(3).
-    pthread_mutex_lock(mutex: *mut libc::pthread_mutex_t) -> c_int = Some(c"__pthread_mutex_lock");
+    pthread_mutex_lock(mutex: *mut libc::pthread_mutex_t) -> c_int = None;
     /// As pthread_mutex_trylock(3).
-    pthread_mutex_trylock(mutex: *mut libc::pthread_mutex_t) -> c_int = Some(c"__pthread_mutex_trylock");
+    pthread_mutex_trylock(mutex: *mut libc::pthread_mutex_t) -> c_int = None;
     /// As pthread_mutex_unlock(3).
-    pthread_mutex_unlock(mutex: *mut libc::pthread_mutex_t) -> c_int = Some(c"__pthread_mutex_unlock");
+    pthread_mutex_unlock(mutex: *mut libc::pthread_mutex_t) -> c_int = None;
     /// As pthread_cancel(3).
     pthread_cancel(thread: libc::pthread_t) -> c_int = None;
     /// As posix_spawn(3).

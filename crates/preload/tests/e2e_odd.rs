@@ -207,6 +207,19 @@ fn e2e_a_library_that_comes_late() {
     is_ok(&["opens", library.to_str().expect("a name")]);
 }
 
+/// A child that is another program has the library in front of its functions, too, and none of its memory is served: what those need is looked up before it begins.
+#[test]
+fn e2e_a_child_opens_a_library_that_waits_for_a_thread() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let other = tempfile::tempdir().expect("a directory");
+    let library = compiled(dir.path(), "plugin.c", &["-shared", "-fPIC"]);
+    let program = compiled(other.path(), "plugin.c", &["-DPROGRAM"]);
+    let mut command = command(CAP_MIB, &["--ssd", "1G"], None);
+    command.args(["/bin/sh", "-c", "\"$0\" \"$1\" && \"$0\" \"$1\""]);
+    let (well, said) = output(command.arg(&program).arg(&library));
+    assert!(well && said.matches("OK\n").count() == 2, "{said}");
+}
+
 #[test]
 fn e2e_a_core_is_written_and_the_end_is_abort() {
     let dir = tempfile::tempdir().expect("a directory");
