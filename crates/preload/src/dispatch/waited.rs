@@ -54,11 +54,16 @@ pub fn take<M: Mutex>(mutex: &M) -> Result<(), M::Error> {
     }
 }
 
-/// Gives a mutex back that is waited for, and wakes one of those who wait.
+/// Gives a mutex back that may be waited for, and wakes one of those who wait.
 pub fn give<M: Mutex>(mutex: &M) -> Result<(), M::Error> {
-    // Who sleeps does so until it is woken below. Who comes from here on says so again, and the C library wakes it.
-    mutex.word().store(TAKEN, Ordering::Relaxed);
+    let relaxed = Ordering::Relaxed;
+    // Who sleeps does so until it is woken below. Who comes between says so again, and the C library wakes it. (With a plain store loom loses a wake.)
+    let was = mutex
+        .word()
+        .compare_exchange(WAITED_FOR, TAKEN, relaxed, relaxed);
     mutex.give()?;
-    mutex.wake();
+    if was.is_ok() {
+        mutex.wake();
+    }
     Ok(())
 }
