@@ -30,6 +30,8 @@ pub fn begin(_: bool) {
     ));
 }
 
+pub fn serve(_: &terrace_vm::Memory) {}
+
 pub fn take_sigbus() -> c_long {
     0
 }

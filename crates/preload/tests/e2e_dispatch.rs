@@ -32,6 +32,29 @@ fn e2e_the_same_while_threads_take_faults() {
     is_ok("thread", "asked.c", &[], &[]);
 }
 
+/// What `in_place.c` says with these arguments, and how many pages left.
+fn in_place(faults: &str, args: &[&str]) -> u64 {
+    let dir = tempfile::tempdir().expect("a directory");
+    let program = compiled(dir.path(), "in_place.c", &[]);
+    let group = group(CAP_MIB);
+    let more = ["--ssd", "1G", "--faults", faults];
+    let mut command = command(CAP_MIB, &more, group.as_ref());
+    let (well, said) = output(command.arg(program).args(args));
+    assert!(well && said.contains("OK\n"), "{faults} {args:?}: {said}");
+    judge("in_place.c", group.as_ref());
+    reported(&said, "pages_evicted")
+}
+
+#[test]
+fn e2e_sockets_have_memory_where_it_lies_until_pages_leave() {
+    assert_eq!(in_place("dispatch", &["rules", "in-place"]), 0);
+    assert!(in_place("dispatch", &["rules", "copied"]) > 10_000);
+    assert!(in_place("thread", &["rules", "copied"]) > 10_000);
+    for _ in 0..3 {
+        assert!(in_place("dispatch", &["leaves"]) > 10_000);
+    }
+}
+
 fn rings(faults: &str) -> String {
     let dir = tempfile::tempdir().expect("a directory");
     let program = compiled(dir.path(), "asked.c", &[]);

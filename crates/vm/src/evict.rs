@@ -126,6 +126,7 @@ impl Core {
 
     fn evict_batch(&self, work: &mut Workspace, want: usize) -> Evicted {
         work.clear();
+        self.calm.end();
         self.take(work, want, self.takes_dirty());
         if !self.aside.is_on() {
             self.protect(work);

@@ -12,6 +12,7 @@ mod bell;
 mod beside;
 mod block;
 mod bring;
+mod calm;
 mod error;
 mod evict;
 mod evictor;

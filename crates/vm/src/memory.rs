@@ -7,6 +7,7 @@ use crate::ahead::Ahead;
 use crate::aside::Aside;
 use crate::bell::Bell;
 use crate::beside::Beside;
+use crate::calm::Calm;
 use crate::error::VmError;
 use crate::evictor::EVICTOR;
 use crate::follow::Follow;
@@ -130,6 +131,7 @@ impl Memory {
             ))?,
             workspaces: std::array::from_fn(|nth| Lock::new(Workspace::new(aside.stage(nth)))),
             aside,
+            calm: Calm::new(),
             late: Late::new(),
             hand: Lock::default(),
             making_room: Lock::new(()),
@@ -242,6 +244,18 @@ impl Memory {
     pub(crate) fn on_eviction(&self, balance: Box<dyn Fn() + Send + Sync>) {
         // A second heap over one memory: the first one's balance goes on.
         let _first = self.core.balance.set(balance);
+    }
+
+    /// Whether every page that came is still there, and writable if it was: so a system call may be given those as they lie, by who said how that is waited for ([`while_calm`](Memory::while_calm)).
+    #[inline]
+    pub fn is_calm(&self) -> bool {
+        self.core.calm.is_here()
+    }
+
+    /// Who builds on [`is_calm`](Memory::is_calm) says first that it does (a call begins), has a fence, and asks then. `others` is called when calm ends, before the first page leaves: it has a fence, and returns when no call is under way that began before; it must not wait without a
+    /// bound, nor touch a region. Only the first counts.
+    pub fn while_calm(&self, others: Box<dyn Fn() + Send + Sync>) {
+        self.core.calm.build_on(others);
     }
 
     /// Pages that may be materialised at a time, at most.

@@ -8,6 +8,7 @@ use crate::backing::{PAGE_BYTES, StoreError};
 use crate::bell::Bell;
 use crate::beside::Beside;
 use crate::block::RECORD_BYTES;
+use crate::calm::Calm;
 use crate::error::VmError;
 use crate::follow::Follow;
 use crate::forks;
@@ -64,6 +65,7 @@ pub(crate) struct Core {
     pub indices: Option<Indices>,
     pub grace: Grace,
     pub aside: Aside,
+    pub calm: Calm,
     pub late: Late,
     pub workspaces: [Lock<Workspace>; EVICTORS_MAX],
     /// Where eviction goes on.

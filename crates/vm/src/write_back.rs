@@ -124,6 +124,7 @@ impl Core {
         let (Some(Some(first)), Some(Some(last))) = (held.first(), held.last()) else {
             return Ok(());
         };
+        self.calm.end();
         self.protect_range(first.page, last.page);
         // Asked after they were protected: see there.
         let spare = self.aside.is_on().then(|| self.aside.spare());

@@ -44,6 +44,12 @@ pub fn is_served(address: c_long) -> bool {
     runtime::has(address as usize)
 }
 
+/// Whether an address is null or near it, where no program has memory: what is there is the kernel's to refuse.
+#[inline]
+pub fn is_nowhere(at: c_long) -> bool {
+    (0..PAGE_BYTES as c_long).contains(&at)
+}
+
 /// A thread's buffers.
 #[derive(Default)]
 pub struct Buffers([Buffer; BUFFERS_MAX]);
@@ -152,14 +158,12 @@ impl<'a> Frame<'a> {
     fn take_buffer(&mut self) -> bool {
         let Some(thread) = own() else { return false };
         let here = (&raw const *self) as usize;
-        let on_signals =
-            |stack: usize| stack.wrapping_sub(thread.stack as usize) < super::STACK_BYTES;
-        for (place, buffer) in thread.buffers.0.iter_mut().enumerate() {
-            // A call whose stack is gone was left by a jump.
-            let left = buffer.stack <= here && on_signals(buffer.stack) == on_signals(here);
-            if buffer.stack != 0 && !left {
+        for place in 0..BUFFERS_MAX {
+            let stack = thread.buffers.0[place].stack;
+            if stack != 0 && !thread.has_left(stack, here) {
                 continue;
             }
+            let buffer = &mut thread.buffers.0[place];
             buffer.stack = here;
             if buffer.at.is_null() {
                 buffer.at = raw::map_zeros(BUFFER_BYTES);
@@ -375,8 +379,14 @@ pub unsafe fn read(
     }
 }
 
-/// The same for one that reads it.
-pub unsafe fn write(number: c_long, args: Args, at: usize, offset: Option<usize>) -> c_long {
+/// The same for one that reads it, of which `done` bytes are taken already.
+pub unsafe fn write(
+    number: c_long,
+    args: Args,
+    at: usize,
+    offset: Option<usize>,
+    mut done: usize,
+) -> c_long {
     let (from, len) = (args[at] as *const u8, args[at + 1] as usize);
     let mut small = Small::new();
     let mut frame = Frame::new(&mut small);
@@ -385,7 +395,6 @@ pub unsafe fn write(number: c_long, args: Args, at: usize, offset: Option<usize>
         // SAFETY: the program's promise.
         return unsafe { touched(number, args) };
     };
-    let mut done = 0;
     loop {
         let step = piece.min(len - done);
         let mut now = args;

@@ -14,10 +14,12 @@
 
 mod bounce;
 mod front;
+mod in_place;
 mod memory;
 mod mutexes;
 mod process;
 mod route;
+mod section;
 mod signals;
 mod spawn;
 mod vectors;
@@ -28,6 +30,7 @@ use libc::{c_int, c_long};
 use std::sync::atomic::{AtomicPtr, AtomicU8, AtomicUsize, Ordering};
 
 pub use front::is_here;
+pub use in_place::serve;
 pub use process::Copied;
 pub use route::call;
 pub use signals::take_sigbus;
@@ -61,11 +64,20 @@ pub struct Thread {
     /// The stack for signals that the program asked for.
     asked: libc::stack_t,
     buffers: bounce::Buffers,
+    section: section::Section,
     /// What programs are started with is copied to; null until one is.
     texts: *mut u8,
     texts_taken: bool,
     /// The one that was made before it, or null.
     next: *mut Thread,
+}
+
+impl Thread {
+    /// Whether the call that had its frame at `stack` was left by a jump, seen from a frame at `here`.
+    fn has_left(&self, stack: usize, here: usize) -> bool {
+        let on_signals = |at: usize| at.wrapping_sub(self.stack as usize) < STACK_BYTES;
+        stack <= here && on_signals(stack) == on_signals(here)
+    }
 }
 
 /// What a thread has that asked for none.
@@ -114,6 +126,7 @@ pub fn begin(must: bool) {
     }
     find_own();
     mutexes::learn();
+    in_place::begin();
     signals::install();
     STATE.store(if must { FIXED } else { ON }, Ordering::SeqCst);
     begin_thread();
@@ -180,6 +193,18 @@ fn own() -> Option<&'static mut Thread> {
     unsafe { own.as_mut() }
 }
 
+/// Calls `with` for each thread but the calling one, also for some that have ended.
+fn each_other(mut with: impl FnMut(&Thread)) {
+    let mut at = THREADS.load(Ordering::Acquire);
+    // SAFETY: made by `made`, never unmapped; what others look at of it is atomic.
+    while let Some(thread) = unsafe { at.as_ref() } {
+        if !std::ptr::eq(at, tls::own().cast()) {
+            with(thread);
+        }
+        at = thread.next;
+    }
+}
+
 fn number() -> c_int {
     // SAFETY: always answers.
     unsafe { raw::call(libc::SYS_gettid, [0; 6]) as c_int }
@@ -209,6 +234,7 @@ fn taken() -> Option<*mut Thread> {
             unsafe {
                 (*at).asked = NO_STACK;
                 (*at).buffers.free();
+                (*at).section.end();
                 (*at).texts_taken = false;
             }
             return Some(at);
@@ -233,6 +259,7 @@ fn made() -> Option<*mut Thread> {
             stack: stack.add(PAGE_BYTES),
             asked: NO_STACK,
             buffers: bounce::Buffers::default(),
+            section: section::Section::new(),
             texts: std::ptr::null_mut(),
             texts_taken: false,
             next: THREADS.load(Ordering::Acquire),

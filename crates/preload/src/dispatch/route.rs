@@ -6,6 +6,7 @@ use super::bounce::{
     Frame, SMALL_BYTES, Small, TRIES_MAX, copy, error, flat, is_file, is_served, read, touch,
     touched, write,
 };
+use super::in_place::{self, Sent};
 use super::memory::{Bytes, Piece, Way};
 use super::{memory, process, signals, vectors};
 use crate::{raw, sandbox};
@@ -56,6 +57,10 @@ pub unsafe fn call(number: c_long, args: Args) -> c_long {
             libc::SYS_prctl if args[0] == super::PR_SET_SYSCALL_USER_DISPATCH => {
                 error(libc::EINVAL)
             }
+            libc::SYS_setsockopt => {
+                in_place::option_changes(args);
+                served(number, args)
+            }
             _ => match args.iter().any(|arg| is_served(*arg)) {
                 true => served(number, args),
                 false => raw::call(number, args),
@@ -70,12 +75,18 @@ unsafe fn served(number: c_long, args: Args) -> c_long {
     // SAFETY: the caller's promise.
     unsafe {
         match number {
-            libc::SYS_read => read(number, args, 1, None, goes_on_reading),
+            libc::SYS_read => match in_place::receive(args[0], args[1], args[2], 0) {
+                Some(said) => said,
+                None => read_copied(args),
+            },
             libc::SYS_pread64 => read(number, args, 1, Some(3), goes_on_reading),
             libc::SYS_getrandom => read(number, args, 0, None, |_, _| true),
             libc::SYS_recvfrom => receive_from(args),
-            libc::SYS_write => write(number, args, 1, None),
-            libc::SYS_pwrite64 => write(number, args, 1, Some(3)),
+            libc::SYS_write => match in_place::send(args[0], args[1], args[2], 0) {
+                Sent::All(said) => said,
+                Sent::Part(done) => write_copied(args, done),
+            },
+            libc::SYS_pwrite64 => write(number, args, 1, Some(3), 0),
             // The kernel would go on with what is used again.
             libc::SYS_sendto if args[3] & ZEROCOPY != 0 => error(libc::ENOBUFS),
             libc::SYS_sendto => send_to(args),
@@ -100,6 +111,19 @@ unsafe fn served(number: c_long, args: Args) -> c_long {
             },
         }
     }
+}
+
+/// Apart from what is made in place, as are all that have a frame of pages.
+#[inline(never)]
+unsafe fn read_copied(args: Args) -> c_long {
+    // SAFETY: the program's promise.
+    unsafe { read(libc::SYS_read, args, 1, None, goes_on_reading) }
+}
+
+#[inline(never)]
+unsafe fn write_copied(args: Args, done: usize) -> c_long {
+    // SAFETY: the program's promise.
+    unsafe { write(libc::SYS_write, args, 1, None, done) }
 }
 
 /// A call with a mask of signals at one of its arguments.
@@ -160,6 +184,19 @@ unsafe fn masked_set(mut args: Args) -> c_long {
 
 /// recvfrom: its bytes, and whose they are.
 unsafe fn receive_from(args: Args) -> c_long {
+    // SAFETY: the program's promise.
+    unsafe {
+        if args[4] == 0
+            && let Some(said) = in_place::receive(args[0], args[1], args[2], args[3])
+        {
+            return said;
+        }
+        receive_from_copied(args)
+    }
+}
+
+#[inline(never)]
+unsafe fn receive_from_copied(args: Args) -> c_long {
     let mut small = Small::new();
     let mut frame = Frame::new(&mut small);
     let mut now = args;
@@ -238,6 +275,21 @@ impl Sender {
 
 /// sendto: its bytes, and whom they are for.
 unsafe fn send_to(args: Args) -> c_long {
+    // SAFETY: the program's promise.
+    unsafe {
+        let sent = match args[4] {
+            0 => in_place::send(args[0], args[1], args[2], args[3]),
+            _ => Sent::Part(0),
+        };
+        match sent {
+            Sent::All(said) => said,
+            Sent::Part(done) => send_to_copied(args, done),
+        }
+    }
+}
+
+#[inline(never)]
+unsafe fn send_to_copied(args: Args, done: usize) -> c_long {
     let mut small = Small::new();
     let mut frame = Frame::new(&mut small);
     let mut now = args;
@@ -252,7 +304,7 @@ unsafe fn send_to(args: Args) -> c_long {
             now[4] = to as c_long;
         }
         match is_served(args[1]) {
-            true => write(libc::SYS_sendto, now, 1, None),
+            true => write(libc::SYS_sendto, now, 1, None, done),
             false => raw::call(libc::SYS_sendto, now),
         }
     }

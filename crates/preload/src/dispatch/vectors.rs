@@ -3,8 +3,10 @@
 //! Promises: as `bounce`; a vector with more served bytes than a piece is cut there, and goes on where the kernel would not wait. Never: changes what the program handed in, but where
 //! the call answers in it.
 
-use super::PAGE_BYTES;
-use super::bounce::{Frame, PIECE_BYTES, Small, align_of, copy, is_file, is_served, touched};
+use super::bounce::{
+    Frame, PIECE_BYTES, Small, align_of, copy, is_file, is_nowhere, is_served, touched,
+};
+use super::in_place::{self, Sent};
 use crate::raw;
 use libc::{c_long, c_uint, iovec, mmsghdr, msghdr};
 
@@ -24,11 +26,6 @@ struct Parts {
     bytes: usize,
     /// Whether it has all that were asked for.
     whole: bool,
-}
-
-/// Whether an address is null or near it, where no program has memory: what is there is the kernel's to refuse.
-fn is_nowhere(at: c_long) -> bool {
-    (0..PAGE_BYTES as c_long).contains(&at)
 }
 
 /// The program's vector.
@@ -177,6 +174,12 @@ pub unsafe fn write(number: c_long, args: Args) -> c_long {
         };
         let has_offset = number != libc::SYS_writev && args[3] != -1;
         let mut done = 0;
+        if number == libc::SYS_writev {
+            match send_parts(args) {
+                Sent::All(said) => return said,
+                Sent::Part(part) => done = part,
+            }
+        }
         let mut small = Small::new();
         loop {
             let mut frame = Frame::new(&mut small);
@@ -194,6 +197,15 @@ pub unsafe fn write(number: c_long, args: Args) -> c_long {
             }
         }
     }
+}
+
+/// A vector as a message that has nothing else.
+unsafe fn send_parts(args: Args) -> Sent {
+    // SAFETY: numbers and pointers, of which zeros are none.
+    let mut header: msghdr = unsafe { std::mem::zeroed() };
+    (header.msg_iov, header.msg_iovlen) = (args[1] as *mut iovec, args[2] as _);
+    // SAFETY: the program's promise.
+    unsafe { in_place::send_message([args[0], (&raw const header) as c_long, 0, 0, 0, 0]) }
 }
 
 /// Counts what was taken; answers what the call answers, if it ends.
@@ -276,7 +288,23 @@ impl Message {
 }
 
 /// sendmsg.
+#[inline]
 pub unsafe fn send(args: Args) -> c_long {
+    // SAFETY: the program's promise, all along.
+    unsafe {
+        if is_nowhere(args[1]) {
+            return raw::call(libc::SYS_sendmsg, args);
+        }
+        match in_place::send_message(args) {
+            Sent::All(said) => said,
+            Sent::Part(done) => send_copied(args, done),
+        }
+    }
+}
+
+/// The same by a copy, of which `done` bytes went already. Apart, since it has a frame of pages.
+#[inline(never)]
+unsafe fn send_copied(args: Args, mut done: usize) -> c_long {
     // SAFETY: the program's promise, all along.
     unsafe {
         let Some(message) = message(args[1]) else {
@@ -290,7 +318,6 @@ pub unsafe fn send(args: Args) -> c_long {
             // The kernel would go on with what is used again.
             return -c_long::from(libc::ENOBUFS);
         }
-        let mut done = 0;
         let mut small = Small::new();
         loop {
             let mut frame = Frame::new(&mut small);
