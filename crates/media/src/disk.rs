@@ -237,6 +237,12 @@ pub trait Device: Send + Sync {
     /// [`crate::QUEUE_DEPTH_MAX`]). It may move to another thread.
     fn queue(&self, depth: u32) -> Result<Box<dyn Disk>, MediaError>;
 
+    /// A queue for a few operations, one after the other, whose end nobody else is told of: where [`queue`](Device::queue) makes a ring, closing that would end waits of the calling thread's some milliseconds later, as if a
+    /// signal had come.
+    fn plain_queue(&self) -> Result<Box<dyn Disk>, MediaError> {
+        self.queue(1)
+    }
+
     /// Fills `into` from `offset` on, in the calling thread, which blocks meanwhile; any number of threads
     /// may do so. Offset, length and address are multiples of [`Device::read_unit_bytes`], else this panics.
     fn read_into(&self, offset: u64, into: &mut [u8]) -> Result<(), MediaError> {

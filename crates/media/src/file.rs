@@ -22,7 +22,7 @@ use std::fs::{File, OpenOptions};
 use std::io::{Seek, SeekFrom};
 use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 /// Length of one write when a new file is filled with zeros.
 const PREWRITE_BYTES: usize = 4 << 20;
@@ -63,6 +63,17 @@ impl Drop for Unfinished<'_> {
             let _removed = std::fs::remove_file(self.path);
         }
     }
+}
+
+/// What rings this process can have, by making one. It is kept, since the kernel ends waits of the thread that made a ring when that is closed.
+fn first_ring(task_run: TaskRun) -> std::io::Result<TaskRun> {
+    static FOUND: OnceLock<TaskRun> = OnceLock::new();
+    if let Some(found) = FOUND.get() {
+        return Ok(*found);
+    }
+    let (ring, found) = build_ring(1, task_run)?;
+    std::mem::forget(ring);
+    Ok(*FOUND.get_or_init(|| found))
 }
 
 impl FileDevice {
@@ -171,8 +182,8 @@ impl FileDevice {
 
     fn assemble(path: &Path, file: File, len_bytes: u64, is_direct: bool, is_block: bool) -> Self {
         let options = QueueOptions::default();
-        let engine = match build_ring(1, options.task_run) {
-            Ok((_ring, task_run)) => Engine::Ring(task_run),
+        let engine = match first_ring(options.task_run) {
+            Ok(task_run) => Engine::Ring(task_run),
             Err(e) => Engine::Sync(e.raw_os_error().unwrap_or(Errno::NOSYS.raw_os_error())),
         };
         let writes_through = matches!(engine, Engine::Ring(_)) && writes_through(&file, is_block);
@@ -269,15 +280,20 @@ impl Device for FileDevice {
                 allowed: format!("1 to {QUEUE_DEPTH_MAX}"),
             });
         }
-        let (file, counters) = (Arc::clone(&self.file), Arc::clone(&self.counters));
         if let Engine::Sync(_) = self.engine {
-            let disk = SyncDisk::new(file, self.len_bytes, self.read_unit_bytes, counters);
-            return Ok(Box::new(disk));
+            return self.plain_queue();
         }
+        let (file, counters) = (Arc::clone(&self.file), Arc::clone(&self.counters));
         let (len_bytes, unit_bytes) = (self.len_bytes, self.read_unit_bytes);
         UringDisk::new(file, len_bytes, unit_bytes, depth, self.options, counters)
             .map(|disk| Box::new(disk) as Box<dyn Disk>)
             .map_err(|e| MediaError::setup_io("make an io_uring of depth", depth, &e))
+    }
+
+    fn plain_queue(&self) -> Result<Box<dyn Disk>, MediaError> {
+        let (file, counters) = (Arc::clone(&self.file), Arc::clone(&self.counters));
+        let disk = SyncDisk::new(file, self.len_bytes, self.read_unit_bytes, counters);
+        Ok(Box::new(disk))
     }
 
     fn read_into(&self, offset: u64, into: &mut [u8]) -> Result<(), MediaError> {

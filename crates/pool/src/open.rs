@@ -8,7 +8,7 @@ use crate::commit::Commit;
 use crate::ledger::Ledger;
 use crate::lock::PoolLock;
 use crate::locks::Mutex;
-use crate::options::{Contents, DRAM_PER_LANE_MIN_BYTES, Options, QUEUE_DEPTH};
+use crate::options::{Contents, DRAM_PER_LANE_MIN_BYTES, Options};
 use crate::pool::Pool;
 use crate::recover::{Recovered, recover};
 use crate::superblock::Superblock;
@@ -83,7 +83,7 @@ impl Pool {
             _ => make_file(options, &part, ssd_bytes, progress)?,
         };
         let superblock = plan(device.len_bytes())?;
-        superblock.write(&mut *device.queue(8)?)?;
+        superblock.write(&mut *device.plain_queue()?)?;
         std::fs::rename(&part, &path).map_err(|e| PoolError::io(&path, e))?;
         sync_dir(dir)?;
         Ok(superblock)
@@ -154,7 +154,7 @@ impl<D: Snapshot + Send> Pool<D> {
         make: MakeDirectory<'_, D>,
     ) -> Result<Arc<Pool<D>>, PoolError> {
         let started = Instant::now();
-        let mut disk = device.queue(QUEUE_DEPTH)?;
+        let mut disk = device.plain_queue()?;
         let (superblock, both) =
             Superblock::read(&mut *disk)?.ok_or_else(|| PoolError::NotAPool {
                 path: data_path(&options.dir),
@@ -372,7 +372,7 @@ fn format(
     progress: &mut dyn FnMut(&str, u64, u64),
 ) -> Result<FileDevice, PoolError> {
     let device = FileDevice::open(path)?;
-    let found = Superblock::read(&mut *device.queue(8)?)?;
+    let found = Superblock::read(&mut *device.plain_queue()?)?;
     let (found, _) = found.ok_or(PoolError::NotAPool { path: path.into() })?;
     check_contents(options, &found)?;
     let is_file = !device.is_block_device();
@@ -386,7 +386,7 @@ fn format(
     };
     let secret = new_secret(&options.dir)?;
     let superblock = Superblock::plan(options, device.len_bytes(), secret)?;
-    superblock.write(&mut *device.queue(8)?)?;
+    superblock.write(&mut *device.plain_queue()?)?;
     Ok(device)
 }
 

@@ -4,7 +4,7 @@
 //! written into the program's file. So those have high numbers, and for these functions they are not open. Promises: every other number is closed as
 //! asked. Never: keeps one open that is not listed.
 
-use crate::{next, raw, settings, tls};
+use crate::{dispatch, next, raw, settings, tls};
 use libc::{c_int, c_uint};
 use terrace_vm::descriptors;
 
@@ -78,6 +78,15 @@ pub extern "C" fn dup3(from: c_int, to: c_int, flags: c_int) -> c_int {
     }
 }
 
+/// What is known of files of these numbers changes, until the end of this.
+struct Changes(c_uint, c_uint);
+
+impl Drop for Changes {
+    fn drop(&mut self) {
+        dispatch::files_change(self.0.into(), self.1.into());
+    }
+}
+
 /// As close_range(2), around ours.
 #[cfg_attr(not(test), unsafe(no_mangle))]
 pub extern "C" fn close_range(first: c_uint, last: c_uint, flags: c_int) -> c_int {
@@ -93,6 +102,8 @@ pub extern "C" fn close_range(first: c_uint, last: c_uint, flags: c_int) -> c_in
     if tls::is_inside() {
         return range(first, last);
     }
+    dispatch::files_change(first.into(), last.into());
+    let _changes = Changes(first, last);
     let mut at = first;
     while let Some(kept) = c_int::try_from(at).ok().and_then(descriptors::next_kept) {
         let kept = kept as c_uint;

@@ -163,8 +163,7 @@ fn open() -> Result<Option<Runtime>, String> {
         prewrite: false,
         ..StoreOptions::scratch(&settings.pool, settings.dram_bytes, settings.ssd_bytes)
     };
-    let store = by_another_thread(|| Store::open(&options));
-    let store = store.map_err(|e| format!("the pool cannot be opened: {e}"))?;
+    let store = Store::open(&options).map_err(|e| format!("the pool cannot be opened: {e}"))?;
     if settings.scratch {
         // Nobody else opens it; the file goes with the last process that has it open.
         let _ = std::fs::remove_dir_all(&settings.pool);
@@ -199,19 +198,6 @@ fn open() -> Result<Option<Runtime>, String> {
             views: [first, second],
         }),
     }))
-}
-
-/// What makes rings, by a thread that ends: when one is closed, the kernel tells the thread that made it, milliseconds later, and whatever that waits in ends as if a signal had come. A
-/// write of the program's that waited was short by it.
-fn by_another_thread<T: Send>(work: impl Fn() -> T + Sync) -> T {
-    let done = std::thread::scope(|scope| {
-        let thread = std::thread::Builder::new()
-            .spawn_scoped(scope, &work)
-            .ok()?;
-        thread.join().ok()
-    });
-    // Where no thread is to be had.
-    done.unwrap_or_else(&work)
 }
 
 /// In a fork's child that has no memory: what is asked for stays with the program's own malloc and the kernel.

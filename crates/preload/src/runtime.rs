@@ -118,6 +118,13 @@ pub fn overlaps(start: usize, len: usize) -> bool {
     MALLOC.overlap(start, len) || MAPS.overlap(start, len)
 }
 
+/// Whether the program has taken rights from served memory, anywhere.
+#[inline]
+pub fn has_closed() -> bool {
+    let any = |area: &Area| area.closed.load(Ordering::Relaxed) > 0;
+    get().is_some_and(|runtime| any(&runtime.malloc) || any(&runtime.maps))
+}
+
 /// The runtime, if it is open.
 #[inline]
 pub fn get() -> Option<&'static Runtime> {

@@ -30,6 +30,8 @@ pub fn begin(_: bool) {
     ));
 }
 
+pub fn files_change(_: c_long, _: c_long) {}
+
 pub fn serve(_: &terrace_vm::Memory) {}
 
 pub fn take_sigbus() -> c_long {

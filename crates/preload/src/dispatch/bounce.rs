@@ -379,14 +379,8 @@ pub unsafe fn read(
     }
 }
 
-/// The same for one that reads it, of which `done` bytes are taken already.
-pub unsafe fn write(
-    number: c_long,
-    args: Args,
-    at: usize,
-    offset: Option<usize>,
-    mut done: usize,
-) -> c_long {
+/// The same for one that reads it.
+pub unsafe fn write(number: c_long, args: Args, at: usize, offset: Option<usize>) -> c_long {
     let (from, len) = (args[at] as *const u8, args[at + 1] as usize);
     let mut small = Small::new();
     let mut frame = Frame::new(&mut small);
@@ -395,6 +389,7 @@ pub unsafe fn write(
         // SAFETY: the program's promise.
         return unsafe { touched(number, args) };
     };
+    let mut done = 0;
     loop {
         let step = piece.min(len - done);
         let mut now = args;

@@ -1,13 +1,20 @@
-//! Calls to sockets that are given the program's memory as it lies, without a copy: as long as no page of it has left DRAM (`terrace_vm`'s calm).
+//! Calls to sockets and pipes that do not wait (O_NONBLOCK), given the program's memory as it lies, without a copy: as long as no page of it has left DRAM (`terrace_vm`'s calm).
 //!
-//! Each is made so that it does not wait (MSG_DONTWAIT): so a page that is to leave waits for it only for moments. Where the program's own call would wait, it is copied. Pages that have not come yet are touched before. Promises: the answer is what the kernel gives the program's call, and a call that
-//! was not made here has done nothing. Never: more than [`BYTES_MAX`] at a time; once a page has left, anything.
+//! They are the program's own calls, as it made them; pages that have not come yet are touched before. Since none of them waits, a page that is to leave waits for them only for moments; what may wait is copied. Promises: what is said of a file holds until the program changes that. Never: more than
+//! [`BYTES_MAX`] at a time; once a page has left, anything.
+//!
+//! | of a file is known | since | until |
+//! |---|---|---|
+//! | nothing | the start; a call of the program's that closes it, puts another in its place or changes whether it waits | the next call that would go this way |
+//! | it does not wait | it was asked for its flags and kind | that is changed |
+//! | it may wait, or is none of these | the same | the same |
 
-use super::bounce::{is_nowhere, is_served, touch};
+use super::bounce::{error, is_nowhere, is_served, touch};
 use super::{PAGE_BYTES, Thread, each_other, own};
 use crate::{raw, runtime};
-use libc::{c_int, c_long, iovec, msghdr, timespec};
+use libc::{c_long, iovec, msghdr, timespec};
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering, compiler_fence};
+use std::time::{Duration, Instant};
 use terrace_vm::Memory;
 
 type Args = [c_long; 6];
@@ -18,52 +25,78 @@ const BYTES_MAX: usize = 16 << 10;
 const PARTS_MAX: usize = 16;
 /// Names and control data of a message.
 const ASIDE_BYTES_MAX: usize = 4096;
-/// Files whose kind is remembered.
-const FILES: usize = 1 << 16;
-/// Calls that are copied without a look, after one that could not be made here.
-const COPIED_AFTER: u8 = 100;
-/// What is waited for calls under way, at most, when calm ends; each is one that does not wait: a handler of a signal came in between, or a jump left it.
-const WAIT_NS: i64 = 1_000_000_000;
+/// What calls under way are waited for, all together, when calm ends: they do not wait, but a handler of a signal may have come in between, or another process changed that.
+const WAIT_MAX: Duration = Duration::from_secs(1);
 const PAUSE_NS: i64 = 50_000;
-/// Flags that change nothing of what is said here.
-const SEND_FLAGS: c_long = (libc::MSG_NOSIGNAL | libc::MSG_MORE | libc::MSG_DONTWAIT) as c_long;
-const RECEIVE_FLAGS: c_long = (libc::MSG_PEEK | libc::MSG_TRUNC | libc::MSG_DONTWAIT) as c_long;
-const DONTWAIT: c_long = libc::MSG_DONTWAIT as c_long;
+const ZEROCOPY: c_long = libc::MSG_ZEROCOPY as c_long;
 
 const MEMBARRIER_EXPEDITED: c_long = 1 << 3;
 const MEMBARRIER_REGISTER_EXPEDITED: c_long = 1 << 4;
 
-/// Whether it is done at all: the kernel makes fences for us, and no socket waits for more than some bytes.
+/// Whether it is done at all: the kernel makes fences for us.
 static IS_ON: AtomicBool = AtomicBool::new(false);
 
-/// What was seen of files: calls that are to be copied without a look, for sending and for receiving.
-struct Files([AtomicU8; FILES]);
+/// Files of which something is known, by their numbers.
+const FILES: usize = 1 << 16;
+const UNKNOWN: u8 = 0;
+const DOES_NOT_WAIT: u8 = 1;
+const OTHER: u8 = 2;
+static KNOWN: [AtomicU8; FILES] = [const { AtomicU8::new(UNKNOWN) }; FILES];
 
-static SENDS: Files = Files([const { AtomicU8::new(0) }; FILES]);
-static RECEIVES: Files = Files([const { AtomicU8::new(0) }; FILES]);
+fn known(fd: c_long) -> Option<&'static AtomicU8> {
+    KNOWN.get(usize::try_from(fd).ok()?)
+}
 
-impl Files {
-    /// Whether a call to this one may be made here.
-    #[inline]
-    fn may(&self, fd: c_long) -> bool {
-        let Some(left) = usize::try_from(fd).ok().and_then(|fd| self.0.get(fd)) else {
-            return false;
-        };
-        let copied = left.load(Ordering::Relaxed);
-        if copied > 0 {
-            // Of two threads one may count: it is a guess.
-            left.store(copied - 1, Ordering::Relaxed);
-        }
-        copied == 0
+/// Whether a call to this one does not wait.
+#[inline]
+fn does_not_wait(fd: c_long) -> bool {
+    known(fd).is_some_and(|known| match known.load(Ordering::Relaxed) {
+        UNKNOWN => ask(fd, known),
+        found => found == DOES_NOT_WAIT,
+    })
+}
+
+#[cold]
+fn ask(fd: c_long, known: &AtomicU8) -> bool {
+    let get = [fd, libc::F_GETFL.into(), 0, 0, 0, 0];
+    // SAFETY: asks for flags, and for a file's status, for which there is room.
+    let (flags, said, status) = unsafe {
+        let mut status = std::mem::zeroed::<libc::stat>();
+        let at = (&raw mut status) as c_long;
+        let flags = raw::call(libc::SYS_fcntl, get);
+        let said = raw::call(libc::SYS_fstat, [fd, at, 0, 0, 0, 0]);
+        (flags, said, status)
+    };
+    let ends_at_once = flags >= 0 && flags & c_long::from(libc::O_NONBLOCK) != 0;
+    let kind = status.st_mode & libc::S_IFMT;
+    let is = said == 0 && ends_at_once && matches!(kind, libc::S_IFSOCK | libc::S_IFIFO);
+    known.store(if is { DOES_NOT_WAIT } else { OTHER }, Ordering::Relaxed);
+    is
+}
+
+/// The program closes files of these numbers, or changes them: before it does and after.
+pub fn change(first: c_long, last: c_long) {
+    let numbers =
+        first.clamp(0, FILES as c_long) as usize..=last.clamp(-1, FILES as c_long - 1) as usize;
+    if first > last || last < 0 {
+        return;
     }
-
-    /// It was none that could.
-    #[cold]
-    fn could_not(&self, fd: c_long) {
-        if let Some(left) = usize::try_from(fd).ok().and_then(|fd| self.0.get(fd)) {
-            left.store(COPIED_AFTER, Ordering::Relaxed);
+    for known in KNOWN.get(numbers).unwrap_or(&[]) {
+        if known.load(Ordering::Relaxed) != UNKNOWN {
+            known.store(UNKNOWN, Ordering::Relaxed);
         }
     }
+}
+
+/// A call that changes what is known of a file.
+///
+/// # Safety
+/// The program's promises for it.
+pub unsafe fn changing(fd: c_long, call: impl FnOnce() -> c_long) -> c_long {
+    change(fd, fd);
+    let said = call();
+    change(fd, fd);
+    said
 }
 
 /// When the process's calls come to be dispatched.
@@ -72,13 +105,6 @@ pub fn begin() {
     // SAFETY: says what this process will ask for.
     let said = unsafe { raw::call(libc::SYS_membarrier, args) };
     IS_ON.store(said == 0, Ordering::Relaxed);
-}
-
-/// A socket's option changes: of one that waits for more than a byte (SO_RCVLOWAT), a call that does not wait gets less.
-pub fn option_changes(args: Args) {
-    if args[1] == libc::SOL_SOCKET.into() && args[2] == libc::SO_RCVLOWAT.into() {
-        IS_ON.store(false, Ordering::Relaxed);
-    }
 }
 
 /// The memory that is served: no page of it leaves while a call has it.
@@ -92,10 +118,9 @@ fn wait_for_calls() {
     // Where it is refused, it was when it was asked for, and no call was made here.
     // SAFETY: a fence on each processor that runs this process.
     let _ = unsafe { raw::call(libc::SYS_membarrier, args) };
-    let mut left = WAIT_NS / PAUSE_NS;
+    let began = Instant::now();
     each_other(|thread| {
-        while thread.section.at() != 0 && left > 0 {
-            left -= 1;
+        while thread.section.at() != 0 && began.elapsed() < WAIT_MAX && !thread.has_ended() {
             pause();
         }
     });
@@ -106,13 +131,9 @@ fn pause() {
         tv_sec: 0,
         tv_nsec: PAUSE_NS,
     };
+    let at = (&raw const time) as c_long;
     // SAFETY: sleeps.
-    unsafe {
-        raw::call(
-            libc::SYS_nanosleep,
-            [(&raw const time) as c_long, 0, 0, 0, 0, 0],
-        )
-    };
+    unsafe { raw::call(libc::SYS_nanosleep, [at, 0, 0, 0, 0, 0]) };
 }
 
 #[inline]
@@ -120,10 +141,13 @@ fn is_calm() -> bool {
     runtime::get().is_some_and(|runtime| runtime.memory.is_calm())
 }
 
-/// Whether a call may be tried here; what it names is touched after that, and before [`made`].
+/// Whether a call may be made here; what it names is touched after that, and before [`made`].
 #[inline]
-fn may(files: &Files, fd: c_long, bytes: usize) -> bool {
-    IS_ON.load(Ordering::Relaxed) && (1..=BYTES_MAX).contains(&bytes) && is_calm() && files.may(fd)
+fn may(fd: c_long, bytes: usize) -> bool {
+    IS_ON.load(Ordering::Relaxed)
+        && (1..=BYTES_MAX).contains(&bytes)
+        && is_calm()
+        && does_not_wait(fd)
 }
 
 /// Each page of a range that is served, by an address in it.
@@ -177,139 +201,120 @@ unsafe fn made(number: c_long, args: Args) -> Option<c_long> {
     Some(said)
 }
 
-/// Whether the program's own call would wait.
-#[cold]
-fn waits(fd: c_long, flags: c_long) -> bool {
-    let get = [fd, libc::F_GETFL.into(), 0, 0, 0, 0];
-    // SAFETY: asks for flags.
-    flags & DONTWAIT == 0
-        && unsafe { raw::call(libc::SYS_fcntl, get) } & c_long::from(libc::O_NONBLOCK) == 0
-}
-
-/// The answer of a call, if it is the program's.
+/// The answer, unless it says that a page has left.
 #[inline]
-fn answer(files: &Files, fd: c_long, flags: c_long, said: c_long) -> Option<c_long> {
-    match -said as c_int {
-        libc::ENOTSOCK => files.could_not(fd),
-        libc::EAGAIN if waits(fd, flags) => files.could_not(fd),
-        // Its memory is not what it should be: copying says it as it always does.
-        libc::EFAULT => {}
-        _ => return Some(said),
-    }
-    None
+fn answer(said: Option<c_long>) -> Option<c_long> {
+    said.filter(|said| *said != error(libc::EFAULT) || is_calm())
 }
 
-/// read, or recv: None, and nothing was done, where it is to be copied.
+/// read, or recv into `at`: None, and nothing was done, where it is to be copied.
 ///
 /// # Safety
 /// The program's promises for the call.
 #[inline]
-pub unsafe fn receive(fd: c_long, at: c_long, bytes: c_long, flags: c_long) -> Option<c_long> {
-    if flags & !RECEIVE_FLAGS != 0 || !may(&RECEIVES, fd, bytes as usize) {
+pub unsafe fn receive(number: c_long, args: Args) -> Option<c_long> {
+    let [fd, at, bytes, ..] = args;
+    if !is_served(at) || !may(fd, bytes as usize) || runtime::has_closed() {
         return None;
     }
-    let args = [fd, at, bytes, flags | DONTWAIT, 0, 0];
     // SAFETY: the caller's promise.
     unsafe {
         touch_to_write(at, bytes as usize);
-        answer(&RECEIVES, fd, flags, made(libc::SYS_recvfrom, args)?)
+        answer(made(number, args))
     }
 }
 
-/// What a call that sends came to.
-pub enum Sent {
-    /// Its answer.
-    All(c_long),
-    /// So many bytes went; the rest is to be copied. A call of which nothing was done is one of these.
-    Part(usize),
-}
-
-#[inline]
-fn sent(fd: c_long, flags: c_long, said: Option<c_long>, bytes: usize) -> Sent {
-    let said = said.and_then(|said| answer(&SENDS, fd, flags, said));
-    match said {
-        None => Sent::Part(0),
-        Some(part) if part >= 0 && (part as usize) < bytes && waits(fd, flags) => {
-            SENDS.could_not(fd);
-            Sent::Part(part as usize)
-        }
-        Some(said) => Sent::All(said),
-    }
-}
-
-/// write, or send.
+/// write, or send without MSG_ZEROCOPY.
 ///
 /// # Safety
 /// The program's promises for the call.
 #[inline]
-pub unsafe fn send(fd: c_long, at: c_long, bytes: c_long, flags: c_long) -> Sent {
-    if flags & !SEND_FLAGS != 0 || !may(&SENDS, fd, bytes as usize) {
-        return Sent::Part(0);
+pub unsafe fn send(number: c_long, args: Args) -> Option<c_long> {
+    let [fd, at, bytes, ..] = args;
+    if !is_served(at) || !may(fd, bytes as usize) {
+        return None;
     }
-    let args = [fd, at, bytes, flags | DONTWAIT, 0, 0];
     // SAFETY: the caller's promise.
     unsafe {
         touch_to_read(at, bytes as usize);
-        sent(fd, flags, made(libc::SYS_sendto, args), bytes as usize)
+        answer(made(number, args))
     }
 }
 
-/// sendmsg, or writev with a header for it.
+/// A vector of so many parts at `at`, touched with what they name, but for parts that are not served. Whether it is one for here.
+///
+/// # Safety
+/// The program's promise for it.
+#[inline]
+unsafe fn touch_parts(at: *const iovec, count: usize) -> bool {
+    if count > PARTS_MAX || is_nowhere(at as c_long) {
+        return false;
+    }
+    let mut left = BYTES_MAX;
+    // SAFETY: the caller's promise.
+    unsafe {
+        touch_to_read(at as c_long, count * size_of::<iovec>());
+        for nth in 0..count {
+            let part = at.add(nth).read_unaligned();
+            if part.iov_len > left {
+                return false;
+            }
+            left -= part.iov_len;
+            touch_to_read(part.iov_base as c_long, part.iov_len);
+        }
+    }
+    true
+}
+
+/// writev.
+///
+/// # Safety
+/// The program's promises for the call.
+#[inline]
+pub unsafe fn send_parts(args: Args) -> Option<c_long> {
+    let [fd, at, count, ..] = args;
+    if !may(fd, 1) {
+        return None;
+    }
+    // SAFETY: the caller's promise.
+    unsafe {
+        match touch_parts(at as *const iovec, usize::try_from(count).ok()?) {
+            true => answer(made(libc::SYS_writev, args)),
+            false => None,
+        }
+    }
+}
+
+/// sendmsg.
 ///
 /// # Safety
 /// The program's promises for the call; there is a header at `args[1]`.
 #[inline]
-pub unsafe fn send_message(args: Args) -> Sent {
+pub unsafe fn send_message(args: Args) -> Option<c_long> {
     let [fd, at, flags, ..] = args;
-    if flags & !SEND_FLAGS != 0 || !may(&SENDS, fd, 1) {
-        return Sent::Part(0);
+    if flags & ZEROCOPY != 0 || !may(fd, 1) {
+        return None;
     }
     // SAFETY: the caller's promise.
     unsafe {
-        let header: *const msghdr = at as *const msghdr;
-        let mut named = is_served(at);
-        if named {
-            touch_to_read(at, size_of::<msghdr>());
-        }
-        let header = header.read_unaligned();
+        touch_to_read(at, size_of::<msghdr>());
+        let header = (at as *const msghdr).read_unaligned();
         let (name, control) = (header.msg_namelen as usize, header.msg_controllen);
-        let count = header.msg_iovlen as usize;
-        if count > PARTS_MAX || name.max(control) > ASIDE_BYTES_MAX {
-            return Sent::Part(0);
+        if name.max(control) > ASIDE_BYTES_MAX {
+            return None;
         }
-        let mut touch = |at: c_long, bytes: usize| {
-            if is_served(at) {
-                named = true;
-                touch_to_read(at, bytes);
-            }
-        };
-        touch(header.msg_name as c_long, name);
-        touch(header.msg_control as c_long, control);
-        touch(header.msg_iov as c_long, count * size_of::<iovec>());
-        if is_nowhere(header.msg_iov as c_long) {
-            return Sent::Part(0);
+        touch_to_read(header.msg_name as c_long, name);
+        touch_to_read(header.msg_control as c_long, control);
+        match touch_parts(header.msg_iov, header.msg_iovlen) {
+            true => answer(made(libc::SYS_sendmsg, args)),
+            false => None,
         }
-        let mut bytes = 0;
-        for nth in 0..count {
-            let part = header.msg_iov.add(nth).read_unaligned();
-            if part.iov_len > BYTES_MAX - bytes {
-                return Sent::Part(0);
-            }
-            bytes += part.iov_len;
-            touch(part.iov_base as c_long, part.iov_len);
-        }
-        if !named {
-            return Sent::All(raw::call(libc::SYS_sendmsg, args));
-        }
-        let now = [fd, at, flags | DONTWAIT, 0, 0, 0];
-        sent(fd, flags, made(libc::SYS_sendmsg, now), bytes)
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::time::{Duration, Instant};
 
     #[test]
     fn who_ends_calm_waits_for_calls_under_way_but_not_for_ever() {
@@ -330,8 +335,7 @@ mod tests {
         begun();
         let started = Instant::now();
         wait_for_calls();
-        let bound = Duration::from_nanos(WAIT_NS as u64);
-        assert!(started.elapsed() >= bound && started.elapsed() < 20 * bound);
+        assert!(started.elapsed() >= WAIT_MAX && started.elapsed() < 2 * WAIT_MAX);
         section.end();
     }
 }

@@ -30,7 +30,7 @@ use libc::{c_int, c_long};
 use std::sync::atomic::{AtomicPtr, AtomicU8, AtomicUsize, Ordering};
 
 pub use front::is_here;
-pub use in_place::serve;
+pub use in_place::{change as files_change, serve};
 pub use process::Copied;
 pub use route::call;
 pub use signals::take_sigbus;
@@ -77,6 +77,16 @@ impl Thread {
     fn has_left(&self, stack: usize, here: usize) -> bool {
         let on_signals = |at: usize| at.wrapping_sub(self.stack as usize) < STACK_BYTES;
         stack <= here && on_signals(stack) == on_signals(here)
+    }
+
+    /// Whether there is no such thread any more.
+    fn has_ended(&self) -> bool {
+        // SAFETY: asks whether there is one.
+        unsafe {
+            let process = raw::call(libc::SYS_getpid, [0; 6]);
+            let there = [process, self.tid.load(Ordering::Acquire).into(), 0, 0, 0, 0];
+            raw::call(libc::SYS_tgkill, there) == -c_long::from(libc::ESRCH)
+        }
     }
 }
 
@@ -213,16 +223,11 @@ fn number() -> c_int {
 /// One whose thread has ended.
 fn taken() -> Option<*mut Thread> {
     let (mut at, own) = (THREADS.load(Ordering::Acquire), number());
-    // SAFETY: always answers.
-    let process = unsafe { raw::call(libc::SYS_getpid, [0; 6]) };
     for _ in 0..LOOKS_MAX {
         // SAFETY: made by `made`, never unmapped.
         let thread = unsafe { at.as_ref() }?;
         let before = thread.tid.load(Ordering::Acquire);
-        let gone = [process, before.into(), 0, 0, 0, 0];
-        // SAFETY: asks whether there is such a thread.
-        let is_gone = before != own
-            && unsafe { raw::call(libc::SYS_tgkill, gone) } == -c_long::from(libc::ESRCH);
+        let is_gone = before != own && thread.has_ended();
         // After a fork this thread finds its own again.
         if (is_gone || before == own)
             && thread

@@ -6,9 +6,8 @@ use super::bounce::{
     Frame, SMALL_BYTES, Small, TRIES_MAX, copy, error, flat, is_file, is_served, read, touch,
     touched, write,
 };
-use super::in_place::{self, Sent};
 use super::memory::{Bytes, Piece, Way};
-use super::{memory, process, signals, vectors};
+use super::{in_place, memory, process, signals, vectors};
 use crate::{raw, sandbox};
 use libc::c_long;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -57,9 +56,15 @@ pub unsafe fn call(number: c_long, args: Args) -> c_long {
             libc::SYS_prctl if args[0] == super::PR_SET_SYSCALL_USER_DISPATCH => {
                 error(libc::EINVAL)
             }
-            libc::SYS_setsockopt => {
-                in_place::option_changes(args);
-                served(number, args)
+            libc::SYS_close => in_place::changing(args[0], || raw::call(number, args)),
+            libc::SYS_dup2 | libc::SYS_dup3 => {
+                in_place::changing(args[1], || raw::call(number, args))
+            }
+            libc::SYS_fcntl if args[1] as i32 == libc::F_SETFL => {
+                in_place::changing(args[0], || raw::call(number, args))
+            }
+            libc::SYS_ioctl if args[1] as u64 == libc::FIONBIO => {
+                in_place::changing(args[0], || served(number, args))
             }
             _ => match args.iter().any(|arg| is_served(*arg)) {
                 true => served(number, args),
@@ -75,18 +80,18 @@ unsafe fn served(number: c_long, args: Args) -> c_long {
     // SAFETY: the caller's promise.
     unsafe {
         match number {
-            libc::SYS_read => match in_place::receive(args[0], args[1], args[2], 0) {
+            libc::SYS_read => match in_place::receive(number, args) {
                 Some(said) => said,
                 None => read_copied(args),
             },
             libc::SYS_pread64 => read(number, args, 1, Some(3), goes_on_reading),
             libc::SYS_getrandom => read(number, args, 0, None, |_, _| true),
             libc::SYS_recvfrom => receive_from(args),
-            libc::SYS_write => match in_place::send(args[0], args[1], args[2], 0) {
-                Sent::All(said) => said,
-                Sent::Part(done) => write_copied(args, done),
+            libc::SYS_write => match in_place::send(number, args) {
+                Some(said) => said,
+                None => write_copied(args),
             },
-            libc::SYS_pwrite64 => write(number, args, 1, Some(3), 0),
+            libc::SYS_pwrite64 => write(number, args, 1, Some(3)),
             // The kernel would go on with what is used again.
             libc::SYS_sendto if args[3] & ZEROCOPY != 0 => error(libc::ENOBUFS),
             libc::SYS_sendto => send_to(args),
@@ -121,9 +126,9 @@ unsafe fn read_copied(args: Args) -> c_long {
 }
 
 #[inline(never)]
-unsafe fn write_copied(args: Args, done: usize) -> c_long {
+unsafe fn write_copied(args: Args) -> c_long {
     // SAFETY: the program's promise.
-    unsafe { write(libc::SYS_write, args, 1, None, done) }
+    unsafe { write(libc::SYS_write, args, 1, None) }
 }
 
 /// A call with a mask of signals at one of its arguments.
@@ -187,7 +192,7 @@ unsafe fn receive_from(args: Args) -> c_long {
     // SAFETY: the program's promise.
     unsafe {
         if args[4] == 0
-            && let Some(said) = in_place::receive(args[0], args[1], args[2], args[3])
+            && let Some(said) = in_place::receive(libc::SYS_recvfrom, args)
         {
             return said;
         }
@@ -277,19 +282,17 @@ impl Sender {
 unsafe fn send_to(args: Args) -> c_long {
     // SAFETY: the program's promise.
     unsafe {
-        let sent = match args[4] {
-            0 => in_place::send(args[0], args[1], args[2], args[3]),
-            _ => Sent::Part(0),
-        };
-        match sent {
-            Sent::All(said) => said,
-            Sent::Part(done) => send_to_copied(args, done),
+        if args[4] == 0
+            && let Some(said) = in_place::send(libc::SYS_sendto, args)
+        {
+            return said;
         }
+        send_to_copied(args)
     }
 }
 
 #[inline(never)]
-unsafe fn send_to_copied(args: Args, done: usize) -> c_long {
+unsafe fn send_to_copied(args: Args) -> c_long {
     let mut small = Small::new();
     let mut frame = Frame::new(&mut small);
     let mut now = args;
@@ -304,7 +307,7 @@ unsafe fn send_to_copied(args: Args, done: usize) -> c_long {
             now[4] = to as c_long;
         }
         match is_served(args[1]) {
-            true => write(libc::SYS_sendto, now, 1, None, done),
+            true => write(libc::SYS_sendto, now, 1, None),
             false => raw::call(libc::SYS_sendto, now),
         }
     }

@@ -6,7 +6,7 @@
 use super::bounce::{
     Frame, PIECE_BYTES, Small, align_of, copy, is_file, is_nowhere, is_served, touched,
 };
-use super::in_place::{self, Sent};
+use super::in_place;
 use crate::raw;
 use libc::{c_long, c_uint, iovec, mmsghdr, msghdr};
 
@@ -174,11 +174,10 @@ pub unsafe fn write(number: c_long, args: Args) -> c_long {
         };
         let has_offset = number != libc::SYS_writev && args[3] != -1;
         let mut done = 0;
-        if number == libc::SYS_writev {
-            match send_parts(args) {
-                Sent::All(said) => return said,
-                Sent::Part(part) => done = part,
-            }
+        if number == libc::SYS_writev
+            && let Some(said) = in_place::send_parts(args)
+        {
+            return said;
         }
         let mut small = Small::new();
         loop {
@@ -197,15 +196,6 @@ pub unsafe fn write(number: c_long, args: Args) -> c_long {
             }
         }
     }
-}
-
-/// A vector as a message that has nothing else.
-unsafe fn send_parts(args: Args) -> Sent {
-    // SAFETY: numbers and pointers, of which zeros are none.
-    let mut header: msghdr = unsafe { std::mem::zeroed() };
-    (header.msg_iov, header.msg_iovlen) = (args[1] as *mut iovec, args[2] as _);
-    // SAFETY: the program's promise.
-    unsafe { in_place::send_message([args[0], (&raw const header) as c_long, 0, 0, 0, 0]) }
 }
 
 /// Counts what was taken; answers what the call answers, if it ends.
@@ -296,15 +286,15 @@ pub unsafe fn send(args: Args) -> c_long {
             return raw::call(libc::SYS_sendmsg, args);
         }
         match in_place::send_message(args) {
-            Sent::All(said) => said,
-            Sent::Part(done) => send_copied(args, done),
+            Some(said) => said,
+            None => send_copied(args),
         }
     }
 }
 
-/// The same by a copy, of which `done` bytes went already. Apart, since it has a frame of pages.
+/// The same by a copy. Apart, since it has a frame of pages.
 #[inline(never)]
-unsafe fn send_copied(args: Args, mut done: usize) -> c_long {
+unsafe fn send_copied(args: Args) -> c_long {
     // SAFETY: the program's promise, all along.
     unsafe {
         let Some(message) = message(args[1]) else {
@@ -318,6 +308,7 @@ unsafe fn send_copied(args: Args, mut done: usize) -> c_long {
             // The kernel would go on with what is used again.
             return -c_long::from(libc::ENOBUFS);
         }
+        let mut done = 0;
         let mut small = Small::new();
         loop {
             let mut frame = Frame::new(&mut small);
