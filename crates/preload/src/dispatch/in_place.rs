@@ -13,7 +13,7 @@ use super::bounce::{error, is_nowhere, is_served, touch};
 use super::{PAGE_BYTES, Thread, each_other, own};
 use crate::{raw, runtime};
 use libc::{c_long, iovec, msghdr, timespec};
-use std::sync::atomic::{AtomicBool, AtomicU8, Ordering, compiler_fence};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicUsize, Ordering, compiler_fence};
 use std::time::{Duration, Instant};
 use terrace_vm::Memory;
 
@@ -42,6 +42,8 @@ const UNKNOWN: u8 = 0;
 const DOES_NOT_WAIT: u8 = 1;
 const OTHER: u8 = 2;
 static KNOWN: [AtomicU8; FILES] = [const { AtomicU8::new(UNKNOWN) }; FILES];
+/// The highest number of which something may be known.
+static HIGHEST: AtomicUsize = AtomicUsize::new(0);
 
 fn known(fd: c_long) -> Option<&'static AtomicU8> {
     KNOWN.get(usize::try_from(fd).ok()?)
@@ -70,32 +72,38 @@ fn ask(fd: c_long, known: &AtomicU8) -> bool {
     let ends_at_once = flags >= 0 && flags & c_long::from(libc::O_NONBLOCK) != 0;
     let kind = status.st_mode & libc::S_IFMT;
     let is = said == 0 && ends_at_once && matches!(kind, libc::S_IFSOCK | libc::S_IFIFO);
+    HIGHEST.fetch_max(fd.max(0) as usize, Ordering::AcqRel);
     known.store(if is { DOES_NOT_WAIT } else { OTHER }, Ordering::Relaxed);
     is
 }
 
 /// The program closes files of these numbers, or changes them: before it does and after.
 pub fn change(first: c_long, last: c_long) {
-    let numbers =
-        first.clamp(0, FILES as c_long) as usize..=last.clamp(-1, FILES as c_long - 1) as usize;
-    if first > last || last < 0 {
-        return;
-    }
-    for known in KNOWN.get(numbers).unwrap_or(&[]) {
+    let highest = HIGHEST.load(Ordering::Acquire);
+    let last = usize::try_from(last).map_or(0, |last| last.min(highest));
+    let first = usize::try_from(first).unwrap_or(0);
+    for known in KNOWN.iter().take(last + 1).skip(first) {
         if known.load(Ordering::Relaxed) != UNKNOWN {
             known.store(UNKNOWN, Ordering::Relaxed);
         }
     }
 }
 
-/// A call that changes what is known of a file.
-///
-/// # Safety
-/// The program's promises for it.
-pub unsafe fn changing(fd: c_long, call: impl FnOnce() -> c_long) -> c_long {
+/// A call by which a number comes to stand for another file, or for none.
+pub fn changing(fd: c_long, call: impl FnOnce() -> c_long) -> c_long {
     change(fd, fd);
     let said = call();
     change(fd, fd);
+    said
+}
+
+/// A call after which a file waits, or does not; `waits` says which. Other numbers may stand for the same one: if it waits, nothing is known of any.
+pub fn turning(fd: c_long, call: impl FnOnce() -> c_long, waits: impl FnOnce() -> bool) -> c_long {
+    let said = call();
+    match said < 0 || !waits() {
+        true => change(fd, fd),
+        false => change(0, c_long::MAX),
+    }
     said
 }
 

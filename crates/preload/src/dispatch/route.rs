@@ -61,10 +61,13 @@ pub unsafe fn call(number: c_long, args: Args) -> c_long {
                 in_place::changing(args[1], || raw::call(number, args))
             }
             libc::SYS_fcntl if args[1] as i32 == libc::F_SETFL => {
-                in_place::changing(args[0], || raw::call(number, args))
+                let waits = || args[2] & c_long::from(libc::O_NONBLOCK) == 0;
+                in_place::turning(args[0], || raw::call(number, args), waits)
             }
             libc::SYS_ioctl if args[1] as u64 == libc::FIONBIO => {
-                in_place::changing(args[0], || served(number, args))
+                // The kernel has just read it.
+                let waits = || (args[2] as *const i32).read_unaligned() == 0;
+                in_place::turning(args[0], || served(number, args), waits)
             }
             _ => match args.iter().any(|arg| is_served(*arg)) {
                 true => served(number, args),

@@ -65,6 +65,9 @@ static void goes(int in_place) {
     MUST(ioctl(fds[1], FIONBIO, &off) == 0 && !is_in_place(fds[0], fds[1]));
     MUST(ioctl(fds[1], FIONBIO, &on) == 0 && is_in_place(fds[0], fds[1]) == in_place);
     int other = dup(fds[1]);
+    MUST(is_in_place(fds[0], other) == in_place && fcntl(other, F_SETFL, 0) == 0 && !is_in_place(fds[0], fds[1]));
+    MUST(fcntl(other, F_SETFL, O_NONBLOCK) == 0 && is_in_place(fds[0], other) == in_place);
+    MUST(fcntl(fds[1], F_SETFL, O_NONBLOCK) == 0 && is_in_place(fds[0], fds[1]) == in_place);
     MUST(dup2(waits[1], fds[1]) == fds[1] && !is_in_place(waits[0], fds[1]));
     MUST(dup3(other, fds[1], 0) == fds[1] && is_in_place(fds[0], fds[1]) == in_place);
     MUST(close(fds[1]) == 0 && dup(waits[1]) == fds[1] && !is_in_place(waits[0], fds[1]));
