@@ -65,6 +65,12 @@ impl Drop for Unfinished<'_> {
     }
 }
 
+fn is_forbidden(e: &std::io::Error) -> bool {
+    [Errno::NOSYS, Errno::PERM]
+        .map(|errno| Some(errno.raw_os_error()))
+        .contains(&e.raw_os_error())
+}
+
 /// What rings this process can have, by making one. It is kept, since the kernel ends waits of the thread that made a ring when that is closed.
 fn first_ring(task_run: TaskRun) -> std::io::Result<TaskRun> {
     static FOUND: OnceLock<TaskRun> = OnceLock::new();
@@ -285,9 +291,15 @@ impl Device for FileDevice {
         }
         let (file, counters) = (Arc::clone(&self.file), Arc::clone(&self.counters));
         let (len_bytes, unit_bytes) = (self.len_bytes, self.read_unit_bytes);
-        UringDisk::new(file, len_bytes, unit_bytes, depth, self.options, counters)
-            .map(|disk| Box::new(disk) as Box<dyn Disk>)
-            .map_err(|e| MediaError::setup_io("make an io_uring of depth", depth, &e))
+        match UringDisk::new(file, len_bytes, unit_bytes, depth, self.options, counters) {
+            Ok(disk) => Ok(Box::new(disk)),
+            // There were rings when it was looked; they were forbidden since.
+            Err(e) if is_forbidden(&e) => self.plain_queue(),
+            Err(e) => {
+                let what = "make an io_uring of depth";
+                Err(MediaError::setup_io(what, depth, &e))
+            }
+        }
     }
 
     fn plain_queue(&self) -> Result<Box<dyn Disk>, MediaError> {

@@ -1,4 +1,4 @@
-//! Calls to sockets and pipes that do not wait (O_NONBLOCK), given the program's memory as it lies, without a copy: as long as no page of it has left DRAM (`terrace_vm`'s calm).
+//! Calls to stream sockets and pipes that do not wait (O_NONBLOCK), given the program's memory as it lies, without a copy: as long as no page of it has left DRAM (`terrace_vm`'s calm).
 //!
 //! They are the program's own calls, as it made them; pages that have not come yet are touched before. Since none of them waits, a page that is to leave waits for them only for moments; what may wait is copied. Promises: what is said of a file holds until the program changes that. Never: more than
 //! [`BYTES_MAX`] at a time; once a page has left, anything.
@@ -12,7 +12,7 @@
 use super::bounce::{error, is_nowhere, is_served, touch};
 use super::{PAGE_BYTES, Thread, each_other, own};
 use crate::{raw, runtime};
-use libc::{c_long, iovec, msghdr, timespec};
+use libc::{c_int, c_long, iovec, msghdr, timespec};
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicUsize, Ordering, compiler_fence};
 use std::time::{Duration, Instant};
 use terrace_vm::Memory;
@@ -41,6 +41,7 @@ const FILES: usize = 1 << 16;
 const UNKNOWN: u8 = 0;
 const DOES_NOT_WAIT: u8 = 1;
 const OTHER: u8 = 2;
+const ASKING: u8 = 3;
 static KNOWN: [AtomicU8; FILES] = [const { AtomicU8::new(UNKNOWN) }; FILES];
 /// The highest number of which something may be known.
 static HIGHEST: AtomicUsize = AtomicUsize::new(0);
@@ -54,27 +55,40 @@ fn known(fd: c_long) -> Option<&'static AtomicU8> {
 fn does_not_wait(fd: c_long) -> bool {
     known(fd).is_some_and(|known| match known.load(Ordering::Relaxed) {
         UNKNOWN => ask(fd, known),
+        // While another thread asks, it is copied.
         found => found == DOES_NOT_WAIT,
     })
 }
 
 #[cold]
 fn ask(fd: c_long, known: &AtomicU8) -> bool {
-    let get = [fd, libc::F_GETFL.into(), 0, 0, 0, 0];
-    // SAFETY: asks for flags, and for a file's status, for which there is room.
-    let (flags, said, status) = unsafe {
-        let mut status = std::mem::zeroed::<libc::stat>();
-        let at = (&raw mut status) as c_long;
-        let flags = raw::call(libc::SYS_fcntl, get);
-        let said = raw::call(libc::SYS_fstat, [fd, at, 0, 0, 0, 0]);
-        (flags, said, status)
-    };
-    let ends_at_once = flags >= 0 && flags & c_long::from(libc::O_NONBLOCK) != 0;
-    let kind = status.st_mode & libc::S_IFMT;
-    let is = said == 0 && ends_at_once && matches!(kind, libc::S_IFSOCK | libc::S_IFIFO);
     HIGHEST.fetch_max(fd.max(0) as usize, Ordering::AcqRel);
-    known.store(if is { DOES_NOT_WAIT } else { OTHER }, Ordering::Relaxed);
-    is
+    known.store(ASKING, Ordering::SeqCst);
+    let found = if is_one(fd) { DOES_NOT_WAIT } else { OTHER };
+    // Not if it changed meanwhile.
+    let (seq, relaxed) = (Ordering::SeqCst, Ordering::Relaxed);
+    known.compare_exchange(ASKING, found, seq, relaxed) == Ok(ASKING) && found == DOES_NOT_WAIT
+}
+
+/// Whether it is a stream or a pipe that does not wait. Of these nothing is lost where a read fails for want of memory; of a datagram all is.
+fn is_one(fd: c_long) -> bool {
+    let (mut kind, mut len) = (0 as c_int, size_of::<c_int>() as libc::socklen_t);
+    let (socket, type_of) = (libc::SOL_SOCKET.into(), libc::SO_TYPE.into());
+    let (at, len_at) = ((&raw mut kind) as c_long, (&raw mut len) as c_long);
+    // SAFETY: asks for flags, for a socket's type and for a file's status; there is room for the answers.
+    unsafe {
+        let flags = raw::call(libc::SYS_fcntl, [fd, libc::F_GETFL.into(), 0, 0, 0, 0]);
+        if flags < 0 || flags & c_long::from(libc::O_NONBLOCK) == 0 {
+            return false;
+        }
+        let args = [fd, socket, type_of, at, len_at, 0];
+        if raw::call(libc::SYS_getsockopt, args) == 0 {
+            return kind == libc::SOCK_STREAM;
+        }
+        let mut status = std::mem::zeroed::<libc::stat>();
+        let args = [fd, (&raw mut status) as c_long, 0, 0, 0, 0];
+        raw::call(libc::SYS_fstat, args) == 0 && status.st_mode & libc::S_IFMT == libc::S_IFIFO
+    }
 }
 
 /// The program closes files of these numbers, or changes them: before it does and after.

@@ -57,6 +57,14 @@ pub unsafe fn call(number: c_long, args: Args) -> c_long {
                 error(libc::EINVAL)
             }
             libc::SYS_close => in_place::changing(args[0], || raw::call(number, args)),
+            libc::SYS_close_range => {
+                let numbers =
+                    || in_place::change(args[0] as u32 as c_long, args[1] as u32 as c_long);
+                numbers();
+                let said = raw::call(number, args);
+                numbers();
+                said
+            }
             libc::SYS_dup2 | libc::SYS_dup3 => {
                 in_place::changing(args[1], || raw::call(number, args))
             }
