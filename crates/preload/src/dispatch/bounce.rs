@@ -44,6 +44,12 @@ pub fn is_served(address: c_long) -> bool {
     runtime::has(address as usize)
 }
 
+/// Whether so many bytes are more than a process has addresses for (x86_64): the kernel refuses them before it looks at any.
+#[inline]
+pub fn is_too_long(bytes: usize) -> bool {
+    bytes >> 47 != 0
+}
+
 /// Whether an address is null or near it, where no program has memory: what is there is the kernel's to refuse.
 #[inline]
 pub fn is_nowhere(at: c_long) -> bool {
@@ -350,6 +356,10 @@ pub unsafe fn read(
     goes_on: impl Fn(&Args, usize) -> bool,
 ) -> c_long {
     let (to, len) = (args[at] as *mut u8, args[at + 1] as usize);
+    if is_too_long(len) && number != libc::SYS_recvfrom {
+        // SAFETY: the program's promise.
+        return unsafe { raw::call(number, args) };
+    }
     let mut small = Small::new();
     let mut frame = Frame::new(&mut small);
     let piece = len.min(PIECE_BYTES);
@@ -382,6 +392,10 @@ pub unsafe fn read(
 /// The same for one that reads it.
 pub unsafe fn write(number: c_long, args: Args, at: usize, offset: Option<usize>) -> c_long {
     let (from, len) = (args[at] as *const u8, args[at + 1] as usize);
+    if is_too_long(len) && number != libc::SYS_sendto {
+        // SAFETY: the program's promise.
+        return unsafe { raw::call(number, args) };
+    }
     let mut small = Small::new();
     let mut frame = Frame::new(&mut small);
     let piece = len.min(PIECE_BYTES);

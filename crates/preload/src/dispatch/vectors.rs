@@ -4,7 +4,7 @@
 //! the call answers in it.
 
 use super::bounce::{
-    Frame, PIECE_BYTES, Small, align_of, copy, is_file, is_nowhere, is_served, touched,
+    Frame, PIECE_BYTES, Small, align_of, copy, is_file, is_nowhere, is_served, is_too_long, touched,
 };
 use super::in_place;
 use crate::raw;
@@ -28,7 +28,7 @@ struct Parts {
     whole: bool,
 }
 
-/// The program's vector.
+/// The program's vector, if the kernel would take it.
 unsafe fn vector<'a>(at: c_long, count: c_long) -> Option<&'a [iovec]> {
     let count = usize::try_from(count)
         .ok()
@@ -39,6 +39,7 @@ unsafe fn vector<'a>(at: c_long, count: c_long) -> Option<&'a [iovec]> {
         // SAFETY: the program's promise.
         _ => Some(unsafe { std::slice::from_raw_parts(at as *const iovec, count) }),
     }
+    .filter(|parts| !parts.iter().any(|part| is_too_long(part.iov_len)))
 }
 
 fn names_served(at: c_long, parts: &[iovec]) -> bool {
@@ -227,15 +228,13 @@ unsafe fn message(at: c_long) -> Option<Message> {
 }
 
 impl Message {
-    unsafe fn parts<'a>(&self) -> &'a [iovec] {
-        // SAFETY: the program's promise.
-        unsafe {
-            vector(
-                self.header.msg_iov as c_long,
-                self.header.msg_iovlen as c_long,
-            )
+    /// None: a vector that the kernel refuses.
+    unsafe fn parts<'a>(&self) -> Option<&'a [iovec]> {
+        match self.header.msg_iovlen as c_long {
+            0 => Some(&[]),
+            // SAFETY: the program's promise.
+            count => unsafe { vector(self.header.msg_iov as c_long, count) },
         }
-        .unwrap_or(&[])
     }
 
     fn names_served(&self, parts: &[iovec]) -> bool {
@@ -300,7 +299,9 @@ unsafe fn send_copied(args: Args) -> c_long {
         let Some(message) = message(args[1]) else {
             return raw::call(libc::SYS_sendmsg, args);
         };
-        let parts = message.parts();
+        let Some(parts) = message.parts() else {
+            return touched(libc::SYS_sendmsg, args);
+        };
         if !message.names_served(parts) {
             return raw::call(libc::SYS_sendmsg, args);
         }
@@ -340,7 +341,9 @@ pub unsafe fn receive(args: Args) -> c_long {
         let Some(message) = message(args[1]) else {
             return raw::call(libc::SYS_recvmsg, args);
         };
-        let parts = message.parts();
+        let Some(parts) = message.parts() else {
+            return touched(libc::SYS_recvmsg, args);
+        };
         if !message.names_served(parts) {
             return raw::call(libc::SYS_recvmsg, args);
         }
@@ -390,8 +393,7 @@ unsafe fn any_served(at: c_long, count: c_long) -> bool {
                     header: (at as *const mmsghdr).add(n).read_unaligned().msg_hdr,
                     theirs: std::ptr::null_mut(),
                 };
-                let parts = message.parts();
-                message.names_served(parts)
+                message.names_served(message.parts().unwrap_or(&[]))
             }
         })
 }
@@ -402,9 +404,9 @@ pub unsafe fn send_many(args: Args) -> c_long {
     unsafe {
         many(libc::SYS_sendmmsg, args, |at, _| {
             let said = send([args[0], at, args[3], 0, 0, 0]);
-            let parts = message(at).map_or(&[][..], |message| message.parts());
+            let parts = message(at).and_then(|message| message.parts());
             let sum = |sum: usize, part: &iovec| sum.saturating_add(part.iov_len);
-            let bytes = parts.iter().fold(0, sum);
+            let bytes = parts.unwrap_or(&[]).iter().fold(0, sum);
             (said, said >= 0 && said as usize >= bytes)
         })
     }

@@ -172,6 +172,35 @@ static double now(void) {
 }
 
 // Sleeps, with times in memory that is not there.
+// Lengths that no memory has, as those that went below nothing.
+static void lengths(void) {
+    const size_t all[] = {(size_t)-1, (size_t)1 << 63, ((size_t)1 << 63) - 1, (size_t)1 << 48};
+    int file = fileno(tmpfile()), fds[2];
+    char *cold = place(2 * PAGE);
+    MUST(pwrite(file, cold, PAGE, 0) == PAGE && socketpair(AF_UNIX, SOCK_STREAM, 0, fds) == 0);
+    for (int n = 0; n < 4; n++) {
+        push_out();
+        MUST(read(file, cold, all[n]) == -1 && errno == EFAULT && write(file, cold, all[n]) == -1 && errno == EFAULT);
+        MUST(pread(file, cold, all[n], 0) == -1 && errno == EFAULT && pwrite(file, cold, all[n], 0) == -1 && errno == EFAULT);
+        MUST(write(fds[1], cold, all[n]) == -1 && errno == EFAULT && read(fds[0], cold, all[n]) == -1 && errno == EFAULT);
+        // Of a vector's parts the kernel's errors differ.
+        int wrong = all[n] >> 63 ? EINVAL : EFAULT;
+        struct iovec *parts = (struct iovec *)place(2 * sizeof *parts);
+        parts[0] = (struct iovec){cold, 10}, parts[1] = (struct iovec){cold + PAGE, all[n]};
+        push_out();
+        MUST(writev(file, parts, 2) == -1 && errno == wrong && preadv(file, parts, 2, 0) == -1 && errno == wrong);
+        struct msghdr *message = (struct msghdr *)place(sizeof *message);
+        *message = (struct msghdr){.msg_iov = parts, .msg_iovlen = 2};
+        MUST(sendmsg(fds[1], message, 0) == -1 && errno == wrong);
+        MUST(send(fds[1], "x", 1, 0) == 1 && recvmsg(fds[0], message, 0) == -1 && errno == wrong);
+        message->msg_iovlen = 1025;
+        MUST(sendmsg(fds[1], message, 0) == -1 && errno == EMSGSIZE && recvmsg(fds[0], message, 0) == -1 && errno == EMSGSIZE);
+        // The kernel takes as much as there is.
+        MUST(recv(fds[0], cold, all[n], 0) == 1 && cold[0] == 'x');
+    }
+    close(file), close(fds[0]), close(fds[1]);
+}
+
 static void sleeps(void) {
     struct timespec *time = (struct timespec *)place(sizeof *time), *left = (struct timespec *)place(sizeof *left);
     double before = now();
@@ -381,6 +410,7 @@ int main(int count, char **args) {
         printf("ring before memory %d, after it %d\n", early, ring());
     } else {
         waits();
+        lengths();
         sleeps();
         waits_with_a_mask();
         messages();
