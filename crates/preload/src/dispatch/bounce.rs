@@ -334,17 +334,53 @@ pub unsafe fn text_bytes(at: *const u8) -> usize {
         .map_or(TEXT_BYTES_MAX, |n| n + 1)
 }
 
-/// Whether reading does not wait for anybody.
-pub fn is_file(fd: c_long) -> bool {
+/// Whether a read that got a whole piece goes on with the next, since the kernel would have: more is there, and nothing that says where it ends, as datagrams have. Who is told of new
+/// bytes at an edge (EPOLLET) takes a read of fewer than it asked for as the last.
+pub fn has_more(fd: c_long) -> bool {
+    match kind(fd) {
+        libc::S_IFREG | libc::S_IFBLK => true,
+        libc::S_IFIFO | libc::S_IFCHR => is_readable(fd),
+        libc::S_IFSOCK => is_stream(fd) && is_readable(fd),
+        _ => false,
+    }
+}
+
+fn kind(fd: c_long) -> libc::mode_t {
     // SAFETY: room for the answer.
     unsafe {
         let mut status = std::mem::zeroed::<libc::stat>();
-        let said = raw::call(
-            libc::SYS_fstat,
-            [fd, (&raw mut status) as c_long, 0, 0, 0, 0],
-        );
-        said == 0 && matches!(status.st_mode & libc::S_IFMT, libc::S_IFREG | libc::S_IFBLK)
+        let at = (&raw mut status) as c_long;
+        match raw::call(libc::SYS_fstat, [fd, at, 0, 0, 0, 0]) {
+            0 => status.st_mode & libc::S_IFMT,
+            _ => 0,
+        }
     }
+}
+
+fn is_stream(fd: c_long) -> bool {
+    let (mut kind, mut bytes) = (0, size_of::<i32>() as u32);
+    let args = [
+        fd,
+        libc::SOL_SOCKET.into(),
+        libc::SO_TYPE.into(),
+        (&raw mut kind) as c_long,
+        (&raw mut bytes) as c_long,
+        0,
+    ];
+    // SAFETY: room for the answer.
+    unsafe { raw::call(libc::SYS_getsockopt, args) == 0 && kind == libc::SOCK_STREAM }
+}
+
+/// Whether there is something to read; an error is left to the next read of the program's, which it is for.
+fn is_readable(fd: c_long) -> bool {
+    let mut asked = libc::pollfd {
+        fd: fd as i32,
+        events: libc::POLLIN,
+        revents: 0,
+    };
+    // SAFETY: one of them, without waiting.
+    unsafe { raw::call(libc::SYS_poll, [(&raw mut asked) as c_long, 1, 0, 0, 0, 0]) };
+    asked.revents & (libc::POLLIN | libc::POLLERR | libc::POLLNVAL) == libc::POLLIN
 }
 
 /// A call that writes to one piece of memory, of which the answer says how much: `at` names it, its length is behind, and where in the file it begins stands at `offset`.

@@ -17,6 +17,7 @@ mod front;
 mod in_place;
 mod memory;
 mod mutexes;
+mod own_stack;
 mod process;
 mod route;
 mod section;
@@ -75,8 +76,12 @@ pub struct Thread {
 impl Thread {
     /// Whether the call that had its frame at `stack` was left by a jump, seen from a frame at `here`.
     fn has_left(&self, stack: usize, here: usize) -> bool {
-        let on_signals = |at: usize| at.wrapping_sub(self.stack as usize) < STACK_BYTES;
-        stack <= here && on_signals(stack) == on_signals(here)
+        stack <= here && self.is_for_signals(stack) == self.is_for_signals(here)
+    }
+
+    /// Whether an address is of its stack for signals.
+    fn is_for_signals(&self, at: usize) -> bool {
+        at.wrapping_sub(self.stack as usize) < STACK_BYTES
     }
 
     /// Whether there is no such thread any more.

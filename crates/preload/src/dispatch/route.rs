@@ -3,7 +3,7 @@
 //! Promises: the answer is the kernel's, or a refusal with a line that says why. Never: lets a call through that would take faults' signals or system calls from the program's threads.
 
 use super::bounce::{
-    Frame, SMALL_BYTES, Small, TRIES_MAX, copy, error, flat, is_file, is_served, read, touch,
+    Frame, SMALL_BYTES, Small, TRIES_MAX, copy, error, flat, has_more, is_served, read, touch,
     touched, write,
 };
 use super::memory::{Bytes, Piece, Way};
@@ -221,10 +221,9 @@ unsafe fn receive_from_copied(args: Args) -> c_long {
         let Some(sender) = Sender::new(&mut frame, &mut now, 4, 5) else {
             return touched(libc::SYS_recvfrom, args);
         };
-        let (all, peek) = (libc::MSG_WAITALL, libc::MSG_PEEK);
-        let waits_for_all = |args: &Args, _| args[3] as i32 & (all | peek) == all;
+        let goes_on = |args: &Args, _| vectors::goes_on_receiving(args[0], args[3] as i32);
         let said = match is_served(args[1]) {
-            true => read(libc::SYS_recvfrom, now, 1, None, waits_for_all),
+            true => read(libc::SYS_recvfrom, now, 1, None, goes_on),
             false => raw::call(libc::SYS_recvfrom, now),
         };
         sender.put_back(said);
@@ -392,7 +391,6 @@ unsafe fn prctl(args: Args) -> c_long {
     }
 }
 
-/// Whether a read that got a whole piece goes on with the next: where the kernel would not wait for it.
 fn goes_on_reading(args: &Args, _: usize) -> bool {
-    is_file(args[0])
+    has_more(args[0])
 }

@@ -3,7 +3,7 @@
 //! Promises: the program's own handlers for both are called where the signal is not ours; it is told the actions, masks and stacks that it set. A handler
 //! of the program's returns to the kernel without being dispatched. Never: allocates.
 
-use super::{STACK_BYTES, Thread, own, process};
+use super::{STACK_BYTES, Thread, own, own_stack, process};
 use crate::{raw, runtime, tls};
 use libc::{c_int, c_long, c_void};
 use std::cell::UnsafeCell;
@@ -137,6 +137,7 @@ pub fn install() {
     };
     let call = Action {
         handler: sysgen as usize,
+        mask: word(&terrace_vm::deferred()),
         ..base
     };
     process::note_storage();
@@ -202,10 +203,9 @@ unsafe extern "C-unwind" fn on_sigsys(
             // Given up since: this is the last one.
             tls::selector().write_volatile(tls::PASSES);
         }
-        let context = &mut *context.cast::<libc::ucontext_t>();
-        let registers = &mut context.uc_mcontext.gregs;
+        let context = context.cast::<libc::ucontext_t>();
+        let registers = (*context).uc_mcontext.gregs;
         let at = |place: c_int| registers[place as usize] as c_long;
-        let number = at(libc::REG_RAX);
         let args = [
             at(libc::REG_RDI),
             at(libc::REG_RSI),
@@ -214,18 +214,33 @@ unsafe extern "C-unwind" fn on_sigsys(
             at(libc::REG_R8),
             at(libc::REG_R9),
         ];
-        let said = match number {
+        let said = match at(libc::REG_RAX) {
             // The mask that the thread goes on with is the one in the frame of this signal.
-            libc::SYS_rt_sigprocmask => masked(args, &mut context.uc_sigmask),
+            libc::SYS_rt_sigprocmask => masked(args, &mut (*context).uc_sigmask),
             libc::SYS_rt_sigreturn => terrace_preload_return(at(libc::REG_RSP) as usize),
-            libc::SYS_clone => process::clone(args, registers),
-            libc::SYS_clone3 => process::clone3(args, registers),
+            number @ (libc::SYS_clone | libc::SYS_clone3) => {
+                // The new one has the mask of who makes it.
+                raw::set_mask(mask_of(context));
+                match number {
+                    libc::SYS_clone => process::clone(args, &registers),
+                    _ => process::clone3(args, &registers),
+                }
+            }
             // It would come back twice on this stack.
             libc::SYS_vfork => -c_long::from(libc::ENOSYS),
-            _ => super::call(number, args),
+            _ => return own_stack::make(context),
         };
-        registers[libc::REG_RAX as usize] = said;
+        (*context).uc_mcontext.gregs[libc::REG_RAX as usize] = said;
     }
+}
+
+/// The mask that the thread of a signal's frame had, without what must come.
+///
+/// # Safety
+/// The kernel's frame.
+pub unsafe fn mask_of(context: *const libc::ucontext_t) -> u64 {
+    // SAFETY: the caller's promise.
+    word(unsafe { &(*context).uc_sigmask }) & !MUST_COME
 }
 
 unsafe extern "C-unwind" fn on_sigbus(

@@ -4,7 +4,8 @@
 //! the call answers in it.
 
 use super::bounce::{
-    Frame, PIECE_BYTES, Small, align_of, copy, is_file, is_nowhere, is_served, is_too_long, touched,
+    Frame, PIECE_BYTES, Small, align_of, copy, has_more, is_nowhere, is_served, is_too_long,
+    touched,
 };
 use super::in_place;
 use crate::raw;
@@ -151,8 +152,7 @@ pub unsafe fn read(number: c_long, args: Args) -> c_long {
                 put_back(&now, parts, done, said as usize);
             }
             match after(&mut done, said, &now) {
-                // Where there may be nothing more, the kernel would not wait for it either.
-                None if is_file(args[0]) => continue,
+                None if has_more(args[0]) => continue,
                 None => return done as c_long,
                 Some(said) => return said,
             }
@@ -274,6 +274,45 @@ impl Message {
         }
         Some(header)
     }
+
+    /// What a recvmsg of its vector from the byte `from` on answers, with all of it where it belongs, and what it could have taken. None: there is no room for it in the frame.
+    unsafe fn received(
+        &self,
+        frame: &mut Frame,
+        mut args: Args,
+        parts: &[iovec],
+        from: usize,
+    ) -> Option<(c_long, Parts)> {
+        // SAFETY: the program's promise, all along.
+        unsafe {
+            let mut header = self.for_kernel(frame)?;
+            let now = replaced(frame, parts, from, false)?;
+            (header.msg_iov, header.msg_iovlen) = (now.at, now.count as _);
+            let given = header;
+            args[1] = (&raw mut header) as c_long;
+            let said = raw::call(libc::SYS_recvmsg, args);
+            if said < 0 {
+                return Some((said, now));
+            }
+            let theirs = &self.header;
+            put_back(&now, parts, from, said as usize);
+            let back = |to: *mut libc::c_void, from: *mut libc::c_void, bytes: usize| {
+                if to != from && !to.is_null() {
+                    copy(to.cast(), from.cast(), bytes);
+                }
+            };
+            let name = (header.msg_namelen).min(given.msg_namelen) as usize;
+            back(theirs.msg_name, given.msg_name, name);
+            let control = header.msg_controllen.min(given.msg_controllen);
+            back(theirs.msg_control, given.msg_control, control);
+            let mut answered = *theirs;
+            answered.msg_namelen = header.msg_namelen;
+            answered.msg_controllen = header.msg_controllen;
+            answered.msg_flags = header.msg_flags;
+            self.theirs.write_unaligned(answered);
+            Some((said, now))
+        }
+    }
 }
 
 /// sendmsg.
@@ -334,7 +373,13 @@ unsafe fn send_copied(args: Args) -> c_long {
     }
 }
 
-/// recvmsg.
+/// Whether one that got a whole piece with these flags goes on with the next.
+pub fn goes_on_receiving(fd: c_long, flags: i32) -> bool {
+    const MARKS: i32 = libc::MSG_PEEK | libc::MSG_OOB | libc::MSG_ERRQUEUE;
+    flags & MARKS == 0 && (flags & libc::MSG_WAITALL != 0 || has_more(fd))
+}
+
+/// recvmsg; of a stream, piece by piece, if it takes nothing beside the bytes.
 pub unsafe fn receive(args: Args) -> c_long {
     // SAFETY: the program's promise, all along.
     unsafe {
@@ -347,39 +392,25 @@ pub unsafe fn receive(args: Args) -> c_long {
         if !message.names_served(parts) {
             return raw::call(libc::SYS_recvmsg, args);
         }
+        let goes_on = || {
+            let beside = message.header.msg_controllen;
+            beside == 0 && goes_on_receiving(args[0], args[2] as i32)
+        };
+        let mut done = 0;
         let mut small = Small::new();
-        let mut frame = Frame::new(&mut small);
-        let Some(mut header) = message.for_kernel(&mut frame) else {
-            return touched(libc::SYS_recvmsg, args);
-        };
-        let Some(now) = replaced(&mut frame, parts, 0, false) else {
-            return touched(libc::SYS_recvmsg, args);
-        };
-        (header.msg_iov, header.msg_iovlen) = (now.at, now.count as _);
-        let given = header;
-        let mut these = args;
-        these[1] = (&raw mut header) as c_long;
-        let said = raw::call(libc::SYS_recvmsg, these);
-        if said < 0 {
-            return said;
-        }
-        let theirs = &message.header;
-        put_back(&now, parts, 0, said as usize);
-        let back = |to: *mut libc::c_void, from: *mut libc::c_void, bytes: usize| {
-            if to != from && !to.is_null() {
-                copy(to.cast(), from.cast(), bytes);
+        loop {
+            let mut frame = Frame::new(&mut small);
+            let (said, now) = match message.received(&mut frame, args, parts, done) {
+                Some(answer) => answer,
+                None if done > 0 => return done as c_long,
+                None => return touched(libc::SYS_recvmsg, args),
+            };
+            match after(&mut done, said, &now) {
+                Some(said) => return said,
+                None if goes_on() => continue,
+                None => return done as c_long,
             }
-        };
-        let name = (header.msg_namelen).min(given.msg_namelen) as usize;
-        back(theirs.msg_name, given.msg_name, name);
-        let control = header.msg_controllen.min(given.msg_controllen);
-        back(theirs.msg_control, given.msg_control, control);
-        let mut answered = *theirs;
-        answered.msg_namelen = header.msg_namelen;
-        answered.msg_controllen = header.msg_controllen;
-        answered.msg_flags = header.msg_flags;
-        message.theirs.write_unaligned(answered);
-        said
+        }
     }
 }
 

@@ -172,6 +172,50 @@ static double now(void) {
 }
 
 // Sleeps, with times in memory that is not there.
+// A read is short only where there is no more: who is told of new bytes at an edge would wait for ever.
+static void reads_all_there_is(void) {
+    char *into = arena + 30 * MIB;
+    for (int how = 0; how < 7; how++) {
+        int fds[2], much = 1 << 20;
+        MUST(how < 5 ? socketpair(AF_UNIX, SOCK_STREAM, 0, fds) == 0 : pipe(fds) == 0);
+        setsockopt(fds[1], SOL_SOCKET, SO_SNDBUF, &much, sizeof much);
+        if (how >= 5)
+            MUST(fcntl(fds[1], F_SETPIPE_SZ, much) >= much);
+        MUST(fcntl(fds[1], F_SETFL, O_NONBLOCK) == 0);
+        ssize_t put = 0, some;
+        while ((some = write(fds[1], into + put, 4 * PAGE)) > 0)
+            put += some;
+        MUST(put > 260 << 10);
+        struct iovec *parts = (struct iovec *)place(2 * sizeof *parts);
+        parts[0] = (struct iovec){into, 100}, parts[1] = (struct iovec){into + 100, 4 * MIB - 100};
+        struct msghdr *message = (struct msghdr *)place(sizeof *message);
+        *message = (struct msghdr){.msg_iov = parts, .msg_iovlen = 2};
+        push_out();
+        ssize_t got = how == 0 || how == 5 ? read(fds[0], into, 4 * MIB)
+                      : how == 1           ? recv(fds[0], into, 4 * MIB, 0)
+                      : how == 2           ? recvmsg(fds[0], message, 0)
+                      : how == 3           ? recvfrom(fds[0], into, 4 * MIB, MSG_DONTWAIT, NULL, NULL)
+                                           : readv(fds[0], parts, 2);
+        MUST(got == put);
+        close(fds[0]), close(fds[1]);
+    }
+    // Datagrams end where they end.
+    int fds[2], room = 4 * MIB;
+    MUST(socketpair(AF_UNIX, SOCK_DGRAM, 0, fds) == 0);
+    if (setsockopt(fds[1], SOL_SOCKET, SO_SNDBUFFORCE, &room, sizeof room) == 0) {
+        char *two[] = {calloc(1, 300 << 10), calloc(1, 300 << 10)};
+        for (int n = 0; n < 2; n++)
+            MUST(syscall(SYS_sendto, fds[1], two[n], 256 << 10, 0, NULL, 0) == 256 << 10);
+        push_out();
+        MUST(read(fds[0], into, 2 * MIB) == 256 << 10 && recv(fds[0], into, 2 * MIB, 0) == 256 << 10);
+        free(two[0]), free(two[1]);
+    }
+    close(fds[0]), close(fds[1]);
+    int zeros = open("/dev/zero", O_RDONLY), chance = open("/dev/urandom", O_RDONLY);
+    MUST(read(zeros, into, 3 * MIB) == 3 * MIB && into[3 * MIB - 1] == 0 && read(chance, into, 3 * MIB) == 3 * MIB);
+    close(zeros), close(chance);
+}
+
 // Lengths that no memory has, as those that went below nothing.
 static void lengths(void) {
     const size_t all[] = {(size_t)-1, (size_t)1 << 63, ((size_t)1 << 63) - 1, (size_t)1 << 48};
@@ -411,6 +455,7 @@ int main(int count, char **args) {
     } else {
         waits();
         lengths();
+        reads_all_there_is();
         sleeps();
         waits_with_a_mask();
         messages();

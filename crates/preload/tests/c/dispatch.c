@@ -4,6 +4,7 @@
 #include <fcntl.h>
 #include <poll.h>
 #include <pthread.h>
+#include <semaphore.h>
 #include <setjmp.h>
 #include <signal.h>
 #include <stdint.h>
@@ -358,6 +359,107 @@ static void threads_of_others(void) {
     MUST(timer_delete(timer) == 0);
 }
 
+static char *stack_low, *stack_high;
+static volatile sig_atomic_t met, met_elsewhere;
+static sem_t never;
+
+static void looks_where_it_is(int signal, siginfo_t *info, void *context) {
+    (void)signal, (void)info;
+    // More than a stack for signals has.
+    volatile char much[600 << 10];
+    for (size_t n = 0; n < sizeof much; n += PAGE)
+        much[n] = 1;
+    char *here = (char *)much, *there = (char *)((ucontext_t *)context)->uc_mcontext.gregs[REG_RSP];
+    if (here < stack_low || there < stack_low || here >= stack_high || there >= stack_high)
+        met_elsewhere = 1;
+    // It makes calls itself.
+    struct timespec none = {0, 0};
+    sigset_t nothing;
+    sigemptyset(&nothing);
+    sigtimedwait(&nothing, NULL, &none);
+    met = 1;
+}
+
+// ppoll for a time by an instruction of its own, with values where a function may have them meanwhile.
+static long polls_itself(struct timespec *time) {
+    long said, kept;
+    double wide = 0;
+    register long size __asm__("r8") = 8;
+    register void *mask __asm__("r10") = NULL;
+    __asm__ volatile("movq $0x5a5a, -128(%%rsp)\n\tmovq %%rdx, %%xmm9\n\tsyscall\n\tmovq -128(%%rsp), %1\n\tmovq %%xmm9, %2"
+                     : "=a"(said), "=&r"(kept), "=&x"(wide)
+                     : "0"(271L), "D"(NULL), "S"(0L), "d"(time), "r"(mask), "r"(size)
+                     : "rcx", "r11", "xmm9", "memory");
+    long bits;
+    memcpy(&bits, &wide, sizeof bits);
+    MUST(kept == 0x5a5a && bits == (long)time);
+    return said;
+}
+
+static void *waits_for_a_signal(void *how) {
+    pthread_attr_t attributes;
+    size_t bytes;
+    MUST(pthread_getattr_np(pthread_self(), &attributes) == 0);
+    MUST(pthread_attr_getstack(&attributes, (void **)&stack_low, &bytes) == 0);
+    stack_high = stack_low + bytes;
+    struct timespec time = {10, 0}, then;
+    clock_gettime(CLOCK_REALTIME, &then);
+    then.tv_sec += 10;
+    sigset_t one;
+    sigemptyset(&one);
+    pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+    pthread_cond_t turn = PTHREAD_COND_INITIALIZER;
+    while (!met) {
+        switch ((intptr_t)how) {
+        case 0:
+            MUST(sem_timedwait(&never, &then) == -1 && errno == EINTR);
+            break;
+        case 1:
+            pthread_mutex_lock(&lock);
+            pthread_cond_timedwait(&turn, &lock, &then);
+            pthread_mutex_unlock(&lock);
+            break;
+        case 2:
+            sigaddset(&one, SIGUSR2);
+            MUST(sigtimedwait(&one, NULL, &time) == -1 && errno == EINTR);
+            break;
+        case 3:
+            MUST(ppoll(NULL, 0, &time, &one) == -1 && errno == EINTR);
+            break;
+        case 4:
+            MUST(sigsuspend(&one) == -1 && errno == EINTR);
+            break;
+        case 5:
+            MUST(polls_itself(&time) == -EINTR);
+            break;
+        case 6:
+            MUST(raise(SIGUSR1) == 0 && met);
+            break;
+        }
+    }
+    return NULL;
+}
+
+// A signal meets a thread that waits on the thread's own stack, and its handler runs there: who collects garbage looks for what is used from there on.
+static void met_where_it_waits(void) {
+    struct sigaction action = {.sa_sigaction = looks_where_it_is, .sa_flags = SA_SIGINFO};
+    MUST(sigaction(SIGUSR1, &action, NULL) == 0 && sem_init(&never, 0, 0) == 0);
+    for (intptr_t how = 0; how < 7; how++) {
+        pthread_t thread;
+        met = met_elsewhere = 0;
+        MUST(pthread_create(&thread, NULL, waits_for_a_signal, (void *)how) == 0);
+        while (!met) {
+            usleep(5000);
+            if (how < 6 && stack_low)
+                MUST(pthread_kill(thread, SIGUSR1) == 0);
+        }
+        MUST(pthread_join(thread, NULL) == 0 && !met_elsewhere);
+        stack_low = NULL;
+    }
+    struct timespec soon = {0, 1000000};
+    MUST(polls_itself(&soon) == 0);
+}
+
 int main(void) {
     setvbuf(stdout, NULL, _IOLBF, 0);
     arena = malloc(40 * MIB), pushed = malloc(PUSH);
@@ -366,6 +468,7 @@ int main(void) {
     masks();
     own_handlers();
     stacks();
+    met_where_it_waits();
     coroutines();
     threads();
     kinds();
