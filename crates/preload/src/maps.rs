@@ -7,7 +7,7 @@
 
 use crate::mappings::Mappings;
 use crate::runtime::{self, Area};
-use crate::{opening, raw, tls};
+use crate::{opening, raw, reserved, tls};
 use libc::{c_int, c_long, c_void, off_t, size_t};
 use std::ops::Range;
 use std::sync::PoisonError;
@@ -318,10 +318,11 @@ unsafe fn map(
         && let Some(runtime) = opening::for_mapping(len)
     {
         let _inside = tls::enter();
-        // More than the heap has addresses for is not served: it is a reservation, of which little is used.
-        if len < runtime.maps.heap.bytes() / 2 {
+        let most = runtime.maps.heap.bytes() / 4 * 3;
+        if len <= most {
             return runtime.maps.map(len, prot).unwrap_or_else(fail);
         }
+        reserved::say_too_long(len, most);
     }
     // SAFETY: as asked, and not at addresses of ours.
     unsafe { raw::mmap(at, len, prot, flags, fd, offset) }

@@ -4,7 +4,7 @@
 //! Promises: opened once; other threads that need it wait; where it cannot be had the program ends, with a line that says why. Never: opens another.
 
 use crate::mappings::Mappings;
-use crate::reserved::{self, heap_bytes, reserved_bytes};
+use crate::reserved::{self, Heaps};
 use crate::runtime::{self, Area, Pool, Runtime};
 use crate::serve::Home;
 use crate::settings::Settings;
@@ -168,14 +168,14 @@ fn open() -> Result<Option<Runtime>, String> {
         // Nobody else opens it; the file goes with the last process that has it open.
         let _ = std::fs::remove_dir_all(&settings.pool);
     }
-    let bytes = heap_bytes(store.usable_bytes());
+    let heaps = Heaps::of(store.usable_bytes());
     let memory = Memory::new(Options {
         way: match dispatch::is_for_memory() {
             true => Way::InThread,
             false => Way::Handlers(settings.threads),
         },
         unmodified: true,
-        reserve_bytes: reserved_bytes(store.usable_bytes()) as usize,
+        reserve_bytes: heaps.reserved_bytes() as usize,
         ..Heap::options(&store)
     });
     let memory = memory.map_err(|e| e.to_string())?;
@@ -184,8 +184,9 @@ fn open() -> Result<Option<Runtime>, String> {
         dispatch::serve(&memory);
     }
     let heap = Heap::new(memory.clone(), store).map_err(|e| e.to_string())?;
-    let area = || PageHeap::with_views(&heap, bytes).map_err(|e| e.to_string());
-    let ((malloc, first), (maps, second)) = (area()?, area()?);
+    let area = |bytes| PageHeap::with_views(&heap, bytes).map_err(|e| e.to_string());
+    let (malloc, first) = area(heaps.malloc_bytes)?;
+    let (maps, second) = area(heaps.maps_bytes)?;
     heap.begin_large();
     Ok(Some(Runtime {
         malloc: Area::new(malloc, Mappings::default()),

@@ -4,37 +4,70 @@
 
 use crate::{arena, raw, runtime, settings};
 use libc::{c_uint, rlimit};
+use std::sync::atomic::{AtomicBool, Ordering};
 use terrace_vm::heap::HEAP_MAX_BYTES;
 
 /// Addresses for each byte that the SSD takes: what is reserved and never used costs none.
 const ADDRESSES_PER_BYTE: u64 = 4;
+/// Mappings have as many at least: programs reserve far more than they use (Java as much as its heap may ever become, a quarter of the machine's DRAM).
+const MAPPED_BYTES_MIN: u64 = 64 << 30;
 
-/// Addresses of one of the two heaps over so much of the SSD.
-pub fn heap_bytes(ssd_bytes: u64) -> u64 {
-    (ssd_bytes * ADDRESSES_PER_BYTE).min(HEAP_MAX_BYTES)
+/// Addresses of the two heaps.
+#[derive(Clone, Copy)]
+pub struct Heaps {
+    pub malloc_bytes: u64,
+    pub maps_bytes: u64,
 }
 
-/// Addresses that are reserved for both.
-pub fn reserved_bytes(ssd_bytes: u64) -> u64 {
-    2 * heap_bytes(ssd_bytes).next_multiple_of(terrace_vm::ADDRESSES_ALIGN_BYTES as u64)
+impl Heaps {
+    /// The least over so much of the SSD.
+    fn least(ssd_bytes: u64) -> Heaps {
+        let bytes = (ssd_bytes * ADDRESSES_PER_BYTE).min(HEAP_MAX_BYTES);
+        Heaps {
+            malloc_bytes: bytes,
+            maps_bytes: bytes,
+        }
+    }
+
+    /// Over so much of the SSD; where the process's limits leave no room for what mappings should have, the least.
+    pub fn of(ssd_bytes: u64) -> Heaps {
+        let least = Heaps::least(ssd_bytes);
+        let wide = Heaps {
+            maps_bytes: least.maps_bytes.max(MAPPED_BYTES_MIN),
+            ..least
+        };
+        let needed = wide.reserved_bytes() + room_bytes() + arena::RESERVED_BYTES as u64;
+        match limit_bytes() < needed {
+            true => least,
+            false => wide,
+        }
+    }
+
+    /// Addresses that are reserved for both.
+    pub fn reserved_bytes(self) -> u64 {
+        let aligned = |bytes: u64| bytes.next_multiple_of(terrace_vm::ADDRESSES_ALIGN_BYTES as u64);
+        aligned(self.malloc_bytes) + aligned(self.maps_bytes)
+    }
 }
 
 /// Beside what is reserved for the program's memory, twice the cap and this is left for the runtime and the program.
 const ROOM_BYTES: u64 = 4 << 30;
 
-/// Addresses that this process needs from now on, as the kernel counts them for RLIMIT_AS and RLIMIT_DATA.
-pub fn addresses_bytes() -> u64 {
-    let room = ROOM_BYTES + 2 * settings::number(c"TERRACE_RUN_DRAM").unwrap_or(0);
-    let pool = match runtime::get() {
-        Some(_) => 0,
-        None => reserved_bytes(settings::number(c"TERRACE_RUN_SSD").unwrap_or(0)),
-    };
-    room + pool
+fn room_bytes() -> u64 {
+    ROOM_BYTES + 2 * settings::number(c"TERRACE_RUN_DRAM").unwrap_or(0)
 }
 
-/// A limit of addresses, if it leaves no room for the program's memory, and what is needed.
-pub fn too_low_a_limit() -> Option<(u64, u64)> {
-    let needed = addresses_bytes() + arena::RESERVED_BYTES as u64;
+/// Addresses that this process needs from now on at least, as the kernel counts them for RLIMIT_AS and RLIMIT_DATA.
+pub fn addresses_bytes() -> u64 {
+    let pool = match runtime::get() {
+        Some(_) => 0,
+        None => Heaps::least(settings::number(c"TERRACE_RUN_SSD").unwrap_or(0)).reserved_bytes(),
+    };
+    room_bytes() + pool
+}
+
+/// The lower of the process's limits of addresses.
+fn limit_bytes() -> u64 {
     let limits = [libc::RLIMIT_AS, libc::RLIMIT_DATA].map(|resource| {
         let mut limit = rlimit {
             rlim_cur: libc::RLIM_INFINITY,
@@ -44,8 +77,14 @@ pub fn too_low_a_limit() -> Option<(u64, u64)> {
         unsafe { raw::prlimit(0, resource as c_uint, std::ptr::null(), &mut limit) };
         limit.rlim_cur
     });
-    let least = limits[0].min(limits[1]);
-    (least < needed).then_some((least, needed))
+    limits[0].min(limits[1])
+}
+
+/// A limit of addresses, if it leaves no room for the program's memory, and what is needed.
+pub fn too_low_a_limit() -> Option<(u64, u64)> {
+    let needed = addresses_bytes() + arena::RESERVED_BYTES as u64;
+    let limit = limit_bytes();
+    (limit < needed).then_some((limit, needed))
 }
 
 /// The words for that.
@@ -53,4 +92,18 @@ pub fn say_too_low((bytes, needed): (u64, u64)) {
     raw::say(format_args!(
         "a limit of {bytes} bytes of addresses (ulimit -v or -d) leaves no room: {needed} are needed, reserved more than used; lift it, --dram and a cgroup limit memory"
     ));
+}
+
+/// A mapping longer than mappings have addresses for: a reservation, of which most is never used; what is, nobody here sees.
+#[cold]
+pub fn say_too_long(bytes: usize, most_bytes: usize) {
+    static SAID: AtomicBool = AtomicBool::new(false);
+    if !SAID.swap(true, Ordering::Relaxed) {
+        raw::say(format_args!(
+            "a mapping of {} GiB is more than the {} GiB that one may have here: what the program uses of it is not served, and not under --dram; \
+             let it reserve less (MariaDB: --innodb-buffer-pool-size-max), or give a larger --ssd",
+            bytes >> 30,
+            most_bytes >> 30
+        ));
+    }
 }

@@ -7,7 +7,7 @@ use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::fs::{FileExt, PermissionsExt};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::process::{Command, Stdio};
-use support::{Server, command, compiled, ended, free_port, output, reported, value};
+use support::{Server, command, compiled, ended, free_port, group, judge, output, reported, value};
 
 const CAP_MIB: u64 = 32;
 
@@ -218,6 +218,29 @@ fn e2e_a_child_opens_a_library_that_waits_for_a_thread() {
     command.args(["/bin/sh", "-c", "\"$0\" \"$1\" && \"$0\" \"$1\""]);
     let (well, said) = output(command.arg(&program).arg(&library));
     assert!(well && said.matches("OK\n").count() == 2, "{said}");
+}
+
+/// What a program reserves and uses a part of is served, whatever it reserves; of more than there are addresses for that is said.
+#[test]
+fn e2e_reservations_are_served_up_to_a_size() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let program = compiled(dir.path(), "reserves.c", &[]);
+    let reserved = |gib: &str| {
+        let group = group(CAP_MIB);
+        let mut command = command(CAP_MIB, &["--ssd", "1G"], group.as_ref());
+        let (well, said) = output(command.arg(&program).arg(gib));
+        assert!(well && said.contains("OK\n"), "{gib} GiB: {said}");
+        judge("reserves.c", group.as_ref());
+        said
+    };
+    for gib in ["2", "40"] {
+        let said = reserved(gib);
+        assert!(reported(&said, "pages_evicted") > 30_000, "{said}");
+        assert!(!said.contains("more than the 48 GiB"), "{said}");
+    }
+    let mut command = command(CAP_MIB, &["--ssd", "1G"], None);
+    let (well, said) = output(command.arg(&program).arg("1024"));
+    assert!(well && said.contains("more than the 48 GiB"), "{said}");
 }
 
 #[test]
