@@ -2,7 +2,7 @@
 //! kernel never meets a page that is not in DRAM.
 //!
 //! A call's memory is copied, to or from memory that is always there (`route`, `bounce`), but for streams that do not wait until a page first leaves (`in_place`); the copying faults as the program's own accesses do, in the thread. Calls that the
-//! program makes by the usual functions of the C library are met by functions of ours in front of them (`front`), which costs nothing, and so do mutexes (`mutexes`); all others come as SIGSYS, which costs a signal.
+//! program makes by the usual functions of the C library are met by functions of ours in front of them (`front`), which costs nothing, and so do mutexes (`mutexes`); all others come as SIGSYS, which costs a signal, and go on on the program's stack if they may wait (`own_stack`).
 //! Instructions of this library itself are never dispatched. Promises: a call that names served memory answers as it would without Terrace, as far as
 //! `memory` knows what it takes; what it does not know is tried with pages brought in before. Never: waits, or keeps anything of a call beyond it.
 //!
