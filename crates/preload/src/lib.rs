@@ -22,6 +22,7 @@ mod given;
 mod keeper;
 mod loaded;
 mod malloc;
+mod mapped;
 mod mappings;
 mod maps;
 mod next;

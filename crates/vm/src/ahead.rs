@@ -1,11 +1,13 @@
 //! Faults that go along the addresses: what will be touched next is brought in by the handler that has such a fault at hand.
 //!
 //! A handler thread takes ten times as long to be woken as to fill a page. So after a few faults in a row, upwards or downwards (as memmove and sorts go too), the pages
-//! that follow come with the one that faulted, twice as many each time. Promises: bounded by [`policy::ahead_pages`], and by [`policy::ahead_absent_pages`] where the pages are absent from the backing too; a page that cannot be had ahead is left to the fault that will ask for it; none once
-//! [`Ahead::end`] has returned, but those that are filling. Never: waits for room, or for another thread.
+//! that follow come with the one that faulted, twice as many each time. Promises: bounded by [`policy::ahead_pages`], and by [`policy::ahead_absent_pages`] where the pages are absent from the backing too; a page that cannot be had ahead is left to the fault that will ask for it; none of a block
+//! once [`Ahead::close`] of it has returned, but those that are filling. Never: waits for room, or for another thread.
 
-use crate::sys::Lock;
-use std::sync::atomic::{AtomicBool, Ordering, fence};
+use crate::space::place;
+use crate::sys::{Lock, SystemError, Table};
+use std::ops::Range;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
 
 /// Sequences followed at a time; the one that was not seen for longest gives way.
 const STREAMS: usize = 16;
@@ -111,17 +113,46 @@ impl Streams {
 }
 
 /// See the head of the file.
-#[derive(Default)]
 pub(crate) struct Ahead {
     streams: Lock<Streams>,
-    ended: AtomicBool,
+    /// A bit for each block in which the program closed pages.
+    closed: Table<AtomicU64>,
+    /// Whether any was ever set.
+    any: AtomicBool,
 }
 
 impl Ahead {
-    /// From now on nothing is brought in ahead: the program closes pages, which the runtime itself could not read to take them away.
-    pub fn end(&self) {
-        self.ended.store(true, Ordering::SeqCst);
+    /// For so many blocks of addresses.
+    pub fn new(blocks: usize) -> Result<Ahead, SystemError> {
+        Ok(Ahead {
+            streams: Lock::default(),
+            closed: Table::new(blocks.div_ceil(64))?,
+            any: AtomicBool::new(false),
+        })
+    }
+
+    /// From now on nothing is brought in ahead in these blocks: the program closes pages there, which the runtime itself could not read to take them away.
+    pub fn close(&self, blocks: Range<usize>) {
+        self.any.store(true, Ordering::SeqCst);
+        self.each(blocks, |word, bits| word.fetch_or(bits, Ordering::SeqCst));
         fence(Ordering::SeqCst);
+    }
+
+    /// No page of these is closed any more.
+    pub fn open(&self, blocks: Range<usize>) {
+        if self.any.load(Ordering::SeqCst) {
+            self.each(blocks, |word, bits| word.fetch_and(!bits, Ordering::SeqCst));
+        }
+    }
+
+    fn each(&self, blocks: Range<usize>, change: impl Fn(&AtomicU64, u64) -> u64) {
+        let mut at = blocks.start;
+        while at < blocks.end {
+            let end = blocks.end.min((at / 64 + 1) * 64);
+            let bits = u64::MAX >> (64 - (end - at)) << (at % 64);
+            change(&self.closed[at / 64], bits);
+            at = end;
+        }
     }
 
     /// What is to come with a page that faults, of what a sequence calls for as many as `may` says; none where somebody else is at it: it is a hint.
@@ -129,10 +160,14 @@ impl Ahead {
         Some(self.streams.try_lock()?.beside(page, may))
     }
 
-    /// Asked by who has begun to fill a page and noted that: whoever ended it before either is seen here, or finds that page.
-    pub fn has_ended(&self) -> bool {
+    /// Whether any of these pages lies in a closed block. Asked by who has begun to fill them and noted that: whoever closed one before either is seen here, or finds that page.
+    pub fn is_closed(&self, mut pages: impl Iterator<Item = u64>) -> bool {
         fence(Ordering::SeqCst);
-        self.ended.load(Ordering::SeqCst)
+        self.any.load(Ordering::SeqCst)
+            && pages.any(|page| {
+                let (block, _) = place(page);
+                self.closed[block / 64].load(Ordering::SeqCst) >> (block % 64) & 1 != 0
+            })
     }
 }
 
@@ -181,6 +216,30 @@ mod tests {
                 assert_eq!(came > 0, is, "{step} pages apart");
             }
         }
+    }
+
+    #[test]
+    fn blocks_are_closed_and_opened_one_by_one() {
+        let ahead = Ahead::new(300).unwrap();
+        let is_closed = |block: u64| ahead.is_closed([block * 512 + 511].into_iter());
+        let closed = || {
+            (0..300)
+                .filter(|block| is_closed(*block))
+                .collect::<Vec<_>>()
+        };
+        assert_eq!(closed(), []);
+        for range in [3..5, 60..70, 128..192, 299..300] {
+            ahead.close(range.clone());
+            let blocks: Vec<u64> = range.clone().map(|block| block as u64).collect();
+            assert_eq!(closed(), blocks);
+            ahead.open(range.start + 1..range.end);
+            assert_eq!(closed(), blocks[..1]);
+            ahead.open(range);
+            assert_eq!(closed(), []);
+        }
+        ahead.close(7..8);
+        assert!(ahead.is_closed([6 * 512, 7 * 512, 8 * 512].into_iter()));
+        assert!(!ahead.is_closed([6 * 512, 8 * 512].into_iter()));
     }
 
     #[test]

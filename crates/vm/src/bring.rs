@@ -31,7 +31,7 @@ impl Core {
         let Some(window) = self.ahead.window(page, may) else {
             return false;
         };
-        if window.pages == 0 || self.ahead.has_ended() {
+        if window.pages == 0 || self.is_closed(page) {
             return false;
         }
         let (mut pages, mut left) = (window.of(page), window.pages);
@@ -44,6 +44,11 @@ impl Core {
         }
         // The one that faulted last, since the thread goes on as soon as it is there.
         self.bring_together(pages, touch, Some(page), touch).asked
+    }
+
+    /// Whether nothing comes ahead where a page lies.
+    fn is_closed(&self, page: u64) -> bool {
+        self.ahead.is_closed(std::iter::once(page))
     }
 
     /// How many of a window's first pages the backing does not have.
@@ -75,7 +80,7 @@ impl Core {
             })
         });
         let comes = self.beside.comes((address, page), instruction, pointed);
-        if comes.is_none() || self.ahead.has_ended() {
+        if comes.is_none() || self.is_closed(page) {
             return false;
         }
         // Whether it will be written to is not known.
@@ -117,7 +122,7 @@ impl Core {
         let Some(objects) = faulted else {
             return false;
         };
-        let asked = match self.ahead.has_ended() {
+        let asked = match self.is_closed(page) {
             true => false,
             false => {
                 let here = self.space.slot_of(page);
@@ -198,7 +203,7 @@ impl Core {
         let Some((indices, page)) = self.indices.as_ref().zip(self.space.page_at(address)) else {
             return false;
         };
-        if self.ahead.has_ended() {
+        if self.is_closed(page) {
             return false;
         }
         let Some(mut site) = indices.site(registers.instruction) else {

@@ -14,6 +14,7 @@ use crate::stats::Counters;
 use crate::sys::now_ms;
 use crate::touch::Touch;
 use rustix::io::Errno;
+use std::iter::once;
 use std::sync::atomic::{Ordering, fence};
 use std::time::Instant;
 
@@ -306,7 +307,7 @@ impl<'a> Fault<'a> {
                 Err(cause) => Step::Failed(cause),
             },
             Begun::Filling { writable } => {
-                let put = match self.ahead && self.core.ahead.has_ended() {
+                let put = match self.ahead && self.core.ahead.is_closed(once(self.page)) {
                     true => Err(self.no_room()),
                     false => self.put(region, writable),
                 };

@@ -7,6 +7,7 @@ use crate::ahead::Ahead;
 use crate::aside::Aside;
 use crate::bell::Bell;
 use crate::beside::Beside;
+use crate::block::BLOCK_BYTES;
 use crate::calm::Calm;
 use crate::error::VmError;
 use crate::evictor::EVICTOR;
@@ -97,6 +98,7 @@ impl Memory {
         let (start, len) = space.addresses();
         uffd.register(start, len)?;
         let aside = Aside::new(&uffd)?;
+        let ahead = Ahead::new(len / BLOCK_BYTES)?;
         let core = Arc::new(Core {
             taken: Mutex::new(vec![false; space.slots()]),
             space,
@@ -115,7 +117,7 @@ impl Memory {
             resident: AtomicUsize::new(0),
             dirty: AtomicUsize::new(0),
             scratch: Scratch::new(),
-            ahead: Ahead::default(),
+            ahead,
             beside: Beside::new(),
             follow: (options.way != Way::InThread).then(|| Follow::new(start, len)),
             indices: (Indices::ARE_SEEN && options.way == Way::InThread && options.unmodified)

@@ -175,7 +175,8 @@ impl Core {
             }
         };
         // Asked after they were noted: who closes pages sees them, or is seen here.
-        if self.ahead.has_ended() {
+        let pages = filling.iter().flatten().map(|filling| filling.fault.page);
+        if self.ahead.is_closed(pages) {
             for filling in filling.iter().flatten() {
                 end(filling, Err(filling.fault.no_room()));
             }

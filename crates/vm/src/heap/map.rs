@@ -6,6 +6,8 @@
 use super::PageHeap;
 use super::error::AllocError;
 use crate::PAGE_BYTES;
+use crate::block::BLOCK_PAGES;
+use crate::space::place;
 use std::ops::Range;
 use std::sync::atomic::Ordering;
 
@@ -70,15 +72,41 @@ impl PageHeap {
     /// them back.
     pub fn take_away(&self, pages: Range<u32>) -> Result<(), AllocError> {
         let range = u64::from(pages.start)..u64::from(pages.end);
-        self.end_ahead();
+        self.close_ahead(pages);
         self.region()
             .take_away(range)
             .map_err(|e| AllocError::Heap(e.into()))
     }
 
-    /// From now on no page is brought in before it is touched: some are closed, and what nobody may read cannot be written back either.
-    pub fn end_ahead(&self) {
-        self.region().memory_core().ahead.end();
+    /// From now on no page is brought in before it is touched where these lie: they are closed, and what nobody may read cannot be written back either.
+    pub fn close_ahead(&self, pages: Range<u32>) {
+        let region = self.region();
+        region.memory_core().ahead.close(self.blocks(&pages));
+    }
+
+    /// These are not closed any more. Of the blocks at their ends there may be more, of which `is_closed` says whether any page is.
+    pub fn open_ahead(&self, pages: Range<u32>, is_closed: impl Fn(Range<u32>) -> bool) {
+        const PAGES: u32 = BLOCK_PAGES as u32;
+        let first = pages.start / PAGES * PAGES;
+        let end = pages.end.next_multiple_of(PAGES);
+        let mut opened = first..end;
+        if first < pages.start && is_closed(first..pages.start) {
+            opened.start = first + PAGES;
+        }
+        if end > pages.end && is_closed(pages.end..end) {
+            opened.end = end - PAGES;
+        }
+        if opened.start < opened.end {
+            let region = self.region();
+            region.memory_core().ahead.open(self.blocks(&opened));
+        }
+    }
+
+    /// The blocks of the memory that pages lie in: a region begins with one.
+    fn blocks(&self, pages: &Range<u32>) -> Range<usize> {
+        let first = self.region().inner().first_page;
+        let block = |page: u32| place(first + u64::from(page)).0;
+        block(pages.start)..block(pages.end - 1) + 1
     }
 
     /// The page that an address lies on, if it is one of the heap's.

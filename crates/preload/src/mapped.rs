@@ -1,0 +1,268 @@
+//! What mmap and its family do to served memory: pages of a heap are mapped, unmapped, protected, and grown, and what is closed to every access leaves DRAM first.
+//!
+//! Promises: pages that were mapped read as zeros; what can be touched has room on the SSD; nothing comes ahead into what is closed. Never: touches served memory with its lock held.
+
+use crate::mappings::Mappings;
+use crate::raw;
+use crate::runtime::{self, Area};
+use libc::{c_int, c_void};
+use std::ops::Range;
+use std::sync::PoisonError;
+use std::sync::atomic::Ordering;
+use terrace_vm::heap::Closing;
+
+const PAGE_BYTES: usize = 4096;
+const OPEN: i32 = libc::PROT_READ | libc::PROT_WRITE;
+
+/// The errno of a refusal.
+pub type Refused = c_int;
+
+impl Area {
+    /// The pages of a range of addresses that lies in the heap's altogether.
+    pub fn pages(&self, start: usize, len: usize) -> Option<Range<u32>> {
+        let first = self.heap.page_of(start)?;
+        let last = self.heap.page_of(start.checked_add(len)?.checked_sub(1)?)?;
+        Some(first..last + 1)
+    }
+
+    fn at(&self, pages: &Range<u32>) -> (*mut c_void, usize) {
+        let len = (pages.end - pages.start) as usize * PAGE_BYTES;
+        (self.heap.address_of(pages.start).cast(), len)
+    }
+
+    pub fn map(&self, len: usize, prot: c_int) -> Result<*mut c_void, Refused> {
+        let pages = u32::try_from(len.div_ceil(PAGE_BYTES)).map_err(|_| libc::ENOMEM)?;
+        // What cannot be touched takes no room until it can.
+        let room = prot != libc::PROT_NONE;
+        let map = || self.heap.map(pages, 1, room).ok();
+        let first = match room {
+            true => with_all_room(map),
+            false => map(),
+        };
+        let first = first.ok_or(libc::ENOMEM)?;
+        let range = first..first + pages;
+        self.mappings().mapped.add(range.clone(), room);
+        if prot != OPEN
+            && let Err(errno) = self.protect(range.clone(), prot)
+        {
+            self.unmap(range);
+            return Err(errno);
+        }
+        Ok(self.heap.address_of(first).cast())
+    }
+
+    /// Ends the mappings in a range; what is not mapped there stays.
+    pub fn unmap(&self, pages: Range<u32>) {
+        let taken = self.mappings().mapped.take(pages);
+        for (piece, room) in taken {
+            self.open(piece.clone());
+            self.heap.unmap(piece, room);
+        }
+    }
+
+    /// Protections of a range end: it can be read and written.
+    fn open(&self, pages: Range<u32>) {
+        if self.closed.load(Ordering::Acquire) == 0 {
+            return;
+        }
+        let mut mappings = self.mappings();
+        for (piece, _) in mappings.closed.take(pages) {
+            let (start, len) = self.at(&piece);
+            // SAFETY: addresses of the heap, which are readable and writable unless the program said otherwise.
+            if unsafe { raw::mprotect(start, len, OPEN) } != 0 {
+                raw::die(format_args!(
+                    "pages at {start:?} stay protected: error {}; raise vm.max_map_count",
+                    raw::errno()
+                ));
+            }
+            self.open_ahead(piece, &mappings);
+        }
+        self.count_closed(&mappings);
+    }
+
+    /// Pages may come ahead again where none is closed.
+    fn open_ahead(&self, pages: Range<u32>, mappings: &Mappings) {
+        self.heap.open_ahead(pages, |pages| {
+            let closed = mappings.closed.look(pages);
+            closed.iter().any(|(_, prot)| is_unreadable(*prot))
+        });
+    }
+
+    /// The same for the allocation at an address, before it is freed or changes its size.
+    pub fn open_again(&self, address: usize) {
+        if self.closed.load(Ordering::Acquire) == 0 {
+            return;
+        }
+        if let Ok(bytes) = self.heap.usable_bytes(address as *mut u8)
+            && let Some(pages) = self.pages(address, bytes)
+        {
+            self.open(pages);
+        }
+    }
+
+    /// Counts what is closed, after it changed.
+    fn count_closed(&self, mappings: &Mappings) {
+        let (mut all, mut unreadable) = (0, 0);
+        for (_, prot) in mappings.closed.all() {
+            all += 1;
+            unreadable += usize::from(is_unreadable(prot));
+        }
+        self.closed.store(all, Ordering::Release);
+        let mut counted = self
+            .unreadable
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        *counted = Closing::new(unreadable);
+    }
+
+    /// In the child of a fork: what the program closed is closed in the new mapping too.
+    pub fn protect_again(&self) {
+        let mappings = self.mappings();
+        self.count_closed(&mappings);
+        for (piece, prot) in mappings.closed.all() {
+            if is_unreadable(prot) {
+                self.heap.close_ahead(piece.clone());
+            }
+            let (start, len) = self.at(&piece);
+            // SAFETY: addresses of the heap, which nobody has touched yet.
+            if unsafe { raw::mprotect(start, len, prot) } != 0 {
+                raw::die(format_args!("pages at {start:?} cannot be protected"));
+            }
+        }
+    }
+
+    pub fn protect(&self, pages: Range<u32>, prot: c_int) -> Result<(), Refused> {
+        self.promise(pages.clone(), prot)?;
+        let (start, len) = self.at(&pages);
+        let closing = is_unreadable(prot).then(|| Closing::new(1));
+        if closing.is_some() {
+            // Read past their protection they cost more: they leave first, with nobody writing to them.
+            // SAFETY: addresses of the heap, which the program asks to close.
+            unsafe { raw::mprotect(start, len, libc::PROT_READ) };
+            let taken = self.heap.take_away(pages.clone());
+            taken.map_err(|_| libc::ENOMEM)?;
+        }
+        // What can be written to can be read here.
+        let asked = match prot & libc::PROT_WRITE {
+            0 => prot,
+            _ => prot | libc::PROT_READ,
+        };
+        let mut mappings = self.mappings();
+        // SAFETY: the program asks for it.
+        if unsafe { raw::mprotect(start, len, asked) } != 0 {
+            return Err(raw::errno());
+        }
+        drop(mappings.closed.take(pages.clone()));
+        if asked != OPEN {
+            mappings.closed.add(pages.clone(), asked);
+        }
+        if closing.is_none() {
+            self.open_ahead(pages, &mappings);
+        }
+        self.count_closed(&mappings);
+        Ok(())
+    }
+
+    /// Room for pages that were mapped without, when they can be touched from now on.
+    fn promise(&self, pages: Range<u32>, prot: c_int) -> Result<(), Refused> {
+        if prot == libc::PROT_NONE {
+            return Ok(());
+        }
+        with_all_room(|| self.try_promise(pages.clone()).ok()).ok_or(libc::ENOMEM)
+    }
+
+    fn try_promise(&self, pages: Range<u32>) -> Result<(), Refused> {
+        let mut mappings = self.mappings();
+        for (piece, room) in mappings.mapped.look(pages) {
+            if room {
+                continue;
+            }
+            let promised = self.heap.promise_pages(piece.end - piece.start);
+            promised.map_err(|_| libc::ENOMEM)?;
+            drop(mappings.mapped.take(piece.clone()));
+            mappings.mapped.add(piece, true);
+        }
+        Ok(())
+    }
+
+    /// A mapping over mappings, as MAP_FIXED asks: what was there is gone.
+    pub fn map_over(&self, pages: Range<u32>, prot: c_int) -> Result<*mut c_void, Refused> {
+        if !self.mappings().mapped.covers(pages.clone()) {
+            return Err(libc::ENOMEM);
+        }
+        self.open(pages.clone());
+        let cleared = self.heap.clear(pages.clone());
+        cleared.map_err(|_| libc::ENOMEM)?;
+        if prot != OPEN {
+            self.protect(pages.clone(), prot)?;
+        }
+        self.promise(pages.clone(), prot)?;
+        Ok(self.at(&pages).0)
+    }
+
+    pub fn resize(
+        &self,
+        pages: Range<u32>,
+        new_len: usize,
+        may_move: bool,
+    ) -> Result<*mut c_void, Refused> {
+        let wants = u32::try_from(new_len.div_ceil(PAGE_BYTES)).map_err(|_| libc::ENOMEM)?;
+        let has = pages.end - pages.start;
+        let mapped = self.mappings().mapped.look(pages.clone());
+        let room = match mapped.as_slice() {
+            [(piece, room)] if *piece == pages => *room,
+            // Of several mappings, or of none.
+            _ => return Err(libc::EFAULT),
+        };
+        if wants == 0 {
+            return Err(libc::EINVAL);
+        }
+        if wants <= has {
+            self.unmap(pages.start + wants..pages.end);
+            return Ok(self.at(&pages).0);
+        }
+        let closed = self.mappings().closed.look(pages.clone());
+        let end = pages.start + wants;
+        if closed.is_empty() && self.heap.map_at(pages.end, wants - has, room) {
+            self.mappings().mapped.add(pages.end..end, room);
+            return Ok(self.at(&pages).0);
+        }
+        if !may_move {
+            return Err(libc::ENOMEM);
+        }
+        let new = self.map(new_len, OPEN)?;
+        let (old, len) = self.at(&pages);
+        let all_closed = closed
+            .iter()
+            .any(|(_, prot)| prot & (libc::PROT_READ | libc::PROT_WRITE) == 0);
+        if !all_closed {
+            // SAFETY: both are mapped with so many bytes, and do not overlap; the program gives the old one up.
+            unsafe {
+                new.cast::<u8>()
+                    .copy_from_nonoverlapping(old.cast::<u8>(), len)
+            };
+        }
+        if let [(piece, prot)] = closed.as_slice()
+            && *piece == pages
+            && let Some(new_pages) = self.pages(new as usize, new_len)
+        {
+            self.protect(new_pages, *prot)?;
+        }
+        self.unmap(pages);
+        Ok(new)
+    }
+}
+
+/// Whether pages of such a protection are closed to every access.
+fn is_unreadable(prot: c_int) -> bool {
+    prot & (libc::PROT_READ | libc::PROT_WRITE) == 0
+}
+
+/// What malloc keeps of freed pages has room that a mapping may want: it is asked for again without.
+fn with_all_room<R>(what: impl Fn() -> Option<R>) -> Option<R> {
+    what().or_else(|| {
+        let runtime = runtime::get()?;
+        runtime.malloc.heap.cool();
+        what()
+    })
+}
