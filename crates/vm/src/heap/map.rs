@@ -106,7 +106,7 @@ impl PageHeap {
     fn blocks(&self, pages: &Range<u32>) -> Range<usize> {
         let first = self.region().inner().first_page;
         let block = |page: u32| place(first + u64::from(page)).0;
-        block(pages.start)..block(pages.end - 1) + 1
+        block(pages.start)..block(pages.end.max(pages.start + 1) - 1) + 1
     }
 
     /// The page that an address lies on, if it is one of the heap's.
