@@ -14,7 +14,7 @@ use libc::{c_int, c_long, c_uint, c_ulong, c_void};
 /// # Safety
 /// As there.
 #[cfg_attr(not(test), unsafe(no_mangle))]
-pub unsafe extern "C" fn syscall(
+pub unsafe extern "C-unwind" fn syscall(
     number: c_long,
     a: c_long,
     b: c_long,

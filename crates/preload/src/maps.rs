@@ -85,10 +85,11 @@ unsafe fn map(
     {
         let _inside = tls::enter();
         let most = runtime.maps.heap.bytes() / 4 * 3;
-        if len <= most {
+        if len > most {
+            reserved::say_too_long(len, most);
+        } else if at.is_null() || prot != libc::PROT_NONE || !reserved::insists(len) {
             return runtime.maps.map(len, prot).unwrap_or_else(fail);
         }
-        reserved::say_too_long(len, most);
     }
     // SAFETY: as asked, and not at addresses of ours.
     unsafe { raw::mmap(at, len, prot, flags, fd, offset) }

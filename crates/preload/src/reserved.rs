@@ -4,7 +4,7 @@
 
 use crate::{arena, raw, runtime, settings};
 use libc::{c_uint, rlimit};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use terrace_vm::heap::HEAP_MAX_BYTES;
 
 /// Addresses for each byte that the SSD takes: what is reserved and never used costs none.
@@ -92,6 +92,18 @@ pub fn say_too_low((bytes, needed): (u64, u64)) {
     raw::say(format_args!(
         "a limit of {bytes} bytes of addresses (ulimit -v or -d) leaves no room: {needed} are needed, reserved more than used; lift it, --dram and a cgroup limit memory"
     ));
+}
+
+/// A reservation so long with an address is one of those that are tried at one address after the other.
+const TRIED_BYTES: usize = 1 << 30;
+/// So often it is served elsewhere.
+const TRIES_MAX: u32 = 64;
+
+/// Whether a program that reserves so many bytes at an address takes no other: Java's usual heaps take any in the end, that of ZGC (shared memory in three places, which is not served
+/// anyway) tries thousands.
+pub fn insists(bytes: usize) -> bool {
+    static TRIED: AtomicU32 = AtomicU32::new(0);
+    bytes >= TRIED_BYTES && TRIED.fetch_add(1, Ordering::Relaxed) >= TRIES_MAX
 }
 
 /// A mapping longer than mappings have addresses for: a reservation, of which most is never used; what is, nobody here sees.

@@ -1,6 +1,6 @@
 //! A dispatched call: what of its memory is served is copied, to or from memory that is always there, and the kernel gets that.
 //!
-//! Long transfers go piece by piece, as the kernel itself may cut them. Promises: the answer is the kernel's; a thread has at most [`BUFFERS_MAX`] buffers of
+//! Long transfers go piece by piece, as the kernel itself may cut them. Promises: the answer is the kernel's; a thread keeps at most [`BUFFERS_MAX`] buffers of
 //! [`BUFFER_BYTES`], whatever its handlers of signals do. Never: asks any malloc.
 
 use super::memory::{self, Bytes, Piece, Way};
@@ -181,15 +181,22 @@ impl<'a> Frame<'a> {
             (self.large, self.place) = (buffer.at, place);
             return true;
         }
-        false
+        // Calls that were left by jumps from frames above this one cannot be told from those that go on.
+        self.large = raw::map_zeros(BUFFER_BYTES);
+        !self.large.is_null()
     }
 }
 
 impl Drop for Frame<'_> {
     #[inline]
     fn drop(&mut self) {
-        if let Some(thread) = own().filter(|_| self.place < BUFFERS_MAX) {
-            thread.buffers.0[self.place].stack = 0;
+        if self.place < BUFFERS_MAX {
+            if let Some(thread) = own() {
+                thread.buffers.0[self.place].stack = 0;
+            }
+        } else if !self.large.is_null() {
+            // SAFETY: a mapping of this frame's own.
+            unsafe { raw::munmap(self.large.cast(), BUFFER_BYTES) };
         }
     }
 }
@@ -334,14 +341,59 @@ pub unsafe fn text_bytes(at: *const u8) -> usize {
         .map_or(TEXT_BYTES_MAX, |n| n + 1)
 }
 
-/// Whether a read that got a whole piece goes on with the next, since the kernel would have: more is there, and nothing that says where it ends, as datagrams have. Who is told of new
-/// bytes at an edge (EPOLLET) takes a read of fewer than it asked for as the last.
-pub fn has_more(fd: c_long) -> bool {
+/// How a read that got a whole piece goes on with the next, since the kernel would have.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Next {
+    /// Nothing more is there, or something says where it ends, as datagrams have.
+    Ends,
+    /// By the same call: it does not wait, or it is asked to.
+    Same,
+    /// From a socket or a pipe, where another may have taken what was there: without waiting.
+    Socket,
+    Pipe,
+}
+
+/// Asked between two pieces. Who is told of new bytes at an edge (EPOLLET) takes a read of fewer than it asked for as the last.
+pub fn next_piece(fd: c_long) -> Next {
     match kind(fd) {
-        libc::S_IFREG | libc::S_IFBLK => true,
-        libc::S_IFIFO | libc::S_IFCHR => is_readable(fd),
-        libc::S_IFSOCK => is_stream(fd) && is_readable(fd),
-        _ => false,
+        libc::S_IFREG | libc::S_IFBLK => Next::Same,
+        libc::S_IFCHR if is_readable(fd) => Next::Same,
+        libc::S_IFIFO if has_bytes(fd) => Next::Pipe,
+        libc::S_IFSOCK if is_stream(fd) && has_bytes(fd) => Next::Socket,
+        _ => Next::Ends,
+    }
+}
+
+/// A read into these parts that does not wait.
+///
+/// # Safety
+/// As readv(2).
+pub unsafe fn read_at_once(
+    next: Next,
+    fd: c_long,
+    parts: *mut libc::iovec,
+    count: usize,
+) -> c_long {
+    // SAFETY: the caller's promise, and a header of this frame's.
+    unsafe {
+        match next {
+            Next::Pipe => {
+                let flags = c_long::from(libc::RWF_NOWAIT);
+                raw::call(
+                    libc::SYS_preadv2,
+                    [fd, parts as c_long, count as c_long, -1, -1, flags],
+                )
+            }
+            _ => {
+                let mut header = std::mem::zeroed::<libc::msghdr>();
+                (header.msg_iov, header.msg_iovlen) = (parts, count as _);
+                let flags = libc::MSG_DONTWAIT.into();
+                raw::call(
+                    libc::SYS_recvmsg,
+                    [fd, (&raw mut header) as c_long, flags, 0, 0, 0],
+                )
+            }
+        }
     }
 }
 
@@ -371,7 +423,22 @@ fn is_stream(fd: c_long) -> bool {
     unsafe { raw::call(libc::SYS_getsockopt, args) == 0 && kind == libc::SOCK_STREAM }
 }
 
-/// Whether there is something to read; an error is left to the next read of the program's, which it is for.
+/// Whether a socket or a pipe has bytes; if so, reading them takes no error that is the next read's.
+fn has_bytes(fd: c_long) -> bool {
+    let mut bytes = 0i32;
+    let args = [
+        fd,
+        libc::FIONREAD as c_long,
+        (&raw mut bytes) as c_long,
+        0,
+        0,
+        0,
+    ];
+    // SAFETY: room for the answer.
+    unsafe { raw::call(libc::SYS_ioctl, args) == 0 && bytes > 0 }
+}
+
+/// Whether there is something to read.
 fn is_readable(fd: c_long) -> bool {
     let mut asked = libc::pollfd {
         fd: fd as i32,
@@ -389,7 +456,7 @@ pub unsafe fn read(
     args: Args,
     at: usize,
     offset: Option<usize>,
-    goes_on: impl Fn(&Args, usize) -> bool,
+    next_piece: impl Fn(&Args) -> Next,
 ) -> c_long {
     let (to, len) = (args[at] as *mut u8, args[at + 1] as usize);
     if is_too_long(len) && number != libc::SYS_recvfrom {
@@ -403,7 +470,7 @@ pub unsafe fn read(
         // SAFETY: the program's promise.
         return unsafe { touched(number, args) };
     };
-    let mut done = 0;
+    let (mut done, mut next) = (0, Next::Same);
     loop {
         let step = piece.min(len - done);
         let mut now = args;
@@ -411,15 +478,28 @@ pub unsafe fn read(
         if let Some(offset) = offset {
             now[offset] += done as c_long;
         }
+        let mut part = libc::iovec {
+            iov_base: from.cast(),
+            iov_len: step,
+        };
         // SAFETY: as asked, with a piece of so many bytes.
-        let got = unsafe { raw::call(number, now) };
+        let got = unsafe {
+            match next {
+                Next::Same => raw::call(number, now),
+                _ => read_at_once(next, args[0], &mut part, 1),
+            }
+        };
         if got <= 0 {
             return if done > 0 { done as c_long } else { got };
         }
         // SAFETY: the program's promise: `len` bytes are there.
         unsafe { copy(to.add(done), from, (got as usize).min(step)) };
         done += got as usize;
-        if (got as usize) < step || done >= len || !goes_on(&args, done) {
+        if (got as usize) < step || done >= len {
+            return done as c_long;
+        }
+        next = next_piece(&args);
+        if next == Next::Ends {
             return done as c_long;
         }
     }

@@ -28,7 +28,7 @@ pub fn is_here() -> bool {
 /// # Safety
 /// As there.
 #[cfg_attr(not(test), unsafe(no_mangle))]
-pub unsafe extern "C" fn pthread_cancel(thread: libc::pthread_t) -> c_int {
+pub unsafe extern "C-unwind" fn pthread_cancel(thread: libc::pthread_t) -> c_int {
     CANCELS.store(true, Ordering::SeqCst);
     // SAFETY: the program's promise.
     unsafe { next::pthread_cancel(thread) }
@@ -42,7 +42,7 @@ macro_rules! in_front {
             /// # Safety
             /// As there.
             #[cfg_attr(not(test), unsafe(no_mangle))]
-            pub unsafe extern "C" fn $name($($arg: $kind),*) -> $result {
+            pub unsafe extern "C-unwind" fn $name($($arg: $kind),*) -> $result {
                 // SAFETY: the program's promise.
                 unsafe {
                     match is_here() {
@@ -103,7 +103,7 @@ in_front! {
 /// # Safety
 /// As there.
 #[cfg_attr(not(test), unsafe(no_mangle))]
-pub unsafe extern "C" fn clock_nanosleep(
+pub unsafe extern "C-unwind" fn clock_nanosleep(
     clock: clockid_t,
     flags: c_int,
     time: *const timespec,
@@ -122,7 +122,7 @@ pub unsafe extern "C" fn clock_nanosleep(
 
 /// As usleep(3).
 #[cfg_attr(not(test), unsafe(no_mangle))]
-pub extern "C" fn usleep(microseconds: c_uint) -> c_int {
+pub extern "C-unwind" fn usleep(microseconds: c_uint) -> c_int {
     let time = timespec {
         tv_sec: (microseconds / 1_000_000).into(),
         tv_nsec: (microseconds % 1_000_000 * 1_000).into(),

@@ -111,12 +111,13 @@ unsafe fn copied(context: *const ucontext_t, below: usize) -> Option<usize> {
     }
 }
 
-/// With the program's mask, so that what it lets through comes.
+/// With the program's mask, so that what it lets through comes; what a handler changed of it is kept.
 unsafe extern "C-unwind" fn waits(context: *mut ucontext_t) {
     // SAFETY: as `make`.
     unsafe {
         raw::set_mask(signals::mask_of(context));
         answer(context);
+        signals::keep_mask(context, raw::block_all());
     }
 }
 

@@ -3,8 +3,8 @@
 //! Promises: the answer is the kernel's, or a refusal with a line that says why. Never: lets a call through that would take faults' signals or system calls from the program's threads.
 
 use super::bounce::{
-    Frame, SMALL_BYTES, Small, TRIES_MAX, copy, error, flat, has_more, is_served, read, touch,
-    touched, write,
+    Frame, Next, SMALL_BYTES, Small, TRIES_MAX, copy, error, flat, is_served, next_piece, read,
+    touch, touched, write,
 };
 use super::memory::{Bytes, Piece, Way};
 use super::{in_place, memory, process, signals, vectors};
@@ -96,7 +96,7 @@ unsafe fn served(number: c_long, args: Args) -> c_long {
                 None => read_copied(args),
             },
             libc::SYS_pread64 => read(number, args, 1, Some(3), goes_on_reading),
-            libc::SYS_getrandom => read(number, args, 0, None, |_, _| true),
+            libc::SYS_getrandom => read(number, args, 0, None, |_| Next::Same),
             libc::SYS_recvfrom => receive_from(args),
             libc::SYS_write => match in_place::send(number, args) {
                 Some(said) => said,
@@ -221,7 +221,7 @@ unsafe fn receive_from_copied(args: Args) -> c_long {
         let Some(sender) = Sender::new(&mut frame, &mut now, 4, 5) else {
             return touched(libc::SYS_recvfrom, args);
         };
-        let goes_on = |args: &Args, _| vectors::goes_on_receiving(args[0], args[3] as i32);
+        let goes_on = |args: &Args| vectors::next_received(args[0], args[3] as i32);
         let said = match is_served(args[1]) {
             true => read(libc::SYS_recvfrom, now, 1, None, goes_on),
             false => raw::call(libc::SYS_recvfrom, now),
@@ -391,6 +391,6 @@ unsafe fn prctl(args: Args) -> c_long {
     }
 }
 
-fn goes_on_reading(args: &Args, _: usize) -> bool {
-    has_more(args[0])
+fn goes_on_reading(args: &Args) -> Next {
+    next_piece(args[0])
 }

@@ -14,6 +14,8 @@ const SYS_USER_DISPATCH: c_int = 2;
 const SA_RESTORER: u64 = 0x0400_0000;
 /// Signals, as a mask: those that must come.
 const MUST_COME: u64 = 1 << (libc::SIGBUS - 1) | 1 << (libc::SIGSYS - 1);
+/// Those by which it cancels threads and changes their users: sets that it fills have not got them.
+const OF_THE_C_LIBRARY: u64 = 1 << 31 | 1 << 32;
 /// The kernel's masks have so many bytes.
 const MASK_BYTES: c_long = 8;
 /// Numbers from SIGBUS to SIGSYS have places here.
@@ -80,16 +82,16 @@ impl Asked {
     }
 }
 
-// Where handlers return to: in this library, so that the call is not dispatched. The bytes are those by which debuggers and unwinders know it.
+// Where handlers return to: in this library, so that the call is not dispatched. By these bytes unwinders know it, and by this name gdb does.
 std::arch::global_asm!(
-    ".globl terrace_preload_restorer",
-    ".hidden terrace_preload_restorer",
-    ".type terrace_preload_restorer,@function",
+    ".globl __restore_rt",
+    ".hidden __restore_rt",
+    ".type __restore_rt,@function",
     "nop",
-    "terrace_preload_restorer:",
+    "__restore_rt:",
     ".byte 0x48, 0xc7, 0xc0, 0x0f, 0x00, 0x00, 0x00",
     "syscall",
-    ".size terrace_preload_restorer,.-terrace_preload_restorer",
+    ".size __restore_rt,.-__restore_rt",
     // Ends a handler whose frame lies at the address that it is given.
     ".globl terrace_preload_return",
     ".hidden terrace_preload_return",
@@ -103,12 +105,12 @@ std::arch::global_asm!(
 );
 
 unsafe extern "C" {
-    fn terrace_preload_restorer();
+    fn __restore_rt();
     fn terrace_preload_return(frame: usize) -> !;
 }
 
 fn restorer() -> usize {
-    terrace_preload_restorer as unsafe extern "C" fn() as usize
+    __restore_rt as unsafe extern "C" fn() as usize
 }
 
 /// Changes an action past everything that is in front of it.
@@ -137,7 +139,7 @@ pub fn install() {
     };
     let call = Action {
         handler: sysgen as usize,
-        mask: word(&terrace_vm::deferred()),
+        mask: word(&terrace_vm::deferred()) | OF_THE_C_LIBRARY,
         ..base
     };
     process::note_storage();
@@ -241,6 +243,15 @@ unsafe extern "C-unwind" fn on_sigsys(
 pub unsafe fn mask_of(context: *const libc::ucontext_t) -> u64 {
     // SAFETY: the caller's promise.
     word(unsafe { &(*context).uc_sigmask }) & !MUST_COME
+}
+
+/// Gives it another, with which the thread goes on.
+///
+/// # Safety
+/// As above.
+pub unsafe fn keep_mask(context: *mut libc::ucontext_t, mask: u64) {
+    // SAFETY: the caller's promise: the kernel's 64 bits.
+    unsafe { (&raw mut (*context).uc_sigmask).cast::<u64>().write(mask) };
 }
 
 unsafe extern "C-unwind" fn on_sigbus(

@@ -4,8 +4,8 @@
 //! the call answers in it.
 
 use super::bounce::{
-    Frame, PIECE_BYTES, Small, align_of, copy, has_more, is_nowhere, is_served, is_too_long,
-    touched,
+    Frame, Next, PIECE_BYTES, Small, align_of, copy, is_nowhere, is_served, is_too_long,
+    next_piece, read_at_once, touched,
 };
 use super::in_place;
 use crate::raw;
@@ -136,25 +136,32 @@ pub unsafe fn read(number: c_long, args: Args) -> c_long {
             return raw::call(number, args);
         };
         let has_offset = number != libc::SYS_readv && args[3] != -1;
-        let mut done = 0;
+        let (mut done, mut next) = (0, Next::Same);
         let mut small = Small::new();
         loop {
             let mut frame = Frame::new(&mut small);
-            let Some(now) = replaced(&mut frame, parts, done, false) else {
-                return touched(number, args);
+            let now = match replaced(&mut frame, parts, done, false) {
+                Some(now) => now,
+                None if done > 0 => return done as c_long,
+                None => return touched(number, args),
             };
             let mut these = with(args, &now);
             if has_offset {
                 these[3] += done as c_long;
             }
-            let said = raw::call(number, these);
+            let said = match next {
+                Next::Same => raw::call(number, these),
+                _ => read_at_once(next, args[0], now.at, now.count),
+            };
             if said > 0 {
                 put_back(&now, parts, done, said as usize);
             }
-            match after(&mut done, said, &now) {
-                None if has_more(args[0]) => continue,
-                None => return done as c_long,
-                Some(said) => return said,
+            if let Some(said) = after(&mut done, said, &now) {
+                return said;
+            }
+            next = next_piece(args[0]);
+            if next == Next::Ends {
+                return done as c_long;
             }
         }
     }
@@ -373,10 +380,14 @@ unsafe fn send_copied(args: Args) -> c_long {
     }
 }
 
-/// Whether one that got a whole piece with these flags goes on with the next.
-pub fn goes_on_receiving(fd: c_long, flags: i32) -> bool {
-    const MARKS: i32 = libc::MSG_PEEK | libc::MSG_OOB | libc::MSG_ERRQUEUE;
-    flags & MARKS == 0 && (flags & libc::MSG_WAITALL != 0 || has_more(fd))
+/// How one that got a whole piece with these flags goes on.
+pub fn next_received(fd: c_long, flags: i32) -> Next {
+    const MARKS: i32 = libc::MSG_PEEK | libc::MSG_OOB | libc::MSG_ERRQUEUE | libc::MSG_TRUNC;
+    match flags {
+        _ if flags & MARKS != 0 => Next::Ends,
+        _ if flags & libc::MSG_WAITALL != 0 => Next::Same,
+        _ => next_piece(fd),
+    }
 }
 
 /// recvmsg; of a stream, piece by piece, if it takes nothing beside the bytes.
@@ -392,23 +403,23 @@ pub unsafe fn receive(args: Args) -> c_long {
         if !message.names_served(parts) {
             return raw::call(libc::SYS_recvmsg, args);
         }
-        let goes_on = || {
-            let beside = message.header.msg_controllen;
-            beside == 0 && goes_on_receiving(args[0], args[2] as i32)
-        };
-        let mut done = 0;
+        let (mut these, mut done) = (args, 0);
         let mut small = Small::new();
         loop {
             let mut frame = Frame::new(&mut small);
-            let (said, now) = match message.received(&mut frame, args, parts, done) {
+            let (said, now) = match message.received(&mut frame, these, parts, done) {
                 Some(answer) => answer,
                 None if done > 0 => return done as c_long,
                 None => return touched(libc::SYS_recvmsg, args),
             };
-            match after(&mut done, said, &now) {
-                Some(said) => return said,
-                None if goes_on() => continue,
-                None => return done as c_long,
+            if let Some(said) = after(&mut done, said, &now) {
+                return said;
+            }
+            match next_received(args[0], args[2] as i32) {
+                _ if message.header.msg_controllen > 0 => return done as c_long,
+                Next::Same => {}
+                Next::Socket => these[2] |= c_long::from(libc::MSG_DONTWAIT),
+                Next::Ends | Next::Pipe => return done as c_long,
             }
         }
     }

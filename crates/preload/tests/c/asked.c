@@ -216,6 +216,45 @@ static void reads_all_there_is(void) {
     close(zeros), close(chance);
 }
 
+static int shared[2];
+static long taken;
+
+static void *takes(void *into) {
+    ssize_t some;
+    while ((some = read(shared[0], into, MIB)) > 0)
+        __atomic_fetch_add(&taken, some, __ATOMIC_SEQ_CST);
+    return NULL;
+}
+
+// Of what several read, one may have the rest: who has a part does not wait for more.
+static void readers_of_one(void) {
+    int much = MIB, mark = 128 << 10;
+    MUST(socketpair(AF_UNIX, SOCK_STREAM, 0, shared) == 0);
+    setsockopt(shared[1], SOL_SOCKET, SO_SNDBUF, &much, sizeof much);
+    pthread_t all[4];
+    for (int n = 0; n < 4; n++)
+        MUST(pthread_create(&all[n], NULL, takes, arena + (25 + 2 * n) * MIB) == 0);
+    for (long round = 1; round <= 300; round++) {
+        for (size_t put = 0; put < 384 << 10; put += 64 << 10)
+            MUST(write(shared[1], arena, 64 << 10) == 64 << 10);
+        for (int n = 0; n < 5000 && __atomic_load_n(&taken, __ATOMIC_SEQ_CST) < round * (384 << 10); n++)
+            usleep(n < 100 ? 100 : 1000);
+        MUST(__atomic_load_n(&taken, __ATOMIC_SEQ_CST) == round * (384 << 10));
+    }
+    close(shared[1]);
+    for (int n = 0; n < 4; n++)
+        MUST(pthread_join(all[n], NULL) == 0);
+    close(shared[0]);
+    // And not for as many as a socket's mark says.
+    MUST(socketpair(AF_UNIX, SOCK_STREAM, 0, shared) == 0);
+    setsockopt(shared[1], SOL_SOCKET, SO_SNDBUF, &much, sizeof much);
+    MUST(setsockopt(shared[0], SOL_SOCKET, SO_RCVLOWAT, &mark, sizeof mark) == 0);
+    for (int n = 0; n < 5; n++)
+        MUST(write(shared[1], arena, 60 << 10) == 60 << 10);
+    MUST(read(shared[0], arena + 30 * MIB, MIB) == 300 << 10);
+    close(shared[0]), close(shared[1]);
+}
+
 // Lengths that no memory has, as those that went below nothing.
 static void lengths(void) {
     const size_t all[] = {(size_t)-1, (size_t)1 << 63, ((size_t)1 << 63) - 1, (size_t)1 << 48};
@@ -456,6 +495,7 @@ int main(int count, char **args) {
         waits();
         lengths();
         reads_all_there_is();
+        readers_of_one();
         sleeps();
         waits_with_a_mask();
         messages();

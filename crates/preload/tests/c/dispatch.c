@@ -12,6 +12,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/time.h>
 #include <sys/wait.h>
@@ -188,6 +189,36 @@ static void jumped_out_of(void) {
     }
     MUST(write(fds[1], "here", 4) == 4 && read(fds[0], into, 64 << 10) == 4 && memcmp(into, "here", 4) == 0);
     close(fds[0]), close(fds[1]);
+}
+
+// So many frames further down: a read, which a handler jumps out of, or a datagram that comes.
+static ssize_t further_down(int frames, int fd, char *into, size_t bytes, int is_datagram) {
+    volatile char room[512];
+    room[frames % 512] = 1;
+    if (frames > 0)
+        return further_down(frames - 1, fd, into, bytes, is_datagram) * room[frames % 512];
+    return is_datagram ? recv(fd, into, bytes, 0) : read(fd, into, bytes);
+}
+
+// What calls copied through that were left from above seems taken: there is always more.
+static void jumped_out_of_further_down(void) {
+    int fds[2], pair[2];
+    MUST(pipe(fds) == 0 && socketpair(AF_UNIX, SOCK_DGRAM, 0, pair) == 0);
+    char *into = place(64 << 10), *sent = place(20000);
+    memset(sent, 5, 20000);
+    for (volatile int n = 1; n < 12; n++) {
+        if (sigsetjmp(back, 1) == 0) {
+            struct itimerval soon = {.it_value = {0, 2000}};
+            MUST(setitimer(ITIMER_REAL, &soon, NULL) == 0);
+            MUST(further_down(n * 4, fds[0], into, 64 << 10, 0) == -2);
+        }
+    }
+    for (int n = 0; n < 6; n++) {
+        MUST(send(pair[1], sent, 20000, 0) == 20000);
+        push_out();
+        MUST(further_down(60 + n, pair[0], into, 20000, 1) == 20000 && into[19999] == 5);
+    }
+    close(fds[0]), close(fds[1]), close(pair[0]), close(pair[1]);
 }
 
 static pthread_mutex_t *mutex;
@@ -380,6 +411,11 @@ static void looks_where_it_is(int signal, siginfo_t *info, void *context) {
     met = 1;
 }
 
+static void blocks_one_more(int signal, siginfo_t *info, void *context) {
+    (void)signal, (void)info;
+    sigaddset(&((ucontext_t *)context)->uc_sigmask, SIGUSR2);
+}
+
 // ppoll for a time by an instruction of its own, with values where a function may have them meanwhile.
 static long polls_itself(struct timespec *time) {
     long said, kept;
@@ -458,6 +494,12 @@ static void met_where_it_waits(void) {
     }
     struct timespec soon = {0, 1000000};
     MUST(polls_itself(&soon) == 0);
+    // What it changes of the mask holds when it is back.
+    action.sa_sigaction = blocks_one_more;
+    sigset_t now, none;
+    sigemptyset(&none);
+    MUST(sigaction(SIGUSR1, &action, NULL) == 0 && raise(SIGUSR1) == 0);
+    MUST(pthread_sigmask(SIG_SETMASK, &none, &now) == 0 && sigismember(&now, SIGUSR2) == 1 && sigismember(&now, SIGUSR1) == 0);
 }
 
 int main(void) {
@@ -474,6 +516,7 @@ int main(void) {
     kinds();
     threads_of_others();
     jumped_out_of();
+    jumped_out_of_further_down();
     cancelled();
     puts("OK");
 }

