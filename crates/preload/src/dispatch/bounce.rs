@@ -9,6 +9,7 @@ use crate::{raw, runtime};
 use libc::c_long;
 use std::marker::PhantomData;
 use std::mem::MaybeUninit;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 type Args = [c_long; 6];
 
@@ -63,22 +64,33 @@ pub struct Buffers([Buffer; BUFFERS_MAX]);
 impl Buffers {
     /// Its thread has ended.
     pub fn free(&mut self) {
-        self.0.iter_mut().for_each(|buffer| buffer.stack = 0);
+        self.0
+            .iter_mut()
+            .for_each(|buffer| *buffer.stack.get_mut() = 0);
     }
 }
 
 struct Buffer {
     at: *mut u8,
-    /// Where the stack was of the call that has it; 0: nobody has.
-    stack: usize,
+    /// Where the stack was of the call that has it; 0: nobody has. A signal's handler may come between a look at it and its taking, and go over to another stack.
+    stack: AtomicUsize,
 }
 
 impl Default for Buffer {
     fn default() -> Buffer {
         Buffer {
             at: std::ptr::null_mut(),
-            stack: 0,
+            stack: AtomicUsize::new(0),
         }
+    }
+}
+
+impl Buffer {
+    /// Takes it from who had its frame at `stack`, for one at `here`.
+    fn is_taken(&self, stack: usize, here: usize) -> bool {
+        let relaxed = Ordering::Relaxed;
+        let taken = self.stack.compare_exchange(stack, here, relaxed, relaxed);
+        taken.is_ok()
     }
 }
 
@@ -164,26 +176,31 @@ impl<'a> Frame<'a> {
     fn take_buffer(&mut self) -> bool {
         let Some(thread) = own() else { return false };
         let here = (&raw const *self) as usize;
-        for place in 0..BUFFERS_MAX {
-            let stack = thread.buffers.0[place].stack;
-            if stack != 0 && !thread.has_left(stack, here) {
-                continue;
+        // One that nobody has before one that seems left: a handler may have gone over to another stack with a call under way on this one (coroutines that are preempted).
+        for left in [false, true] {
+            for place in 0..BUFFERS_MAX {
+                let stack = thread.buffers.0[place].stack.load(Ordering::Relaxed);
+                let may = stack == 0 || left && thread.has_left(stack, here);
+                if may && thread.buffers.0[place].is_taken(stack, here) {
+                    return self.has_taken(place, &mut thread.buffers.0[place]);
+                }
             }
-            let buffer = &mut thread.buffers.0[place];
-            buffer.stack = here;
-            if buffer.at.is_null() {
-                buffer.at = raw::map_zeros(BUFFER_BYTES);
-            }
-            if buffer.at.is_null() {
-                buffer.stack = 0;
-                return false;
-            }
-            (self.large, self.place) = (buffer.at, place);
-            return true;
         }
         // Calls that were left by jumps from frames above this one cannot be told from those that go on.
         self.large = raw::map_zeros(BUFFER_BYTES);
         !self.large.is_null()
+    }
+
+    fn has_taken(&mut self, place: usize, buffer: &mut Buffer) -> bool {
+        if buffer.at.is_null() {
+            buffer.at = raw::map_zeros(BUFFER_BYTES);
+        }
+        if buffer.at.is_null() {
+            *buffer.stack.get_mut() = 0;
+            return false;
+        }
+        (self.large, self.place) = (buffer.at, place);
+        true
     }
 }
 
@@ -192,7 +209,7 @@ impl Drop for Frame<'_> {
     fn drop(&mut self) {
         if self.place < BUFFERS_MAX {
             if let Some(thread) = own() {
-                thread.buffers.0[self.place].stack = 0;
+                *thread.buffers.0[self.place].stack.get_mut() = 0;
             }
         } else if !self.large.is_null() {
             // SAFETY: a mapping of this frame's own.

@@ -15,6 +15,7 @@
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/time.h>
+#include <sys/uio.h>
 #include <sys/wait.h>
 #include <threads.h>
 #include <time.h>
@@ -219,6 +220,54 @@ static void jumped_out_of_further_down(void) {
         MUST(further_down(60 + n, pair[0], into, 20000, 1) == 20000 && into[19999] == 5);
     }
     close(fds[0]), close(fds[1]), close(pair[0]), close(pair[1]);
+}
+
+enum { PATTERN = 200000, READS = 400 };
+static char stacks_of_two[2][256 << 10] __attribute__((aligned(4096)));
+static ucontext_t two[2];
+static int files_of_two[2];
+static volatile int current, reads_of_two[2];
+
+static void goes_over(int signal) {
+    (void)signal;
+    int before = current;
+    current = !before;
+    swapcontext(&two[before], &two[!before]);
+}
+
+static void reads_its_own(int which) {
+    char *into = arena + which * 2 * MIB;
+    while (reads_of_two[0] < READS || reads_of_two[1] < READS) {
+        struct iovec part = {into, PATTERN};
+        MUST(preadv(files_of_two[which], &part, 1, 0) == PATTERN);
+        for (size_t n = 0; n < PATTERN; n++)
+            MUST(into[n] == (char)('a' + which));
+        memset(into, 0, PATTERN);
+        reads_of_two[which]++;
+    }
+    setitimer(ITIMER_PROF, &(struct itimerval){{0, 0}, {0, 0}}, NULL);
+    setcontext(&outer);
+}
+
+// A timer's handler goes over from one stack to another, with a call under way on either.
+static void preempted(void) {
+    for (int n = 0; n < 2; n++) {
+        char *pattern = malloc(PATTERN);
+        memset(pattern, 'a' + n, PATTERN);
+        files_of_two[n] = fileno(tmpfile());
+        MUST(pwrite(files_of_two[n], pattern, PATTERN, 0) == PATTERN && getcontext(&two[n]) == 0);
+        free(pattern);
+        two[n].uc_stack.ss_sp = stacks_of_two[n], two[n].uc_stack.ss_size = sizeof stacks_of_two[n];
+        makecontext(&two[n], (void (*)(void))reads_its_own, 1, n);
+    }
+    struct sigaction action = {.sa_handler = goes_over, .sa_flags = SA_RESTART};
+    MUST(sigaction(SIGPROF, &action, NULL) == 0);
+    struct itimerval often = {{0, 1000}, {0, 1000}};
+    MUST(setitimer(ITIMER_PROF, &often, NULL) == 0 && swapcontext(&outer, &two[0]) == 0);
+    sigset_t none;
+    sigemptyset(&none);
+    action.sa_handler = SIG_IGN;
+    MUST(sigaction(SIGPROF, &action, NULL) == 0 && pthread_sigmask(SIG_SETMASK, &none, NULL) == 0);
 }
 
 static pthread_mutex_t *mutex;
@@ -515,6 +564,7 @@ int main(void) {
     threads();
     kinds();
     threads_of_others();
+    preempted();
     jumped_out_of();
     jumped_out_of_further_down();
     cancelled();
