@@ -5,10 +5,12 @@
 //! Promises: signals that came since the call was dispatched wait until then. Never: moves to memory that is served, since the kernel makes the next signal's frame there.
 
 use super::bounce::is_served;
-use super::{own, signals};
+use super::own;
 use crate::raw;
 use libc::{c_int, c_long, ucontext_t};
 
+/// Signals, as a mask: those that must come.
+pub const MUST_COME: u64 = 1 << (libc::SIGBUS - 1) | 1 << (libc::SIGSYS - 1);
 /// What a function may use below its stack pointer.
 const RED_ZONE_BYTES: usize = 128;
 /// The kernel aligns what a processor saves so.
@@ -111,13 +113,28 @@ unsafe fn copied(context: *const ucontext_t, below: usize) -> Option<usize> {
     }
 }
 
+/// The mask that the thread of a signal's frame had, without what must come.
+///
+/// # Safety
+/// The kernel's frame.
+pub unsafe fn mask_of(context: *const ucontext_t) -> u64 {
+    // SAFETY: the caller's promise: the kernel's 64 bits.
+    unsafe { (&raw const (*context).uc_sigmask).cast::<u64>().read() & !MUST_COME }
+}
+
+/// Gives it another, with which the thread goes on.
+unsafe fn keep_mask(context: *mut ucontext_t, mask: u64) {
+    // SAFETY: as above.
+    unsafe { (&raw mut (*context).uc_sigmask).cast::<u64>().write(mask) };
+}
+
 /// With the program's mask, so that what it lets through comes; what a handler changed of it is kept.
 unsafe extern "C-unwind" fn waits(context: *mut ucontext_t) {
     // SAFETY: as `make`.
     unsafe {
-        raw::set_mask(signals::mask_of(context));
+        raw::set_mask(mask_of(context));
         answer(context);
-        signals::keep_mask(context, raw::block_all());
+        keep_mask(context, raw::block_all());
     }
 }
 

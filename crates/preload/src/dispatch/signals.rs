@@ -3,7 +3,8 @@
 //! Promises: the program's own handlers for both are called where the signal is not ours; it is told the actions, masks and stacks that it set. A handler
 //! of the program's returns to the kernel without being dispatched. Never: allocates.
 
-use super::{STACK_BYTES, Thread, own, own_stack, process};
+use super::own_stack::{self, MUST_COME, mask_of};
+use super::{STACK_BYTES, Thread, own, process};
 use crate::{raw, runtime, tls};
 use libc::{c_int, c_long, c_void};
 use std::cell::UnsafeCell;
@@ -12,8 +13,6 @@ use std::sync::atomic::{AtomicBool, Ordering};
 /// In a siginfo of SIGSYS: a call was dispatched.
 const SYS_USER_DISPATCH: c_int = 2;
 const SA_RESTORER: u64 = 0x0400_0000;
-/// Signals, as a mask: those that must come.
-const MUST_COME: u64 = 1 << (libc::SIGBUS - 1) | 1 << (libc::SIGSYS - 1);
 /// Those by which it cancels threads and changes their users: sets that it fills have not got them.
 const OF_THE_C_LIBRARY: u64 = 1 << 31 | 1 << 32;
 /// The kernel's masks have so many bytes.
@@ -234,24 +233,6 @@ unsafe extern "C-unwind" fn on_sigsys(
         };
         (*context).uc_mcontext.gregs[libc::REG_RAX as usize] = said;
     }
-}
-
-/// The mask that the thread of a signal's frame had, without what must come.
-///
-/// # Safety
-/// The kernel's frame.
-pub unsafe fn mask_of(context: *const libc::ucontext_t) -> u64 {
-    // SAFETY: the caller's promise.
-    word(unsafe { &(*context).uc_sigmask }) & !MUST_COME
-}
-
-/// Gives it another, with which the thread goes on.
-///
-/// # Safety
-/// As above.
-pub unsafe fn keep_mask(context: *mut libc::ucontext_t, mask: u64) {
-    // SAFETY: the caller's promise: the kernel's 64 bits.
-    unsafe { (&raw mut (*context).uc_sigmask).cast::<u64>().write(mask) };
 }
 
 unsafe extern "C-unwind" fn on_sigbus(
