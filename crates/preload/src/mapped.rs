@@ -190,13 +190,14 @@ impl Area {
         if !self.mappings().mapped.covers(pages.clone()) {
             return Err(libc::ENOMEM);
         }
+        // First of all: what is refused stays as it was, closed if it was only reserved.
+        self.promise(pages.clone(), prot)?;
         self.open(pages.clone());
         let cleared = self.heap.clear(pages.clone());
         cleared.map_err(|_| libc::ENOMEM)?;
         if prot != OPEN {
             self.protect(pages.clone(), prot)?;
         }
-        self.promise(pages.clone(), prot)?;
         Ok(self.at(&pages).0)
     }
 

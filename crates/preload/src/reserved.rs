@@ -103,7 +103,17 @@ const TRIES_MAX: u32 = 64;
 /// anyway) tries thousands.
 pub fn insists(bytes: usize) -> bool {
     static TRIED: AtomicU32 = AtomicU32::new(0);
-    bytes >= TRIED_BYTES && TRIED.fetch_add(1, Ordering::Relaxed) >= TRIES_MAX
+    let before = match bytes >= TRIED_BYTES {
+        true => TRIED.fetch_add(1, Ordering::Relaxed),
+        false => return false,
+    };
+    if before == TRIES_MAX {
+        raw::say(format_args!(
+            "a reservation of {} GiB at an address, after {TRIES_MAX} others: this and what follows is where the program asks for it, and what is used of it is not served, and not under --dram",
+            bytes >> 30
+        ));
+    }
+    before >= TRIES_MAX
 }
 
 /// A mapping longer than mappings have addresses for: a reservation, of which most is never used; what is, nobody here sees.

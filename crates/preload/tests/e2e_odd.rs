@@ -240,8 +240,10 @@ fn e2e_reservations_are_served_up_to_a_size() {
         assert!(reported(&said, "pages_ahead") > 30_000, "{said}");
         assert!(!said.contains("more than the 48 GiB"), "{said}");
     }
-    let mut command = command(CAP_MIB, &["--ssd", "1G"], None);
-    let (well, said) = output(command.arg(&program).arg("1024"));
+    let plain = || command(CAP_MIB, &["--ssd", "1G"], None);
+    let (well, said) = output(plain().arg(&program).args(["3", "refused"]));
+    assert!(well && said.contains("OK\n"), "{said}");
+    let (well, said) = output(plain().arg(&program).arg("1024"));
     assert!(well && said.contains("more than the 48 GiB"), "{said}");
 }
 

@@ -1,5 +1,7 @@
 // Reserves as many GiB of addresses as it is told, and uses a part of them, as Java does with its heap. Prints OK, or the line that failed.
 #define _GNU_SOURCE
+#include <setjmp.h>
+#include <signal.h>
 #include <string.h>
 #include <sys/mman.h>
 
@@ -7,8 +9,30 @@
 
 enum { MIB = 1 << 20, PAGE = 4096 };
 
+static sigjmp_buf back;
+
+static void jumps(int signal) {
+    siglongjmp(back, signal);
+}
+
+// More than the SSD has is refused, and stays closed.
+static int is_refused(size_t all) {
+    char *at = mmap(NULL, all, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    MUST(at != MAP_FAILED && signal(SIGSEGV, jumps) != SIG_ERR);
+    MUST(mmap(at, all, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0) == MAP_FAILED && errno == ENOMEM);
+    int came = sigsetjmp(back, 1);
+    if (!came)
+        at[5 * PAGE] = 7;
+    MUST(came == SIGSEGV && munmap(at, all) == 0);
+    at = mmap(NULL, 8 * MIB, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    MUST(at != MAP_FAILED && at[5 * PAGE] == 0);
+    return puts("OK") < 0;
+}
+
 int main(int count, char **args) {
-    MUST(count == 2);
+    MUST(count >= 2);
+    if (count > 2)
+        return is_refused(strtoul(args[1], NULL, 10) << 30);
     size_t all = strtoul(args[1], NULL, 10) << 30, used = 160 * MIB;
     char *at = mmap(NULL, all, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     MUST(at != MAP_FAILED);
