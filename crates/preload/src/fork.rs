@@ -13,7 +13,7 @@ use crate::mappings::Mappings;
 use crate::remote::{Remote, RemoteGround, RemotePages};
 use crate::runtime::{self, Area, Pool, Runtime};
 use crate::serve::ForChild;
-use crate::{answer, dispatch, next, opening, own, raw, report, serve, settings, small, tls};
+use crate::{answer, dispatch, grow, next, opening, own, raw, report, serve, settings, small, tls};
 use libc::{c_int, c_void};
 use std::cell::UnsafeCell;
 use std::os::fd::AsRawFd;
@@ -24,8 +24,6 @@ use terrace_vm::{Memory, Options, PAGES_MIN, VmError, Way, descriptors};
 
 /// Handler threads of a child.
 const THREADS: usize = 2;
-/// Of a child's part of the cap, what is kept of arrays that its faults go along (`vm`'s `follow`).
-const KEPT_BYTES: u64 = 68 << 10;
 
 /// Between the handlers before and after a fork, in the thread that forks.
 struct Forking {
@@ -266,23 +264,21 @@ fn in_child(
     let _ = crate::wire::greet(&end);
     let remote = Arc::new(Remote::new(end));
     let (base, bytes) = old.addresses;
-    let buffer_bytes = share_bytes.saturating_sub(KEPT_BYTES);
+    let buffer_bytes = grow::buffer_bytes(share_bytes, share_bytes);
     if kept {
         // SAFETY: what `keep_free` has mapped, in which nothing is; the next call takes it, before anything else is mapped.
         unsafe { raw::munmap(base as *mut c_void, bytes) };
     }
     let memory = Memory::new(Options {
         way: Way::Handlers(THREADS),
-        pages_max: (buffer_bytes / serve::PAGE_AND_TABLE_BYTES)
-            .try_into()
-            .map_or(PAGES_MIN, |pages: usize| pages.max(PAGES_MIN)),
+        pages_max: (buffer_bytes / serve::PAGE_AND_TABLE_BYTES).max(PAGES_MIN),
         reserve_bytes: bytes,
         base: Some(base),
-        remembered: Some(0),
         ..Options::default()
     })?;
     // More pages where they lie close.
-    memory.set_buffer_bytes(buffer_bytes as usize);
+    memory.set_buffer_bytes(buffer_bytes);
+    grow::watch(&memory, share_bytes);
     none_closed();
     let mut mappings = mappings.into_iter();
     let mut area = |number: u32, old: &Area| {

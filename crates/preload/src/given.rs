@@ -8,13 +8,18 @@ use std::sync::atomic::{AtomicU64, Ordering};
 pub struct Given(AtomicU64);
 
 /// All that is counted for children.
-pub static CHILDREN: Given = Given(AtomicU64::new(0));
+pub static CHILDREN: Given = Given::new();
 /// Of that, memory that is copied when one of two writes to it.
-pub static COPIES: Given = Given(AtomicU64::new(0));
+pub static COPIES: Given = Given::new();
 /// What pages have given for the program's own memory.
-pub static OWN: Given = Given(AtomicU64::new(0));
+pub static OWN: Given = Given::new();
 
 impl Given {
+    /// Nothing yet.
+    pub const fn new() -> Given {
+        Given(AtomicU64::new(0))
+    }
+
     /// How much it is.
     pub fn bytes(&self) -> u64 {
         self.0.load(Ordering::Acquire)

@@ -76,6 +76,29 @@ impl Remote {
         asked.unwrap_or(Err(libc::ENOMEM))
     }
 
+    /// What this child's pages may have, which would have `wants` bytes.
+    pub fn share(&self, wants: u64) -> Result<u64, Gone> {
+        let ask = Ask {
+            what: wire::SHARE,
+            count: wants,
+            ..Ask::default()
+        };
+        let said = self.with(|state| {
+            state.settle()?;
+            state.ask(ask)
+        });
+        said.map(|say| say.count)
+    }
+
+    /// They have no more than so many bytes now.
+    pub fn gave_back(&self, all_but: u64) {
+        self.tell(Ask {
+            what: wire::GAVE_BACK,
+            count: all_but,
+            ..Ask::default()
+        });
+    }
+
     /// In a child of this child: the connection is not its own.
     pub fn close(self: Arc<Remote>) {
         if let Ok(state) = self.0.try_lock() {

@@ -4,6 +4,7 @@
 //! another program or is killed. Never: trusts a child with more than its own view.
 
 use crate::given;
+use crate::shares::{self, Asked};
 use crate::wire::{self, Ask, Gone, Say};
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::Arc;
@@ -13,17 +14,8 @@ use terrace_vm::opp::Heap;
 use terrace_vm::store::{VIEWS_MAX, View};
 use terrace_vm::{Backing, Changed, FetchError, Fetched, PAGE_BYTES, Page, StoreError};
 
-/// Part of the cap that a child's buffer has at least: one in so many, within these bounds.
-const SHARE: u64 = 32;
-const SHARE_MIN_BYTES: u64 = 1 << 20;
-const SHARE_MAX_BYTES: u64 = 16 << 20;
-/// Of the cap, what all children together may have of that.
-const SHARES_MAX: u64 = 2;
-/// The only child gets half of what nobody uses of the cap, up to one part in so many, if it may need it.
-const LARGE_SHARE: u64 = 8;
-const OF_UNUSED: u64 = 2;
 /// DRAM of a page that lies apart from others, with its table.
-pub const PAGE_AND_TABLE_BYTES: u64 = 9 << 10;
+pub const PAGE_AND_TABLE_BYTES: usize = 9 << 10;
 /// Stack of a thread that serves.
 const STACK_BYTES: usize = 256 << 10;
 
@@ -63,24 +55,13 @@ pub fn close_in_child() {
     LIVE.store(0, Ordering::Release);
     given::COPIES.set(0);
     given::CHILDREN.set(0);
-}
-
-/// DRAM that a child's pages may take under a cap in any case.
-fn share_least_bytes(cap_bytes: u64) -> u64 {
-    (cap_bytes / SHARE).clamp(SHARE_MIN_BYTES, SHARE_MAX_BYTES)
-}
-
-/// What a child gets that has no siblings, and whose memory has so many pages, where so much of the cap is used by nobody.
-fn large_share_bytes(cap_bytes: u64, unused_bytes: u64, pages: u64) -> u64 {
-    let large = (unused_bytes / OF_UNUSED).min(cap_bytes / LARGE_SHARE);
-    let wanted = pages.saturating_mul(PAGE_AND_TABLE_BYTES);
-    wanted.min(large).max(share_least_bytes(cap_bytes))
+    shares::ALL.set(0);
 }
 
 /// Whether one more child may have its share.
 pub fn has_room(cap_bytes: u64) -> bool {
-    let after = children() as u64 + 1;
-    after * share_least_bytes(cap_bytes) <= cap_bytes / SHARES_MAX && after < VIEWS_MAX as u64
+    let children = children();
+    shares::has_room(cap_bytes, children as u64) && children + 1 < VIEWS_MAX
 }
 
 /// Of what a child and its parent share until one of them writes to it, what is counted as if all were written to. Pages and entries keep half of what
@@ -100,6 +81,8 @@ struct Service {
     promised_pages: u64,
     /// Of the cap: its share, copies, and tables.
     counted_bytes: u64,
+    /// Of that, its share.
+    share_bytes: u64,
 }
 
 /// Why a child cannot be served: an error number.
@@ -121,15 +104,9 @@ pub fn start(
         return Err(libc::ENOMEM);
     }
     let copies_bytes = copies_of(heap, shared_bytes);
-    let siblings = LIVE.fetch_add(1, Ordering::AcqRel);
+    LIVE.fetch_add(1, Ordering::AcqRel);
     given::COPIES.add(copies_bytes);
-    let share_bytes = match siblings {
-        0 => {
-            let unused = cap_bytes.saturating_sub(heap.held_bytes());
-            large_share_bytes(cap_bytes, unused, pages)
-        }
-        _ => share_least_bytes(cap_bytes),
-    };
+    let share_bytes = shares::least_bytes(cap_bytes);
     let begun = begin(heap, views, pages, share_bytes, copies_bytes);
     if begun.is_err() {
         LIVE.fetch_sub(1, Ordering::AcqRel);
@@ -154,6 +131,7 @@ fn begin(
     let counted_bytes = share_bytes + copies_bytes;
     // In an order in which a look of `own` in between sees too much rather than too little.
     given::CHILDREN.add(counted_bytes);
+    shares::ALL.add(share_bytes);
     heap.make_way(counted_bytes);
     let service = Service {
         heap: heap.clone(),
@@ -161,6 +139,7 @@ fn begin(
         end,
         promised_pages: pages,
         counted_bytes,
+        share_bytes,
     };
     let slot = Slot::take(service.end.as_raw_fd());
     let thread = std::thread::Builder::new()
@@ -207,6 +186,7 @@ impl Drop for Service {
     fn drop(&mut self) {
         self.heap.unpromise(self.promised_pages);
         self.count(0);
+        shares::ALL.take(self.share_bytes);
     }
 }
 
@@ -247,6 +227,14 @@ impl Service {
                 self.count(now);
                 Ok(())
             }
+            wire::SHARE => {
+                let may = self.share(ask.count);
+                self.say(0, may)
+            }
+            wire::GAVE_BACK => {
+                self.take_back(ask.count);
+                Ok(())
+            }
             wire::FORK => {
                 let views = [&self.views[0], &self.views[1]];
                 match start(&self.heap, views, ask.count, ask.first) {
@@ -259,6 +247,37 @@ impl Service {
             }
             _ => Err(Gone),
         }
+    }
+
+    /// What the child's pages may have, which would have so many bytes.
+    fn share(&mut self, wants: u64) -> u64 {
+        let (cap_bytes, _) = self.heap.store().cap_and_used_bytes();
+        let may = shares::decide(Asked {
+            cap_bytes,
+            has: self.share_bytes,
+            wants,
+            children: children() as u64,
+            between_bytes: self.heap.between_them_bytes(),
+            near: self.heap.memory().stats().near,
+        });
+        let more = may.saturating_sub(self.share_bytes);
+        if more > 0 {
+            given::CHILDREN.add(more);
+            self.heap.make_way(more);
+            self.counted_bytes += more;
+            self.share_bytes = may;
+        }
+        may
+    }
+
+    /// The child's pages have so many bytes at most.
+    fn take_back(&mut self, all_but: u64) {
+        let (cap_bytes, _) = self.heap.store().cap_and_used_bytes();
+        let now = all_but.clamp(shares::least_bytes(cap_bytes), self.share_bytes);
+        let less = self.share_bytes - now;
+        self.share_bytes = now;
+        self.count(self.counted_bytes.saturating_sub(less));
+        shares::ALL.take(less);
     }
 
     fn count(&mut self, now: u64) {
@@ -375,22 +394,4 @@ impl Service {
 pub struct Home {
     pub heap: Heap,
     pub views: [Arc<View>; 2],
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_child_gets_what_nobody_uses() {
-        const MIB: u64 = 1 << 20;
-        let share = |unused, pages| large_share_bytes(512 * MIB, unused * MIB, pages);
-        // All that it may need; an eighth; half of what is left at all; the least.
-        assert_eq!(share(400, 4000), 4000 * PAGE_AND_TABLE_BYTES);
-        assert_eq!(share(400, u64::MAX), 64 * MIB);
-        assert_eq!(share(80, u64::MAX), 40 * MIB);
-        assert_eq!(share(0, u64::MAX), 16 * MIB);
-        assert_eq!(share(400, 1), 16 * MIB);
-        assert_eq!(large_share_bytes(16 * MIB, 16 * MIB, u64::MAX), 2 * MIB);
-    }
 }

@@ -27,6 +27,10 @@ pub const COUNT: u32 = 6;
 pub const FORK: u32 = 7;
 /// The contents of so many pages are asked for, whose numbers follow: an answer for each, in their order.
 pub const FETCH_SEVERAL: u32 = 8;
+/// The child's pages would have `count` bytes; what they may have is the answer's `count`. Less than they have: to be given back.
+pub const SHARE: u32 = 9;
+/// They have given back all but `count` bytes. No answer.
+pub const GAVE_BACK: u32 = 10;
 
 /// In a page's number: it was surely written to.
 pub const SURELY: u64 = 1 << 63;

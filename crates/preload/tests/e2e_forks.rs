@@ -54,6 +54,34 @@ fn e2e_what_is_copied_after_a_fork_is_under_the_cap() {
     judge("what is copied after a fork", group.as_ref());
 }
 
+/// Children get of the cap what their parent does not use, and give it back when it does.
+#[test]
+fn e2e_children_have_what_their_parent_does_not_use() {
+    const CAP_MIB: u64 = 256;
+    let dir = tempfile::tempdir_in("/var/tmp").expect("a directory");
+    let program = compiled(dir.path(), "shares.c", &[]);
+    let group = group(CAP_MIB);
+    let mut command = command(CAP_MIB, &["--ssd", "4G"], group.as_ref());
+    let ended = ended_within(command.arg(program), LONGEST * 3);
+    let said = String::from_utf8_lossy(&ended.stdout).into_owned();
+    let report = String::from_utf8_lossy(&ended.stderr);
+    let numbers = said.strip_suffix(" OK\n").map(|numbers| {
+        let numbers = numbers.split(' ').map(|n| n.parse::<u64>().ok());
+        numbers.collect::<Option<Vec<u64>>>()
+    });
+    let Some(Some(numbers)) = numbers else {
+        panic!("{said}{report}");
+    };
+    // Of 96 MiB that there are for both.
+    let [grown, left] = numbers[..] else {
+        panic!("{said}");
+    };
+    println!("children had {grown} KiB, and {left} KiB when their parent needed it");
+    assert!(grown >= 64 << 10, "{said}");
+    assert!(left <= 40 << 10, "{said}{report}");
+    judge("children's shares", group.as_ref());
+}
+
 /// A parent that writes all of its memory again and again, while a child lives that has it as it was: `memory_mib` under a cap, with room on the SSD for
 /// little more than two versions.
 fn grows(cap_mib: u64, memory_mib: u64, ssd_mib: u64, seconds: u64) {

@@ -527,6 +527,9 @@ impl Core {
         let left = self.counters.evicted.load(Ordering::Relaxed);
         let asked = policy::near_pages(self.resident.load(Ordering::Relaxed));
         let back = self.ghost.comes(page, left, self.ghost.near_pages(asked));
+        if back.heat > 0 && fetched != Fetched::Absent {
+            Counters::add(&self.counters.again, 1);
+        }
         if back.near && fetched != Fetched::Absent {
             Counters::add(&self.counters.near, 1);
             if fetched == Fetched::Read {

@@ -207,7 +207,7 @@ impl Memory {
     }
 
     /// Evicts what is above the bound now. The error says why changed pages stay.
-    pub(crate) fn shrink_to_bound(&self) -> Result<(), VmError> {
+    pub fn shrink_to_bound(&self) -> Result<(), VmError> {
         let inside = Inside::enter(&self.core)?;
         let shrunk = self.core.shrink_to(self.core.pages_now());
         drop(inside);
@@ -215,7 +215,7 @@ impl Memory {
     }
 
     /// What pages and their tables may come to, and what they come to now; bytes.
-    pub(crate) fn buffer_bytes(&self) -> (usize, usize) {
+    pub fn buffer_bytes(&self) -> (usize, usize) {
         let core = &self.core;
         let pages = core.resident.load(Ordering::Relaxed) * crate::PAGE_BYTES;
         let tables = core.tables_bytes();
@@ -242,8 +242,8 @@ impl Memory {
             + indices) as u64
     }
 
-    /// What threads that evict call now and then; only the first counts.
-    pub(crate) fn on_eviction(&self, balance: Box<dyn Fn() + Send + Sync>) {
+    /// What threads that evict call now and then, within a fault: it must touch no region. Only the first counts.
+    pub fn on_eviction(&self, balance: Box<dyn Fn() + Send + Sync>) {
         // A second heap over one memory: the first one's balance goes on.
         let _first = self.core.balance.set(balance);
     }

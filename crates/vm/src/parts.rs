@@ -99,6 +99,7 @@ impl Core {
             fetched: get(&c.fetched),
             absent: get(&c.absent),
             opened: get(&c.opened),
+            again: get(&c.again),
             near: get(&c.near),
             near_read: get(&c.near_read),
             evicted: get(&c.evicted),

@@ -10,6 +10,7 @@ pub(crate) struct Counters {
     pub fetched: AtomicU64,
     pub absent: AtomicU64,
     pub opened: AtomicU64,
+    pub again: AtomicU64,
     pub near: AtomicU64,
     pub near_read: AtomicU64,
     pub evicted: AtomicU64,
@@ -44,6 +45,8 @@ pub struct Stats {
     pub absent: u64,
     /// Faults by writing to a page that was read before.
     pub opened: u64,
+    /// Of `fetched`, pages that had left before and were still remembered.
+    pub again: u64,
     /// Of `fetched`, pages that had left so shortly before that a buffer larger by a quarter would have had them.
     pub near: u64,
     /// Of these, pages for which the device was read.
