@@ -10,6 +10,7 @@ use crate::size::Size;
 use anyhow::{Context, anyhow};
 use clap::{Args, ValueEnum};
 use std::ffi::OsString;
+use std::hash::{BuildHasher, Hasher, RandomState};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -24,6 +25,8 @@ const SSD_PER_DRAM: u64 = 8;
 /// Handler threads, unless there are more processors.
 const THREADS_MIN: usize = 4;
 const THREADS_MAX: usize = 16;
+/// Processes with pools of one run.
+const PROCESSES_MAX: i64 = 256;
 /// The magic number of a file system that is DRAM itself.
 const TMPFS: u64 = 0x0102_1994;
 
@@ -53,6 +56,9 @@ pub struct RunArgs {
     /// Room on the SSD [default: 8 times --dram]
     #[arg(long, value_name = "SIZE")]
     ssd: Option<Size>,
+    /// Processes of the program's that may have memory at a time, forked by it or started by it: each has as much of every size here as all the others
+    #[arg(long, value_name = "N", default_value = "1", value_parser = clap::value_parser!(u32).range(1..=PROCESSES_MAX))]
+    processes: u32,
     /// Smaller allocations and mappings stay outside
     #[arg(long, value_name = "SIZE", default_value = "1K")]
     min_size: Size,
@@ -76,18 +82,27 @@ pub fn run(args: &RunArgs) -> Result<u8, Failure> {
     let program = program::find(name).map_err(Failure::Misuse)?;
     program::check(&program)
         .map_err(|why| Failure::Misuse(anyhow!("{} cannot be served: {why}", program.display())))?;
-    if args.dram.0 < DRAM_MIN_BYTES {
+    let processes = u64::from(args.processes);
+    let dram_bytes = args.dram.0 / processes;
+    if dram_bytes < DRAM_MIN_BYTES {
         return Err(Failure::Misuse(anyhow!(
-            "--dram is {} bytes: a pool needs at least {} MiB",
+            "--dram is {} bytes for {processes} process(es), {dram_bytes} for each: a pool needs at least {} MiB",
             args.dram.0,
             DRAM_MIN_BYTES >> 20
         )));
     }
     let library = library()?;
     check_faults()?;
-    let (pool, is_scratch) = pool(args.pool.as_deref())?;
-    let ssd_bytes = args.ssd.map_or(args.dram.0 * SSD_PER_DRAM, |ssd| ssd.0);
-    let made = make_pool(&pool, args.dram.0, ssd_bytes);
+    // No other run has it, in whichever container.
+    let random = RandomState::new().build_hasher().finish();
+    let run = format!("terrace-run-{}-{random:016x}", std::process::id());
+    let (pool, is_scratch) = pool(args.pool.as_deref(), &run)?;
+    let ssd_bytes = args.ssd.map_or(args.dram.0 * SSD_PER_DRAM, |ssd| ssd.0) / processes;
+    let made = match is_scratch || processes == 1 {
+        true => make_pool(&pool, dram_bytes, ssd_bytes),
+        false => (0..processes)
+            .try_for_each(|nth| make_pool(&pool.join(nth.to_string()), dram_bytes, ssd_bytes)),
+    };
     if is_scratch {
         // It was to show that it can be had; the program makes it again when it needs it, and has it open without a name.
         let _ = std::fs::remove_dir_all(&pool);
@@ -103,7 +118,7 @@ pub fn run(args: &RunArgs) -> Result<u8, Failure> {
     };
     let mut command = Command::new(&program);
     match args.unserved {
-        Some(unserved) => command.env("TERRACE_RUN_UNSERVED", unserved.0.to_string()),
+        Some(unserved) => command.env("TERRACE_RUN_UNSERVED", (unserved.0 / processes).to_string()),
         None => command.env_remove("TERRACE_RUN_UNSERVED"),
     };
     let failed = command
@@ -111,7 +126,9 @@ pub fn run(args: &RunArgs) -> Result<u8, Failure> {
         .arg0(name)
         .env("LD_PRELOAD", preloads(&library))
         .env("TERRACE_RUN_PROCESS", std::process::id().to_string())
-        .env("TERRACE_RUN_DRAM", args.dram.0.to_string())
+        .env("TERRACE_RUN_PROCESSES", processes.to_string())
+        .env("TERRACE_RUN_NAME", &run)
+        .env("TERRACE_RUN_DRAM", dram_bytes.to_string())
         .env("TERRACE_RUN_SSD", ssd_bytes.to_string())
         .env("TERRACE_RUN_POOL", &pool)
         .env("TERRACE_RUN_SCRATCH", u8::from(is_scratch).to_string())
@@ -173,7 +190,7 @@ pub fn check_faults() -> Result<(), anyhow::Error> {
 }
 
 /// The pool's directory, and whether it goes with the program.
-fn pool(asked: Option<&Path>) -> Result<(PathBuf, bool), anyhow::Error> {
+fn pool(asked: Option<&Path>, name: &str) -> Result<(PathBuf, bool), anyhow::Error> {
     if let Some(dir) = asked {
         std::fs::create_dir_all(dir).with_context(|| format!("--pool {}", dir.display()))?;
         check_disk(dir)?;
@@ -181,9 +198,7 @@ fn pool(asked: Option<&Path>) -> Result<(PathBuf, bool), anyhow::Error> {
     }
     let parent = std::env::var_os("TMPDIR").map_or(PathBuf::from("/var/tmp"), PathBuf::from);
     check_disk(&parent)?;
-    let dir = parent.join(format!("terrace-run-{}", std::process::id()));
-    // What a process of this number left behind.
-    let _ = std::fs::remove_dir_all(&dir);
+    let dir = parent.join(name);
     std::fs::create_dir(&dir)
         .with_context(|| format!("making {} (--pool DIR chooses another)", dir.display()))?;
     Ok((dir.canonicalize().context("the pool's directory")?, true))

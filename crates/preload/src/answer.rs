@@ -1,20 +1,18 @@
 //! What `terrace top --pid` asks: the report's figures as JSON, to whoever connects to a socket that has the process's number in its name.
 //!
 //! The name is abstract, so nothing of it is left behind in a directory; an answer needs no question, so nothing is ever received. Promises: only
-//! the process's own user and root are answered; one at a time, at most 100 in a second; what an asker does not take is not waited for; a
-//! descriptor that the program closed, and may have for something of its own by now, is not touched. Never: allocates from the program's malloc,
+//! the process's own user and root are answered; one at a time, at most 100 in a second; what an asker does not take is not waited for. Never: allocates from the program's malloc,
 //! or stops a thread of the program for longer than the report does.
 
+use crate::door::Door;
 use crate::runtime::{self, Pool};
-use crate::{descriptors, raw, report};
+use crate::{raw, report};
 use libc::c_int;
 use std::fmt::Write;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
-use std::sync::atomic::{AtomicI32, AtomicU64, Ordering};
 
-/// Where it listens, and which file that was: descriptors' numbers are used again.
-static DOOR: AtomicI32 = AtomicI32::new(-1);
-static DOOR_INODE: AtomicU64 = AtomicU64::new(0);
+/// Where it listens.
+static DOOR: Door = Door::none();
 /// Stack of the thread.
 const STACK_BYTES: usize = 256 << 10;
 /// Askers that may wait.
@@ -39,73 +37,16 @@ pub fn listen() {
 
 /// In the child of a fork: the name is the parent's alone.
 pub fn close() {
-    if is_ours() {
-        let door = DOOR.load(Ordering::Acquire);
-        terrace_vm::descriptors::unlist(door);
-        // SAFETY: ours, as was just seen, and nobody else in this process uses it.
-        unsafe { raw::close(door) };
-    }
-    DOOR.store(-1, Ordering::Release);
+    DOOR.close();
 }
 
 fn open() -> std::io::Result<()> {
-    let failed = std::io::Error::last_os_error;
-    // SAFETY: makes descriptors; each is closed or kept.
-    unsafe {
-        let kind = libc::SOCK_STREAM | libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
-        let made = libc::socket(libc::AF_UNIX, kind, 0);
-        if made < 0 {
-            return Err(failed());
-        }
-        // Where programs do not look, if the limit allows that.
-        let door = match libc::fcntl(made, libc::F_DUPFD_CLOEXEC, descriptors::number_min()) {
-            -1 => made,
-            high => {
-                libc::close(made);
-                high
-            }
-        };
-        terrace_vm::descriptors::list(door);
-        DOOR.store(door, Ordering::Release);
-        DOOR_INODE.store(inode(door).unwrap_or(0), Ordering::Release);
-        let (name, len) = name();
-        if libc::bind(door, (&raw const name).cast(), len) != 0
-            || libc::listen(door, WAITING_MAX) != 0
-        {
-            return Err(failed());
-        }
+    DOOR.open(&format!("terrace-run-{}", std::process::id()))?;
+    // SAFETY: a socket that was made just now.
+    match unsafe { libc::listen(DOOR.fd(), WAITING_MAX) } {
+        0 => Ok(()),
+        _ => Err(std::io::Error::last_os_error()),
     }
-    Ok(())
-}
-
-/// `terrace-run-PID`, in no directory: the first byte of an abstract name is zero.
-fn name() -> (libc::sockaddr_un, libc::socklen_t) {
-    // SAFETY: integers; all zeros is a value.
-    let mut name: libc::sockaddr_un = unsafe { std::mem::zeroed() };
-    name.sun_family = libc::AF_UNIX as libc::sa_family_t;
-    let text = format!("terrace-run-{}", std::process::id());
-    for (to, byte) in name.sun_path[1..].iter_mut().zip(text.bytes()) {
-        *to = byte as libc::c_char;
-    }
-    let head = std::mem::offset_of!(libc::sockaddr_un, sun_path);
-    (name, (head + 1 + text.len()) as libc::socklen_t)
-}
-
-/// Which socket a number means; sockets have inodes of one file system.
-fn inode(fd: c_int) -> Option<u64> {
-    // SAFETY: room for what fstat says, which is looked at only if it said something.
-    unsafe {
-        let mut seen: libc::stat = std::mem::zeroed();
-        let is_socket =
-            libc::fstat(fd, &mut seen) == 0 && seen.st_mode & libc::S_IFMT == libc::S_IFSOCK;
-        is_socket.then_some(seen.st_ino)
-    }
-}
-
-/// Whether the number still means the socket that was made.
-fn is_ours() -> bool {
-    let door = DOOR.load(Ordering::Acquire);
-    door >= 0 && inode(door) == Some(DOOR_INODE.load(Ordering::Acquire))
 }
 
 /// Until somebody asks. A call that waits to accept holds the lowest number that is free for as long, which would be missed by the program.
@@ -120,8 +61,8 @@ fn await_asker(door: c_int) {
 }
 
 fn answer_all() {
-    while is_ours() {
-        let door = DOOR.load(Ordering::Acquire);
+    while DOOR.is_ours() {
+        let door = DOOR.fd();
         await_asker(door);
         let (none, len) = (std::ptr::null_mut(), std::ptr::null_mut());
         // SAFETY: accepts from our own socket, and wants no address.
@@ -258,21 +199,5 @@ mod tests {
             figure("b", u64::MAX);
         });
         assert_eq!(text, r#""none":{}"two":{"a":1,"b":18446744073709551615}"#);
-    }
-
-    #[test]
-    fn a_number_that_means_something_else_now_is_left_alone() {
-        open().unwrap();
-        assert!(is_ours());
-        let door = DOOR.load(Ordering::Acquire);
-        // SAFETY: the test's own descriptors.
-        unsafe {
-            let other = libc::socket(libc::AF_UNIX, libc::SOCK_STREAM, 0);
-            assert_eq!(libc::dup2(other, door), door);
-            assert!(!is_ours());
-            close();
-            assert!(inode(door).is_some(), "another's was closed");
-            assert_eq!(libc::close(door) + libc::close(other), 0);
-        }
     }
 }

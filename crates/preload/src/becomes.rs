@@ -1,13 +1,13 @@
-//! A served program turns itself into another one (exec): if that one goes without Terrace, a line says so, and why.
+//! A served program turns itself into another one (exec), or starts one where those are served, too: if that one goes without Terrace, a line says so, and why.
 //!
 //! Promises: the call is passed on as it is, whatever was found; nothing is allocated or locked, since it may come from a signal handler or the child
-//! of a fork. Never: refuses, or speaks for a child, which is not served in any case. On other processors than x86_64 `execl` and its kin are not seen.
+//! of a fork. Never: refuses, or speaks for a child that is not served in any case. On other processors than x86_64 `execl` and its kin are not seen.
 
 use crate::{dispatch, environment, raw};
 use libc::{c_char, c_int, c_long, c_void};
 use std::ffi::CStr;
 use std::ptr::{null, null_mut};
-use std::sync::atomic::{AtomicI32, AtomicPtr, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, Ordering};
 
 const CLASS_64: u8 = 2;
 const ORDER: u8 = if cfg!(target_endian = "little") { 1 } else { 2 };
@@ -19,6 +19,8 @@ const SEGMENTS_MAX: u64 = 128;
 
 /// The process that is served; 0: not this one.
 static SERVED: AtomicI32 = AtomicI32::new(0);
+/// So are programs that it starts.
+static WITH_CHILDREN: AtomicBool = AtomicBool::new(false);
 
 type Args = *const *const c_char;
 static EXECVE: Next = Next::new();
@@ -58,8 +60,9 @@ pub fn prepare() {
     EXECVPE.find(c"execvpe");
 }
 
-/// This process is served.
-pub fn is_served() {
+/// This process is served, and perhaps the programs that it starts.
+pub fn is_served(with_children: bool) {
+    WITH_CHILDREN.store(with_children, Ordering::Release);
     // SAFETY: always answers.
     SERVED.store(unsafe { libc::getpid() }, Ordering::Release);
 }
@@ -67,7 +70,7 @@ pub fn is_served() {
 fn speaks() -> bool {
     let served = SERVED.load(Ordering::Acquire);
     // SAFETY: always answers.
-    served != 0 && served == unsafe { libc::getpid() }
+    served != 0 && (WITH_CHILDREN.load(Ordering::Acquire) || served == unsafe { libc::getpid() })
 }
 
 /// An environment: names and values, up to a null.
@@ -148,7 +151,7 @@ unsafe fn say(name: &[u8], file: c_int, environment: Args) {
     };
     if let Some(why) = why {
         raw::say(format_args!(
-            "{} takes this program's place and runs without Terrace: {why}",
+            "{} runs without Terrace: {why}",
             name.escape_ascii()
         ));
     }
@@ -215,6 +218,17 @@ unsafe fn say_of_named(name: *const c_char, environment: Args) {
         if unsafe { say_of(libc::AT_FDCWD, path.as_ptr().cast(), environment) } {
             return;
         }
+    }
+}
+
+/// The same, where a program is started and would be served.
+///
+/// # Safety
+/// As posix_spawnp(3) has them.
+pub unsafe fn say_of_started(name: *const c_char, environment: Args) {
+    if WITH_CHILDREN.load(Ordering::Acquire) {
+        // SAFETY: the caller's promise.
+        unsafe { say_of_named(name, environment) };
     }
 }
 

@@ -13,7 +13,9 @@ use crate::mappings::Mappings;
 use crate::remote::{Remote, RemoteGround, RemotePages};
 use crate::runtime::{self, Area, Pool, Runtime};
 use crate::serve::ForChild;
-use crate::{answer, dispatch, grow, next, opening, own, raw, report, serve, settings, small, tls};
+use crate::{
+    answer, dispatch, grow, next, opening, own, raw, report, serve, settings, small, tls, token,
+};
 use libc::{c_int, c_void};
 use std::cell::UnsafeCell;
 use std::os::fd::AsRawFd;
@@ -201,11 +203,11 @@ unsafe extern "C" fn after_in_parent() {
 }
 
 unsafe extern "C" fn after_in_child() {
-    // A pool that is yet to be opened is this process's then.
-    dispatch::after_fork(runtime::get().is_none());
+    dispatch::after_fork();
     descriptors::unlist_all();
     terrace_vm::hold_device();
     report::not_here();
+    token::not_here();
     answer::close();
     let Some(mut forking) = turn() else { return };
     let signals = forking.signals;
@@ -270,7 +272,11 @@ fn in_child(
         unsafe { raw::munmap(base as *mut c_void, bytes) };
     }
     let memory = Memory::new(Options {
-        way: Way::Handlers(THREADS),
+        way: match dispatch::is_for_memory() {
+            true => Way::InThread,
+            false => Way::Handlers(THREADS),
+        },
+        unmodified: true,
         pages_max: (buffer_bytes / serve::PAGE_AND_TABLE_BYTES).max(PAGES_MIN),
         reserve_bytes: bytes,
         base: Some(base),
@@ -278,7 +284,10 @@ fn in_child(
     })?;
     // More pages where they lie close.
     memory.set_buffer_bytes(buffer_bytes);
-    grow::watch(&memory, share_bytes);
+    if dispatch::is_on() {
+        dispatch::serve(&memory);
+    }
+    grow::watch(&memory, &remote, share_bytes);
     none_closed();
     let mut mappings = mappings.into_iter();
     let mut area = |number: u32, old: &Area| {

@@ -1,9 +1,8 @@
 //! In a fork's child: its share of the cap grows while its pages come back after they left, and falls when the process that has the pool wants some of it back (`shares`).
 //!
-//! Promises: a child that never evicts has no thread for this; pages leave before it is told that they did. Never: has more than it was given.
+//! Promises: nothing runs in a child that never evicts; pages leave before it is told that they did. Never: has more than it was given.
 
 use crate::remote::Remote;
-use crate::runtime::{self, Pool};
 use crate::{raw, tls};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -26,31 +25,26 @@ pub fn buffer_bytes(share_bytes: u64, least_bytes: u64) -> usize {
 }
 
 /// From the first page that leaves on, a thread asks for more where it is worth it.
-pub fn watch(memory: &Memory, least_bytes: u64) {
-    let is_watched = AtomicBool::new(false);
-    memory.on_eviction(Box::new(move || {
-        let Some(runtime) = runtime::get() else {
-            return;
-        };
-        if let Pool::Away(remote) = &runtime.pool
-            && !is_watched.swap(true, Ordering::AcqRel)
-        {
-            start(&runtime.memory, remote, least_bytes);
-        }
-    }));
-}
-
-fn start(memory: &Memory, remote: &Arc<Remote>, least_bytes: u64) {
-    let _inside = tls::enter();
+pub fn watch(memory: &Memory, remote: &Arc<Remote>, least_bytes: u64) {
     let share = Share {
         memory: memory.clone(),
         remote: remote.clone(),
         least_bytes,
         has_bytes: least_bytes,
+        is_full: Arc::new(AtomicBool::new(false)),
     };
+    let is_full = share.is_full.clone();
+    // Now, since who evicts first may be a thread of the program's within the C library.
     let thread = std::thread::Builder::new().name("terrace-share".into());
     // Without it, the share stays as it is.
-    let _started = thread.stack_size(STACK_BYTES).spawn(move || share.look());
+    let Ok(looks) = thread.stack_size(STACK_BYTES).spawn(move || share.look()) else {
+        return;
+    };
+    memory.on_eviction(Box::new(move || {
+        if !is_full.load(Ordering::Relaxed) && !is_full.swap(true, Ordering::AcqRel) {
+            looks.thread().unpark();
+        }
+    }));
 }
 
 struct Share {
@@ -58,6 +52,8 @@ struct Share {
     remote: Arc<Remote>,
     least_bytes: u64,
     has_bytes: u64,
+    /// A page was to leave.
+    is_full: Arc<AtomicBool>,
 }
 
 impl Share {
@@ -65,6 +61,9 @@ impl Share {
     fn look(mut self) {
         let _inside = tls::enter();
         raw::block_signals();
+        while !self.is_full.load(Ordering::Acquire) {
+            std::thread::park();
+        }
         let (mut again, mut pause) = (0, SOON);
         loop {
             std::thread::sleep(pause);

@@ -16,6 +16,7 @@ mod descriptors;
 mod direct;
 #[cfg_attr(not(target_arch = "x86_64"), path = "undispatched.rs")]
 mod dispatch;
+mod door;
 mod environment;
 mod fork;
 mod given;
@@ -68,18 +69,20 @@ fn prepare() {
     if !settings::are_there() {
         return;
     }
-    if let Some(limit) = reserved::too_low_a_limit() {
+    if settings::is_first()
+        && let Some(limit) = reserved::too_low_a_limit()
+    {
         reserved::say_too_low(limit);
         raw::exit(opening::EXIT_CANNOT);
     }
     match settings::Settings::read() {
         Ok(Some(settings)) => {
-            becomes::is_served();
+            becomes::is_served(settings.processes > 1);
             descriptors::prepare();
             // A program that gives its rights up later still has this one.
             terrace_vm::hold_device();
             fork::register();
-            report::prepare(settings.report.clone());
+            report::prepare(settings.report.clone(), settings.processes > 1);
             let dispatch = settings.dispatch;
             small::prepare(
                 settings.unserved_bytes,

@@ -10,7 +10,7 @@ use crate::serve::Home;
 use crate::settings::Settings;
 use crate::{answer, dispatch, own, raw, report, rings, small, tls, token};
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicU8, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicUsize, Ordering};
 use terrace_vm::heap::PageHeap;
 use terrace_vm::opp::Heap;
 use terrace_vm::store::{Store, StoreOptions};
@@ -26,10 +26,16 @@ const READY: u8 = 3;
 /// Exit status when the pool cannot be had: what env, nohup and others use for failures of their own.
 pub const EXIT_CANNOT: i32 = 125;
 
-/// What may be asked for before the pool is opened, bytes.
-const UNSERVED_BYTES: usize = 1 << 20;
+/// Who asked for so many bytes, at once or in all, opens the pool.
+const FIRST_BYTES: usize = 1 << 20;
+/// Where several processes may be served, small ones are not to keep others from that: it has so much then, or would have.
+const HAS_OF_SEVERAL_BYTES: usize = 16 << 20;
 
 static ASKED: AtomicUsize = AtomicUsize::new(0);
+static FIRST: AtomicUsize = AtomicUsize::new(FIRST_BYTES);
+static OF_SEVERAL: AtomicBool = AtomicBool::new(false);
+/// That this process is not served.
+static SAID: AtomicBool = AtomicBool::new(false);
 static SETTINGS: OnceLock<Settings> = OnceLock::new();
 static STATE: AtomicU8 = AtomicU8::new(OFF);
 /// Smaller allocations stay where they are, as far as `small` lets them.
@@ -37,8 +43,8 @@ static MIN_BYTES: AtomicUsize = AtomicUsize::new(usize::MAX);
 
 /// Takes note that this process is to be served.
 pub fn prepare(settings: Settings) {
-    token::prepare();
     MIN_BYTES.store(settings.min_bytes.max(1), Ordering::Relaxed);
+    OF_SEVERAL.store(settings.processes > 1, Ordering::Relaxed);
     // Said once.
     let _ = SETTINGS.set(settings);
     STATE.store(WAITING, Ordering::Release);
@@ -92,14 +98,29 @@ fn ready_or_open(bytes: usize) -> Option<&'static Runtime> {
         OFF => None,
         READY => runtime::get(),
         // A program that hardly asks for anything costs nothing.
-        WAITING
-            if bytes < UNSERVED_BYTES
-                && ASKED.fetch_add(bytes, Ordering::Relaxed) < UNSERVED_BYTES =>
-        {
-            None
-        }
+        WAITING if !is_enough(bytes) => None,
         _ => open_or_wait(),
     }
+}
+
+fn is_enough(bytes: usize) -> bool {
+    let before = ASKED.fetch_add(bytes, Ordering::Relaxed);
+    if before.max(bytes) < FIRST.load(Ordering::Relaxed) {
+        return false;
+    }
+    if !OF_SEVERAL.load(Ordering::Relaxed) {
+        return true;
+    }
+    let (errno, inside) = (raw::errno(), tls::enter());
+    let has = report::status_bytes("RssAnon:") as usize;
+    drop(inside);
+    raw::set_errno(errno);
+    // Without /proc it is taken for a large one.
+    if has > 0 && has.saturating_add(bytes) < HAS_OF_SEVERAL_BYTES {
+        FIRST.store(before + FIRST_BYTES, Ordering::Relaxed);
+        return false;
+    }
+    true
 }
 
 #[cold]
@@ -122,18 +143,11 @@ fn open_or_wait() -> Option<&'static Runtime> {
                     answer::listen();
                 }
                 Ok(None) => {
-                    raw::say(format_args!(
-                        "process {} is not served: another process of the program has the pool",
-                        std::process::id()
-                    ));
-                    STATE.store(OFF, Ordering::Release);
+                    say_not_served();
+                    STATE.store(WAITING, Ordering::Release);
                 }
                 Err(why) => {
                     raw::say(format_args!("{why}"));
-                    if let Some(settings) = SETTINGS.get().filter(|settings| settings.scratch) {
-                        // It may not be there yet.
-                        let _ = std::fs::remove_dir_all(&settings.pool);
-                    }
                     // SAFETY: ends the process, without running what it left for its end.
                     unsafe {
                         raw::system(libc::SYS_exit_group, [EXIT_CANNOT.into(), 0, 0, 0, 0, 0])
@@ -152,22 +166,40 @@ fn open_or_wait() -> Option<&'static Runtime> {
     runtime::get()
 }
 
+/// Once; it tries again when it has asked for as much as so far, since another may have ended by then.
+fn say_not_served() {
+    let asked = ASKED.load(Ordering::Relaxed);
+    let next = asked.saturating_mul(2).max(FIRST_BYTES);
+    FIRST.store(next, Ordering::Relaxed);
+    if !SAID.swap(true, Ordering::Relaxed) {
+        raw::say(format_args!(
+            "process {} is not served, and its memory is not under the cap: {} of the program have pools, and no more may at a time (--processes)",
+            std::process::id(),
+            SETTINGS.get().map_or(0, |settings| settings.processes)
+        ));
+    }
+}
+
 fn open() -> Result<Option<Runtime>, String> {
     let settings = SETTINGS
         .get()
         .ok_or("nothing says how it is to be served")?;
-    if !token::take() {
+    let taken = token::take(&settings.name, settings.processes);
+    let taken = taken.map_err(|e| format!("a name for the pool cannot be had: {e}"))?;
+    let Some(nth) = taken else {
         return Ok(None);
-    }
+    };
+    let dir = settings.pool_dir(nth);
     let options = StoreOptions {
         prewrite: false,
-        ..StoreOptions::scratch(&settings.pool, settings.dram_bytes, settings.ssd_bytes)
+        ..StoreOptions::scratch(&dir, settings.dram_bytes, settings.ssd_bytes)
     };
-    let store = Store::open(&options).map_err(|e| format!("the pool cannot be opened: {e}"))?;
+    let opened = Store::open(&options);
     if settings.scratch {
-        // Nobody else opens it; the file goes with the last process that has it open.
-        let _ = std::fs::remove_dir_all(&settings.pool);
+        // Nobody else opens it; the file goes with the last process that has it open. It may not be there yet.
+        let _ = std::fs::remove_dir_all(&dir);
     }
+    let store = opened.map_err(|e| format!("the pool cannot be opened: {e}"))?;
     let heaps = Heaps::of(store.usable_bytes());
     let memory = Memory::new(Options {
         way: match dispatch::is_for_memory() {

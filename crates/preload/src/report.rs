@@ -4,7 +4,7 @@
 
 use crate::arena::ARENA;
 use crate::runtime::{self, Pool, Runtime};
-use crate::{descriptors, given, small, tls};
+use crate::{descriptors, given, settings, small, tls};
 use std::ffi::OsString;
 use std::fmt::Write;
 use std::os::fd::{FromRawFd, IntoRawFd, OwnedFd};
@@ -13,6 +13,8 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, Ordering};
 
 static TO: OnceLock<OsString> = OnceLock::new();
+/// One of several processes, each with a report of its own.
+static OF_SEVERAL: AtomicBool = AtomicBool::new(false);
 /// A copy of stderr: programs close their own before they end.
 static STDERR: AtomicI32 = AtomicI32::new(-1);
 /// Rung by the signal: composing a report takes locks, which a handler must not.
@@ -25,8 +27,9 @@ static OF_PROCESS: AtomicU32 = AtomicU32::new(0);
 /// The most DRAM that was ever told.
 static PEAK_BYTES: AtomicU64 = AtomicU64::new(0);
 
-/// Takes note of where the report goes: a file, `-` for stderr, nothing for nowhere.
-pub fn prepare(to: OsString) {
+/// Takes note of where the report goes: a file, `-` for stderr, nothing for nowhere; `several`: more than one process may be served, and those that were started by the first have files of their own.
+pub fn prepare(to: OsString, several: bool) {
+    OF_SEVERAL.store(several, Ordering::Relaxed);
     OF_PROCESS.store(std::process::id(), Ordering::Release);
     if to.as_bytes() == b"-" {
         // SAFETY: makes a descriptor of another.
@@ -154,10 +157,20 @@ fn write(when: &str) {
         return;
     };
     let _inside = tls::enter();
+    let is_another = OF_SEVERAL.load(Ordering::Relaxed) && !settings::is_first();
+    if is_another && runtime::get().is_none() {
+        // Of each small program that a script starts there is nothing to say.
+        return;
+    }
     let mut text = String::new();
     compose(&mut text, when);
     let written = match to.as_bytes() {
         b"-" => to_stderr(text.as_bytes()),
+        _ if is_another => {
+            let mut own = to.clone();
+            own.push(format!(".{}", std::process::id()));
+            std::fs::write(own, &text)
+        }
         _ => std::fs::write(to, &text),
     };
     if let Err(e) = written {

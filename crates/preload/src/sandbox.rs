@@ -91,7 +91,7 @@ fn may_limit(resource: c_uint, to: *const rlimit) -> bool {
             "a limit of {bytes} bytes a file (RLIMIT_FSIZE) is refused: the pool's file, of {pool_bytes} bytes, is written by this process"
         ));
     } else if [libc::RLIMIT_AS, libc::RLIMIT_DATA].contains(&(resource as _))
-        && (runtime::get().is_some() || settings::are_there())
+        && (runtime::get().is_some() || settings::is_first())
     {
         let there = {
             let _inside = tls::enter();

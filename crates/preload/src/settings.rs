@@ -23,8 +23,10 @@ pub const THREADS: &str = "TERRACE_RUN_THREADS";
 pub const DISPATCH: &str = "TERRACE_RUN_DISPATCH";
 /// Where the report goes; empty: nowhere, `-`: stderr.
 pub const REPORT: &str = "TERRACE_RUN_REPORT";
-/// The process that is served.
-pub const PROCESS: &str = "TERRACE_RUN_PROCESS";
+/// How many processes may be served at a time; with more than one, also programs that are started by those that are.
+pub const PROCESSES: &str = "TERRACE_RUN_PROCESSES";
+/// A name that no other run has.
+pub const NAME: &str = "TERRACE_RUN_NAME";
 
 /// Whether system calls are dispatched.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -57,6 +59,10 @@ pub struct Settings {
     pub dispatch: Dispatch,
     /// See [`REPORT`].
     pub report: OsString,
+    /// See [`PROCESSES`].
+    pub processes: u32,
+    /// See [`NAME`].
+    pub name: String,
 }
 
 impl Settings {
@@ -66,9 +72,8 @@ impl Settings {
             let text = std::env::var(name).map_err(|_| name)?;
             text.parse::<u64>().map_err(|_| name)
         };
-        match number(PROCESS) {
-            Ok(process) if process == u64::from(std::process::id()) => {}
-            _ => return Ok(None),
+        if !are_there() {
+            return Ok(None);
         }
         Ok(Some(Settings {
             dram_bytes: number(DRAM)?,
@@ -87,12 +92,34 @@ impl Settings {
                 _ => Dispatch::Must,
             },
             report: std::env::var_os(REPORT).unwrap_or_default(),
+            processes: number(PROCESSES)? as u32,
+            name: std::env::var(NAME).map_err(|_| NAME)?,
         }))
+    }
+
+    /// The directory of the pool of this number.
+    pub fn pool_dir(&self, nth: u32) -> PathBuf {
+        match (self.processes, self.scratch) {
+            (1, _) => self.pool.clone(),
+            (_, false) => self.pool.join(nth.to_string()),
+            (_, true) => {
+                let mut dir = self.pool.clone().into_os_string();
+                dir.push(format!("-{nth}"));
+                dir.into()
+            }
+        }
     }
 }
 
-/// Whether this process is named as the one to be served: what the constructor asks before all else.
+/// Whether this process is one to be served: what the constructor asks before all else.
 pub fn are_there() -> bool {
+    is_first()
+        || number(c"TERRACE_RUN_PROCESS").is_some()
+            && number(c"TERRACE_RUN_PROCESSES").is_some_and(|processes| processes > 1)
+}
+
+/// Whether it is the one that the command became (`TERRACE_RUN_PROCESS`): the only one that is served, with what it forks before it has a pool, or the first of several.
+pub fn is_first() -> bool {
     // SAFETY: always answers.
     let own = unsafe { libc::getpid() };
     number(c"TERRACE_RUN_PROCESS") == u64::try_from(own).ok()

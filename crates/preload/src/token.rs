@@ -1,43 +1,26 @@
-//! Which of a program's processes has the pool, before one has: a word that they share.
+//! Which of a program's processes have a pool: as many as the user said, each by a name that no other of them can have meanwhile.
 //!
 //! A program that forks before it asks for memory, a daemon for example, has its memory in the child; one with many such children would open many pools
-//! under one cap. Promises: one at a time has it; who died has it no more. Never: waits.
+//! under one cap. Promises: no more have one at a time than were said; who ended, was killed or turned into another program has it no more. Never: waits.
 
-use crate::raw;
-use std::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
+use crate::door::Door;
+use std::io;
 
-static WORD: AtomicPtr<AtomicU32> = AtomicPtr::new(std::ptr::null_mut());
+static DOOR: Door = Door::none();
 
-/// Makes the word, before anything forks.
-pub fn prepare() {
-    let (prot, flags) = (
-        libc::PROT_READ | libc::PROT_WRITE,
-        libc::MAP_SHARED | libc::MAP_ANONYMOUS,
-    );
-    // SAFETY: a new mapping overlaps nothing.
-    let word = unsafe { raw::mmap(std::ptr::null_mut(), size_of::<u32>(), prot, flags, -1, 0) };
-    if word != libc::MAP_FAILED {
-        WORD.store(word.cast(), Ordering::Release);
+/// One of `count` pools of the run of this name, for this process: its number. None: all are taken.
+pub fn take(run: &str, count: u32) -> io::Result<Option<u32>> {
+    for nth in 0..count {
+        match DOOR.open(&format!("{run}-pool-{nth}")) {
+            Ok(()) => return Ok(Some(nth)),
+            Err(why) if why.kind() == io::ErrorKind::AddrInUse => {}
+            Err(why) => return Err(why),
+        }
     }
+    Ok(None)
 }
 
-/// Whether this process has it now.
-pub fn take() -> bool {
-    // SAFETY: mapped above, for good; zeros are a value.
-    let Some(word) = (unsafe { WORD.load(Ordering::Acquire).as_ref() }) else {
-        return false;
-    };
-    let own = std::process::id();
-    loop {
-        let holder = word.load(Ordering::Acquire);
-        // SAFETY: signal 0 asks whether the process is there.
-        let is_there = holder != 0 && unsafe { libc::kill(holder as i32, 0) } == 0;
-        if is_there && holder != own {
-            return false;
-        }
-        let (before, now) = (Ordering::AcqRel, Ordering::Acquire);
-        if word.compare_exchange(holder, own, before, now).is_ok() {
-            return true;
-        }
-    }
+/// In the child of a fork: it is the parent's.
+pub fn not_here() {
+    DOOR.close();
 }

@@ -20,7 +20,7 @@ pub fn is_here() -> bool {
     false
 }
 
-pub fn after_fork(_: bool) {}
+pub fn after_fork() {}
 
 pub fn begin_thread() {}
 

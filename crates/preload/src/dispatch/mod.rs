@@ -158,23 +158,31 @@ pub fn is_for_memory() -> bool {
     STATE.compare_exchange(ON, FIXED, Ordering::SeqCst, Ordering::SeqCst) != Err(OFF)
 }
 
-/// In the child of a fork: its calls are not dispatched, as the kernel has it. They are again, if its memory is yet to come.
-pub fn after_fork(again: bool) {
+/// In the child of a fork: the kernel dispatches its calls no more, and from now on does again.
+pub fn after_fork() {
     if !is_on() {
         return;
     }
-    if !again {
-        STATE.store(OFF, Ordering::SeqCst);
-    } else {
-        begin_thread();
+    in_place::begin();
+    match own() {
+        // It may be on its stack for signals, or within a call.
+        Some(thread) => {
+            thread.tid.store(number(), Ordering::Release);
+            begin_with(thread);
+        }
+        None => begin_thread(),
     }
 }
 
 /// Calls of this thread are dispatched from now on.
 pub fn begin_thread() {
-    let Some(thread) = taken().or_else(made) else {
-        raw::die(format_args!("no memory for a thread's stack for signals"));
-    };
+    match taken().or_else(made) {
+        Some(thread) => begin_with(thread),
+        None => raw::die(format_args!("no memory for a thread's stack for signals")),
+    }
+}
+
+fn begin_with(thread: *mut Thread) {
     // SAFETY: this thread's own, from now on.
     unsafe {
         signals::begin_thread(&*thread);

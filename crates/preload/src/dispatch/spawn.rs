@@ -4,7 +4,7 @@
 //! Promises: else the call is passed on as it is. Never: waits for the program.
 
 use super::{Copied, is_on};
-use crate::{environment, next, raw};
+use crate::{becomes, environment, next, raw};
 use libc::{c_char, c_int, c_void, pid_t};
 
 type Texts = *const *const c_char;
@@ -24,6 +24,7 @@ macro_rules! spawns {
             pub unsafe extern "C" fn $name(pid: *mut pid_t, path: *const c_char, actions: *const c_void, attributes: *const c_void, args: Texts, environment: Texts) -> c_int {
                 // SAFETY: the program's promise.
                 unsafe {
+                    becomes::say_of_started(path, environment);
                     if !is_on() {
                         return next::$name(pid, path, actions, attributes, args, environment);
                     }
