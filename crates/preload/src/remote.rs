@@ -6,7 +6,7 @@
 use crate::raw;
 use crate::serve::ForChild;
 use crate::wire::{self, Ask, Gone, Say};
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::sync::{Arc, Mutex, PoisonError};
 use terrace_vm::heap::{AllocError, Ground};
 use terrace_vm::opp::HeapError;
@@ -14,7 +14,11 @@ use terrace_vm::store::ObjectError;
 use terrace_vm::{Backing, Changed, FetchError, Fetched, PAGE_BYTES, Page, Put, StoreError};
 
 /// The connection.
-pub struct Remote(Mutex<State>);
+pub struct Remote {
+    state: Mutex<State>,
+    /// Its descriptor, which a child of this child closes, whoever had the connection at the fork.
+    fd: RawFd,
+}
 
 struct State {
     end: OwnedFd,
@@ -27,17 +31,20 @@ struct State {
 impl Remote {
     /// Over the child's end of a socket.
     pub fn new(end: OwnedFd) -> Remote {
-        Remote(Mutex::new(State {
-            end,
-            discarded: None,
-            is_gone: false,
-        }))
+        Remote {
+            fd: end.as_raw_fd(),
+            state: Mutex::new(State {
+                end,
+                discarded: None,
+                is_gone: false,
+            }),
+        }
     }
 
     /// Does something with the connection, alone.
     fn with<R>(&self, work: impl FnOnce(&mut State) -> Result<R, Gone>) -> Result<R, Gone> {
         let before = raw::block_signals();
-        let mut state = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         let result = match state.is_gone {
             true => Err(Gone),
             false => work(&mut state),
@@ -101,11 +108,8 @@ impl Remote {
 
     /// In a child of this child: the connection is not its own.
     pub fn close(self: Arc<Remote>) {
-        if let Ok(state) = self.0.try_lock() {
-            use std::os::fd::AsRawFd;
-            // SAFETY: a copy of the parent's, which nobody here uses any more.
-            unsafe { libc::close(state.end.as_raw_fd()) };
-        }
+        // SAFETY: a copy of the parent's, which nobody here uses any more.
+        unsafe { libc::close(self.fd) };
         std::mem::forget(self);
     }
 }

@@ -231,6 +231,7 @@ pub fn figures(runtime: &Runtime, line: &mut dyn FnMut(&str, u64)) {
     if let Pool::Home(home) = &runtime.pool {
         let stats = home.heap.store().stats();
         line("given_by_pages_bytes", given::OWN.bytes());
+        line("given_to_children_bytes", given::CHILDREN.bytes());
         line("pages_same", home.heap.store().pages_same());
         line("dram_cap_bytes", stats.cap_bytes);
         line("dram_counted_bytes", stats.used_bytes);

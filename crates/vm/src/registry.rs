@@ -12,13 +12,20 @@ use std::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
 const MEMORIES_MAX: usize = 16;
 
 struct Entry {
+    /// Of which process it is (`forks`): what a child of a fork has of its parent is free there, whoever was looking at it.
+    generation: AtomicU32,
     core: AtomicPtr<Core>,
     /// Threads that are looking at it.
     users: AtomicU32,
 }
 
+/// Of no process: never used, or being taken by a thread.
+const UNUSED: u32 = u32::MAX;
+const BEING_TAKEN: u32 = u32::MAX - 1;
+
 static ENTRIES: [Entry; MEMORIES_MAX] = [const {
     Entry {
+        generation: AtomicU32::new(UNUSED),
         core: AtomicPtr::new(std::ptr::null_mut()),
         users: AtomicU32::new(0),
     }
@@ -27,12 +34,24 @@ static ENTRIES: [Entry; MEMORIES_MAX] = [const {
 /// From now on faults find it.
 pub(crate) fn add(core: &Arc<Core>) -> Result<(), VmError> {
     let pointer = Arc::as_ptr(core).cast_mut();
+    let (own, relaxed) = (forks::generation(), Ordering::Relaxed);
     let free = ENTRIES.iter().find(|entry| {
-        let null = std::ptr::null_mut();
-        let taken = entry
-            .core
-            .compare_exchange(null, pointer, Ordering::SeqCst, Ordering::Relaxed);
-        taken.is_ok()
+        let whose = entry.generation.load(Ordering::SeqCst);
+        if whose == own {
+            let null = std::ptr::null_mut();
+            let taken = (entry.core).compare_exchange(null, pointer, Ordering::SeqCst, relaxed);
+            return taken.is_ok();
+        }
+        let taken =
+            (entry.generation).compare_exchange(whose, BEING_TAKEN, Ordering::SeqCst, relaxed);
+        if whose == BEING_TAKEN || taken.is_err() {
+            return false;
+        }
+        // Nobody looks at it before it is of this process.
+        entry.users.store(0, Ordering::SeqCst);
+        entry.core.store(pointer, Ordering::SeqCst);
+        entry.generation.store(own, Ordering::SeqCst);
+        true
     });
     free.map(drop).ok_or(VmError::TooMany { max: MEMORIES_MAX })
 }
@@ -57,7 +76,8 @@ pub(crate) fn remove(core: &Arc<Core>) {
 /// Runs `with` on the memory whose addresses these are; none if there is no such.
 pub(crate) fn find<R>(address: usize, with: impl FnOnce(&Core) -> R) -> Option<R> {
     for entry in &ENTRIES {
-        if entry.core.load(Ordering::Relaxed).is_null() {
+        let is_own = entry.generation.load(Ordering::Acquire) == forks::generation();
+        if !is_own || entry.core.load(Ordering::Relaxed).is_null() {
             continue;
         }
         entry.users.fetch_add(1, Ordering::SeqCst);
@@ -65,9 +85,7 @@ pub(crate) fn find<R>(address: usize, with: impl FnOnce(&Core) -> R) -> Option<R
         // SAFETY: `remove` clears the pointer and then waits for users, and this thread became one before it read the pointer; the
         // memory's owner calls `remove` before it lets go.
         let core = unsafe { core.as_ref() };
-        let ours = |core: &&Core| core.generation == forks::generation();
-        if let Some(core) = core.filter(|core| ours(core) && core.space.page_at(address).is_some())
-        {
+        if let Some(core) = core.filter(|core| core.space.page_at(address).is_some()) {
             let result = with(core);
             entry.users.fetch_sub(1, Ordering::SeqCst);
             return Some(result);

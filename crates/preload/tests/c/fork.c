@@ -6,7 +6,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-enum { PAGES = 100 * 256, WORDS = 512, LOOKED_AT = 4 };
+enum { PAGES = 100 * 256, WORDS = 512, LOOKED_AT = 4, DEPTH = 40 };
 static unsigned long *memory;
 
 static unsigned long expected(unsigned long version, long page, int k) {
@@ -104,6 +104,28 @@ int main(void) {
             printf("short child %d failed\n", n);
             return 1;
         }
+    }
+    // One after the other, each forks the next and ends, as daemons do that make themselves new.
+    int last[2];
+    if (pipe(last))
+        return 1;
+    fflush(stdout);
+    pid_t pid = fork();
+    for (int depth = 0; pid == 0; depth++) {
+        if (depth < 50 && memory[depth * WORDS] != (unsigned long)depth)
+            _exit(1);
+        memory[depth * WORDS] = depth;
+        if (depth == DEPTH)
+            _exit(write(last[1], "x", 1) != 1);
+        pid = fork();
+        if (pid != 0)
+            _exit(pid < 0);
+    }
+    char x;
+    close(last[1]);
+    if (pid < 0 || read(last[0], &x, 1) != 1) {
+        puts("a chain of children ended early");
+        return 1;
     }
     puts("OK");
     return 0;
