@@ -86,8 +86,12 @@ pub fn run(args: &RunArgs) -> Result<u8, Failure> {
     let dram_bytes = args.dram.0 / processes;
     if dram_bytes < DRAM_MIN_BYTES {
         return Err(Failure::Misuse(anyhow!(
-            "--dram is {} bytes for {processes} process(es), {dram_bytes} for each: a pool needs at least {} MiB",
+            "--dram is {} bytes{}: a pool needs at least {} MiB",
             args.dram.0,
+            match processes {
+                1 => String::new(),
+                n => format!(", {dram_bytes} for each of {n} processes"),
+            },
             DRAM_MIN_BYTES >> 20
         )));
     }

@@ -68,9 +68,14 @@ pub fn is_served(with_children: bool) {
 }
 
 fn speaks() -> bool {
+    WITH_CHILDREN.load(Ordering::Acquire) || is_this()
+}
+
+/// Whether it is this process that is served, and not one that was forked from it.
+fn is_this() -> bool {
     let served = SERVED.load(Ordering::Acquire);
     // SAFETY: always answers.
-    served != 0 && (WITH_CHILDREN.load(Ordering::Acquire) || served == unsafe { libc::getpid() })
+    served != 0 && served == unsafe { libc::getpid() }
 }
 
 /// An environment: names and values, up to a null.
@@ -151,8 +156,13 @@ unsafe fn say(name: &[u8], file: c_int, environment: Args) {
     };
     if let Some(why) = why {
         raw::say(format_args!(
-            "{} runs without Terrace: {why}",
-            name.escape_ascii()
+            "{} {}runs without Terrace: {why}",
+            name.escape_ascii(),
+            if is_this() {
+                "takes this program's place and "
+            } else {
+                ""
+            }
         ));
     }
 }

@@ -237,8 +237,11 @@ unsafe extern "C" fn after_in_child() {
         }
     }
     drop(inside);
-    // What `before` entered in this thread.
+    // What `before` entered in this thread, whose guard would have told the kernel so.
     tls::leave();
+    if dispatch::is_on() && !tls::is_inside() {
+        tls::dispatch_now();
+    }
     FORKING.store(false, Ordering::Release);
     raw::restore_signals(&signals);
 }

@@ -2,7 +2,7 @@
 //!
 //! Promises: the kernel's answer, and errno as the C library would set it; not by the C library's syscall, which leads back as well. Never: looks at what is asked.
 
-use libc::{c_int, c_long, c_void, off_t, size_t};
+use libc::{c_int, c_long, c_void, off_t, size_t, ssize_t};
 
 /// As mmap(2).
 pub unsafe fn mmap(
@@ -103,6 +103,34 @@ pub unsafe fn prlimit(
 pub unsafe fn close(fd: c_int) -> c_int {
     // SAFETY: the caller's promise.
     unsafe { system(libc::SYS_close, [fd.into(), 0, 0, 0, 0, 0]) as c_int }
+}
+
+/// As send(2).
+pub unsafe fn send(fd: c_int, at: *const c_void, len: size_t, flags: c_int) -> ssize_t {
+    let args = [fd.into(), at as c_long, len as c_long, flags.into(), 0, 0];
+    // SAFETY: the caller's promise.
+    unsafe { system(libc::SYS_sendto, args) as ssize_t }
+}
+
+/// As recv(2).
+pub unsafe fn recv(fd: c_int, at: *mut c_void, len: size_t, flags: c_int) -> ssize_t {
+    let args = [fd.into(), at as c_long, len as c_long, flags.into(), 0, 0];
+    // SAFETY: the caller's promise.
+    unsafe { system(libc::SYS_recvfrom, args) as ssize_t }
+}
+
+/// As sendmsg(2).
+pub unsafe fn sendmsg(fd: c_int, message: *const libc::msghdr, flags: c_int) -> ssize_t {
+    let args = [fd.into(), message as c_long, flags.into(), 0, 0, 0];
+    // SAFETY: the caller's promise.
+    unsafe { system(libc::SYS_sendmsg, args) as ssize_t }
+}
+
+/// As recvmsg(2).
+pub unsafe fn recvmsg(fd: c_int, message: *mut libc::msghdr, flags: c_int) -> ssize_t {
+    let args = [fd.into(), message as c_long, flags.into(), 0, 0, 0];
+    // SAFETY: the caller's promise.
+    unsafe { system(libc::SYS_recvmsg, args) as ssize_t }
 }
 
 /// As munmap(2).

@@ -1,7 +1,8 @@
 //! What a fork's child and the process that has the pool say to each other, over a socket pair.
 //!
-//! Promises: a message is read and written whole, through interruptions. Never: allocates, or waits for one who is gone: that is an end of file.
+//! Promises: a message is read and written whole, through interruptions. Never: allocates, waits for one who is gone (that is an end of file), or calls what a thread may be cancelled in: a fault of the program's threads comes here.
 
+use crate::raw;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use terrace_vm::descriptors::keep;
 
@@ -108,7 +109,7 @@ pub fn pair() -> Result<[OwnedFd; 2], i32> {
             // SAFETY: made just now, for us.
             Ok(ends.map(|fd| keep(unsafe { OwnedFd::from_raw_fd(fd) })))
         }
-        _ => Err(crate::raw::errno()),
+        _ => Err(raw::errno()),
     }
 }
 
@@ -119,8 +120,8 @@ pub fn send_bytes(to: &OwnedFd, bytes: &[u8]) -> Result<(), Gone> {
         let rest = &bytes[sent..];
         let (at, len, flags) = (rest.as_ptr().cast(), rest.len(), libc::MSG_NOSIGNAL);
         // SAFETY: bytes that are there.
-        match unsafe { libc::send(to.as_raw_fd(), at, len, flags) } {
-            -1 if crate::raw::errno() == libc::EINTR => {}
+        match unsafe { raw::send(to.as_raw_fd(), at, len, flags) } {
+            -1 if raw::errno() == libc::EINTR => {}
             -1 => return Err(Gone),
             more => sent += more as usize,
         }
@@ -142,8 +143,8 @@ pub fn send_with_bytes<T: Plain>(to: &OwnedFd, value: &T, bytes: &[u8]) -> Resul
     message.msg_iov = parts.as_mut_ptr();
     message.msg_iovlen = parts.len() as _;
     // SAFETY: bytes that are there, and are only read.
-    let sent = match unsafe { libc::sendmsg(to.as_raw_fd(), &message, libc::MSG_NOSIGNAL) } {
-        -1 if crate::raw::errno() == libc::EINTR => 0,
+    let sent = match unsafe { raw::sendmsg(to.as_raw_fd(), &message, libc::MSG_NOSIGNAL) } {
+        -1 if raw::errno() == libc::EINTR => 0,
         -1 => return Err(Gone),
         sent => sent as usize,
     };
@@ -158,14 +159,14 @@ pub fn receive_bytes(from: &OwnedFd, bytes: &mut [u8]) -> Result<(), Gone> {
         let rest = &mut bytes[there..];
         // SAFETY: room for so many bytes.
         match unsafe {
-            libc::recv(
+            raw::recv(
                 from.as_raw_fd(),
                 rest.as_mut_ptr().cast(),
                 rest.len(),
                 libc::MSG_WAITALL,
             )
         } {
-            -1 if crate::raw::errno() == libc::EINTR => {}
+            -1 if raw::errno() == libc::EINTR => {}
             -1 | 0 => return Err(Gone),
             more => there += more as usize,
         }
@@ -201,7 +202,7 @@ pub fn receive_greeting(from: &OwnedFd) -> Result<libc::pid_t, Gone> {
         message.msg_controllen = size_of::<Control>() as _;
         // SAFETY: the message has room for a byte and for who sent it; what comes is looked at before it is taken.
         unsafe {
-            let got = libc::recvmsg(from.as_raw_fd(), message, libc::MSG_CMSG_CLOEXEC);
+            let got = raw::recvmsg(from.as_raw_fd(), message, libc::MSG_CMSG_CLOEXEC);
             let head = libc::CMSG_FIRSTHDR(message);
             if got != 1 || head.is_null() || (*head).cmsg_type != libc::SCM_CREDENTIALS {
                 return Err(Gone);
@@ -249,7 +250,7 @@ pub fn send_descriptor(to: &OwnedFd, fd: &OwnedFd) -> Result<(), Gone> {
             libc::CMSG_DATA(head)
                 .cast::<i32>()
                 .write_unaligned(fd.as_raw_fd());
-            libc::sendmsg(to.as_raw_fd(), message, libc::MSG_NOSIGNAL)
+            raw::sendmsg(to.as_raw_fd(), message, libc::MSG_NOSIGNAL)
         }
     });
     (sent == 1).then_some(()).ok_or(Gone)
@@ -261,7 +262,7 @@ pub fn receive_descriptor(from: &OwnedFd) -> Result<OwnedFd, Gone> {
     with_message(&mut byte, &mut control, |message| {
         // SAFETY: the message has room for a byte and a descriptor; what comes is looked at before it is taken.
         unsafe {
-            let got = libc::recvmsg(from.as_raw_fd(), message, libc::MSG_CMSG_CLOEXEC);
+            let got = raw::recvmsg(from.as_raw_fd(), message, libc::MSG_CMSG_CLOEXEC);
             let head = libc::CMSG_FIRSTHDR(message);
             if got != 1 || head.is_null() || (*head).cmsg_type != libc::SCM_RIGHTS {
                 return Err(Gone);

@@ -54,6 +54,34 @@ fn e2e_what_is_copied_after_a_fork_is_under_the_cap() {
     judge("what is copied after a fork", group.as_ref());
 }
 
+/// What programs of these tests do, done by a child of a process that has memory.
+fn in_child(faults: &str, source: &str, args: &[&str]) {
+    let dir = tempfile::tempdir().expect("a directory");
+    let header = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/c/in_child.h");
+    let flags = [
+        "-Wno-alloc-size-larger-than",
+        "-include",
+        header.to_str().expect("a name"),
+    ];
+    let program = compiled(dir.path(), source, &flags);
+    let group = group(CAP_MIB);
+    let more = ["--ssd", "1G", "--faults", faults];
+    let mut command = command(CAP_MIB, &more, group.as_ref());
+    let (well, said) = output(command.arg(program).args(args).current_dir(dir.path()));
+    assert!(well && said.contains("OK\n"), "{faults} {source}: {said}");
+    judge(source, group.as_ref());
+}
+
+#[test]
+fn e2e_a_child_with_memory_may_do_what_its_parent_may() {
+    in_child("auto", "calls.c", &[".", "in-thread"]);
+    in_child("thread", "calls.c", &["."]);
+    for source in ["asked.c", "dispatch.c", "maps.c", "throws.cpp"] {
+        in_child("auto", source, &[]);
+    }
+    in_child("auto", "in_place.c", &["rules", "copied"]);
+}
+
 /// Children get of the cap what their parent does not use, and give it back when it does.
 #[test]
 fn e2e_children_have_what_their_parent_does_not_use() {

@@ -165,5 +165,5 @@ fn e2e_parts_that_are_too_small_are_refused() {
     let ended = ended(command(64, &["--processes", "64"], None).arg("true"));
     assert_eq!(ended.status.code(), Some(2));
     let said = String::from_utf8_lossy(&ended.stderr).into_owned();
-    assert!(said.contains("for 64 process(es)"), "{said}");
+    assert!(said.contains("1048576 for each of 64 processes"), "{said}");
 }
