@@ -15,7 +15,7 @@ use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use terrace_vm::store::{Store, StoreOptions};
-use terrace_vm::{Memory, Options, Way};
+use terrace_vm::{Memory, Options, PAGE_BYTES as PAGE, Way};
 
 /// The library, beside the command or in a directory for libraries near it.
 const LIBRARY: &str = "libterrace_preload.so";
@@ -25,6 +25,7 @@ const SSD_PER_DRAM: u64 = 8;
 /// Handler threads, unless there are more processors.
 const THREADS_MIN: usize = 4;
 const THREADS_MAX: usize = 16;
+const PAGE_BYTES: u64 = PAGE as u64;
 /// Processes with pools of one run.
 const PROCESSES_MAX: i64 = 256;
 /// The magic number of a file system that is DRAM itself.
@@ -83,7 +84,12 @@ pub fn run(args: &RunArgs) -> Result<u8, Failure> {
     program::check(&program)
         .map_err(|why| Failure::Misuse(anyhow!("{} cannot be served: {why}", program.display())))?;
     let processes = u64::from(args.processes);
-    let dram_bytes = args.dram.0 / processes;
+    // Whole pages.
+    let each = |bytes: u64| match processes {
+        1 => bytes,
+        n => bytes / n / PAGE_BYTES * PAGE_BYTES,
+    };
+    let dram_bytes = each(args.dram.0);
     if dram_bytes < DRAM_MIN_BYTES {
         return Err(Failure::Misuse(anyhow!(
             "--dram is {} bytes{}: a pool needs at least {} MiB",
@@ -101,7 +107,7 @@ pub fn run(args: &RunArgs) -> Result<u8, Failure> {
     let random = RandomState::new().build_hasher().finish();
     let run = format!("terrace-run-{}-{random:016x}", std::process::id());
     let (pool, is_scratch) = pool(args.pool.as_deref(), &run)?;
-    let ssd_bytes = args.ssd.map_or(args.dram.0 * SSD_PER_DRAM, |ssd| ssd.0) / processes;
+    let ssd_bytes = each(args.ssd.map_or(args.dram.0 * SSD_PER_DRAM, |ssd| ssd.0));
     let made = match is_scratch || processes == 1 {
         true => make_pool(&pool, dram_bytes, ssd_bytes),
         false => (0..processes)
@@ -122,7 +128,7 @@ pub fn run(args: &RunArgs) -> Result<u8, Failure> {
     };
     let mut command = Command::new(&program);
     match args.unserved {
-        Some(unserved) => command.env("TERRACE_RUN_UNSERVED", (unserved.0 / processes).to_string()),
+        Some(unserved) => command.env("TERRACE_RUN_UNSERVED", each(unserved.0).to_string()),
         None => command.env_remove("TERRACE_RUN_UNSERVED"),
     };
     let failed = command

@@ -12,6 +12,8 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 /// Addresses for small sizes; they cost nothing.
 pub const RESERVED_BYTES: usize = 16 << 30;
+/// As many where a limit refuses that, in a process that is not served: it needs hardly any.
+const RESERVED_LEAST_BYTES: usize = 16 << 20;
 /// Larger ones are mappings of their own.
 const SMALL_MAX_BYTES: usize = 64 << 10;
 /// Powers of two from 16 bytes to [`SMALL_MAX_BYTES`].
@@ -58,6 +60,8 @@ struct Class {
 /// See the head of the file.
 pub struct Arena {
     base: AtomicUsize,
+    /// Length of the reservation; 0 until it is known.
+    reserved: AtomicUsize,
     used: AtomicUsize,
     classes: [Class; CLASSES],
 }
@@ -82,6 +86,7 @@ impl Arena {
     const fn new() -> Arena {
         Arena {
             base: AtomicUsize::new(0),
+            reserved: AtomicUsize::new(0),
             used: AtomicUsize::new(0),
             classes: [const {
                 Class {
@@ -97,7 +102,7 @@ impl Arena {
     #[inline]
     pub fn owns(&self, address: usize) -> bool {
         let base = self.base.load(Ordering::Relaxed);
-        base != 0 && address.wrapping_sub(base) < RESERVED_BYTES
+        base != 0 && address.wrapping_sub(base) < self.reserved.load(Ordering::Acquire)
     }
 
     /// Bytes of the reservation that were used at least once.
@@ -114,15 +119,21 @@ impl Arena {
 
     fn reserve(&self) -> Option<usize> {
         // More than is used, so that spans begin at multiples of their length.
-        let len = RESERVED_BYTES + SPAN_BYTES;
-        let mapped = raw::map_zeros(len) as usize;
-        if mapped == 0 {
-            return None;
-        }
+        let lens = [RESERVED_BYTES, RESERVED_LEAST_BYTES].map(|bytes| bytes + SPAN_BYTES);
+        let found = lens
+            .into_iter()
+            .find_map(|len| match raw::map_zeros(len) as usize {
+                0 => None,
+                mapped => Some((mapped, len)),
+            });
+        let (mapped, len) = found?;
         let base = mapped.next_multiple_of(SPAN_BYTES);
         let (before, now) = (Ordering::AcqRel, Ordering::Acquire);
         match self.base.compare_exchange(0, base, before, now) {
-            Ok(_) => Some(base),
+            Ok(_) => {
+                self.reserved.store(len - SPAN_BYTES, Ordering::Release);
+                Some(base)
+            }
             Err(first) => {
                 // SAFETY: mapped just now, and nobody knows of it.
                 unsafe { raw::munmap(mapped as *mut _, len) };
@@ -134,7 +145,11 @@ impl Arena {
     fn take_span(&self, bytes: usize) -> Option<usize> {
         let base = self.base()?;
         let at = self.used.fetch_add(bytes, Ordering::Relaxed);
-        (at + bytes <= RESERVED_BYTES).then_some(base + at)
+        // The thread that reserved it is about to say how much it is.
+        while self.reserved.load(Ordering::Acquire) == 0 {
+            std::hint::spin_loop();
+        }
+        (at + bytes <= self.reserved.load(Ordering::Acquire)).then_some(base + at)
     }
 
     fn take(&self, number: usize) -> *mut u8 {

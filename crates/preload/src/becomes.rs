@@ -3,7 +3,7 @@
 //! Promises: the call is passed on as it is, whatever was found; nothing is allocated or locked, since it may come from a signal handler or the child
 //! of a fork. Never: refuses, or speaks for a child that is not served in any case. On other processors than x86_64 `execl` and its kin are not seen.
 
-use crate::{dispatch, environment, raw};
+use crate::{dispatch, environment, loaded, raw};
 use libc::{c_char, c_int, c_long, c_void};
 use std::ffi::CStr;
 use std::ptr::{null, null_mut};
@@ -14,6 +14,9 @@ const ORDER: u8 = if cfg!(target_endian = "little") { 1 } else { 2 };
 const HEAD_BYTES: usize = 64;
 const SEGMENT_BYTES: usize = 56;
 const SEGMENT_INTERPRETER: u32 = 3;
+const SEGMENT_NOTE: u32 = 4;
+/// Notes are a few hundred bytes.
+const NOTES_BYTES: usize = 1024;
 /// Programs have a dozen segments.
 const SEGMENTS_MAX: u64 = 128;
 
@@ -121,16 +124,33 @@ fn why_not(file: c_int) -> Option<&'static str> {
     let start = u64::from_ne_bytes(head[32..40].try_into().ok()?);
     let size = u64::from(u16::from_ne_bytes(head[54..56].try_into().ok()?));
     let count = u64::from(u16::from_ne_bytes(head[56..58].try_into().ok()?));
+    let mut is_static = true;
     for segment in 0..count.min(SEGMENTS_MAX) {
         let mut kind = [0; SEGMENT_BYTES];
         if !read_at(file, &mut kind, start.saturating_add(segment * size)) {
             return None;
         }
-        if u32::from_ne_bytes(kind[..4].try_into().ok()?) == SEGMENT_INTERPRETER {
-            return None;
+        match u32::from_ne_bytes(kind[..4].try_into().ok()?) {
+            SEGMENT_INTERPRETER => is_static = false,
+            SEGMENT_NOTE if has_go_note(file, &kind) => {
+                return Some("it is a Go program, whose runtime asks the kernel for memory itself");
+            }
+            _ => {}
         }
     }
-    Some("it is statically linked, so no library can be put in front of its malloc")
+    is_static.then_some("it is statically linked, so no library can be put in front of its malloc")
+}
+
+fn has_go_note(file: c_int, segment: &[u8; SEGMENT_BYTES]) -> bool {
+    let word = |at: usize| {
+        segment[at..at + 8]
+            .iter()
+            .rev()
+            .fold(0, |word, byte| word << 8 | u64::from(*byte))
+    };
+    let mut notes = [0; NOTES_BYTES];
+    let len = (word(32) as usize).min(NOTES_BYTES);
+    read_at(file, &mut notes[..len], word(8)) && loaded::are_go(&notes[..len])
 }
 
 fn read_at(file: c_int, into: &mut [u8], at: u64) -> bool {
@@ -152,6 +172,8 @@ unsafe fn say(name: &[u8], file: c_int, environment: Args) {
     };
     let why = match is_asked_for {
         true => why_not(file),
+        // Who starts a program so means it.
+        false if !is_this() => None,
         false => Some("its environment does not ask for it (LD_PRELOAD, TERRACE_RUN_PROCESS)"),
     };
     if let Some(why) = why {

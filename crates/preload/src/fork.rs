@@ -208,6 +208,7 @@ unsafe extern "C" fn after_in_child() {
     terrace_vm::hold_device();
     report::not_here();
     token::not_here();
+    opening::forked();
     answer::close();
     let Some(mut forking) = turn() else { return };
     let signals = forking.signals;

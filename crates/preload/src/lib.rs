@@ -69,11 +69,16 @@ fn prepare() {
     if !settings::are_there() {
         return;
     }
-    if settings::is_first()
-        && let Some(limit) = reserved::too_low_a_limit()
-    {
+    if loaded::program_is_go() {
+        // Who started it has said so: its handlers of signals know no others, and its memory is the kernel's.
+        return;
+    }
+    if let Some(limit) = reserved::too_low_a_limit() {
         reserved::say_too_low(limit);
-        raw::exit(opening::EXIT_CANNOT);
+        if settings::is_first() {
+            raw::exit(opening::EXIT_CANNOT);
+        }
+        return;
     }
     match settings::Settings::read() {
         Ok(Some(settings)) => {
@@ -82,7 +87,7 @@ fn prepare() {
             // A program that gives its rights up later still has this one.
             terrace_vm::hold_device();
             fork::register();
-            report::prepare(settings.report.clone(), settings.processes > 1);
+            report::prepare(settings.report.clone());
             let dispatch = settings.dispatch;
             small::prepare(
                 settings.unserved_bytes,
@@ -96,6 +101,8 @@ fn prepare() {
             }
         }
         Ok(None) => {}
+        // A program took the others away from one that it started.
+        Err(_) if !settings::is_first() => {}
         Err(name) => raw::die(format_args!("{name} is not what it should be")),
     }
 }

@@ -39,6 +39,54 @@ pub fn part_with(address: usize) -> Option<(usize, usize)> {
     asked.found
 }
 
+/// The type of the note by which Go's linker names a build.
+const NOTE_GO_BUILD: u32 = 4;
+
+/// Whether one of an ELF file's notes is that of Go's linker.
+pub fn are_go(mut notes: &[u8]) -> bool {
+    let word = |at: usize, notes: &[u8]| {
+        let bytes = notes.get(at..at + 4)?;
+        Some(u32::from_ne_bytes(bytes.try_into().ok()?))
+    };
+    while let (Some(name), Some(len), Some(kind)) = (word(0, notes), word(4, notes), word(8, notes))
+    {
+        if kind == NOTE_GO_BUILD && notes[12..].starts_with(b"Go\0") {
+            return true;
+        }
+        let padded = |bytes: u32| (bytes as usize).next_multiple_of(4);
+        let next = 12usize
+            .saturating_add(padded(name))
+            .saturating_add(padded(len));
+        notes = notes.get(next..).unwrap_or_default();
+    }
+    false
+}
+
+/// Whether this process runs a program of Go's.
+pub fn program_is_go() -> bool {
+    // SAFETY: what the kernel tells of the program that it started: its table of parts, which is mapped, and how many there are.
+    let parts = unsafe {
+        let (at, count) = (
+            libc::getauxval(libc::AT_PHDR),
+            libc::getauxval(libc::AT_PHNUM),
+        );
+        if at == 0 {
+            return false;
+        }
+        std::slice::from_raw_parts(at as *const libc::Elf64_Phdr, count as usize)
+    };
+    let table = parts.iter().find(|part| part.p_type == libc::PT_PHDR);
+    let base = table.map_or(0, |table| {
+        (parts.as_ptr() as u64).wrapping_sub(table.p_vaddr)
+    });
+    let notes = parts.iter().filter(|part| part.p_type == libc::PT_NOTE);
+    notes.into_iter().any(|part| {
+        let at = base.wrapping_add(part.p_vaddr) as *const u8;
+        // SAFETY: notes are mapped with the program.
+        are_go(unsafe { std::slice::from_raw_parts(at, part.p_memsz as usize) })
+    })
+}
+
 /// An address in the loader's code.
 pub fn loaders_function() -> usize {
     unsafe extern "C" {

@@ -7,10 +7,10 @@ use crate::mappings::Mappings;
 use crate::reserved::{self, Heaps};
 use crate::runtime::{self, Area, Pool, Runtime};
 use crate::serve::Home;
-use crate::settings::Settings;
+use crate::settings::{self, Settings};
 use crate::{answer, dispatch, own, raw, report, rings, small, tls, token};
-use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicUsize, Ordering};
+use std::sync::{Arc, OnceLock};
 use terrace_vm::heap::PageHeap;
 use terrace_vm::opp::Heap;
 use terrace_vm::store::{Store, StoreOptions};
@@ -33,7 +33,6 @@ const HAS_OF_SEVERAL_BYTES: usize = 16 << 20;
 
 static ASKED: AtomicUsize = AtomicUsize::new(0);
 static FIRST: AtomicUsize = AtomicUsize::new(FIRST_BYTES);
-static OF_SEVERAL: AtomicBool = AtomicBool::new(false);
 /// That this process is not served.
 static SAID: AtomicBool = AtomicBool::new(false);
 static SETTINGS: OnceLock<Settings> = OnceLock::new();
@@ -44,7 +43,6 @@ static MIN_BYTES: AtomicUsize = AtomicUsize::new(usize::MAX);
 /// Takes note that this process is to be served.
 pub fn prepare(settings: Settings) {
     MIN_BYTES.store(settings.min_bytes.max(1), Ordering::Relaxed);
-    OF_SEVERAL.store(settings.processes > 1, Ordering::Relaxed);
     // Said once.
     let _ = SETTINGS.set(settings);
     STATE.store(WAITING, Ordering::Release);
@@ -78,10 +76,37 @@ pub fn for_bytes(bytes: usize, caller: usize) -> Option<&'static Runtime> {
     }
 }
 
-/// Opens the pool now, where it would be opened later: what comes next may forbid it.
+/// Opens the pool now, where it would be opened later: what comes next may forbid it. A small one of several does without for good.
 pub fn open_early() {
-    if STATE.load(Ordering::Acquire) == WAITING {
-        open_or_wait();
+    if STATE.load(Ordering::Acquire) != WAITING {
+        return;
+    }
+    match is_another() && is_small(0) {
+        true => STATE.store(OFF, Ordering::Release),
+        false => drop(open_or_wait()),
+    }
+}
+
+/// One of several that may be served, and not the first.
+fn is_another() -> bool {
+    settings::are_several() && !settings::is_first()
+}
+
+/// Whether this process, of several that may be served, has little, with so many bytes more.
+fn is_small(bytes: usize) -> bool {
+    let (errno, inside) = (raw::errno(), tls::enter());
+    let has = report::status_bytes("RssAnon:") as usize;
+    drop(inside);
+    raw::set_errno(errno);
+    // Without /proc it is taken for a large one.
+    has > 0 && has.saturating_add(bytes) < HAS_OF_SEVERAL_BYTES
+}
+
+/// In the child of a fork: what its parent had to say of itself it has not said.
+pub fn forked() {
+    if SAID.swap(false, Ordering::Relaxed) {
+        ASKED.store(0, Ordering::Relaxed);
+        FIRST.store(FIRST_BYTES, Ordering::Relaxed);
     }
 }
 
@@ -108,19 +133,11 @@ fn is_enough(bytes: usize) -> bool {
     if before.max(bytes) < FIRST.load(Ordering::Relaxed) {
         return false;
     }
-    if !OF_SEVERAL.load(Ordering::Relaxed) {
-        return true;
-    }
-    let (errno, inside) = (raw::errno(), tls::enter());
-    let has = report::status_bytes("RssAnon:") as usize;
-    drop(inside);
-    raw::set_errno(errno);
-    // Without /proc it is taken for a large one.
-    if has > 0 && has.saturating_add(bytes) < HAS_OF_SEVERAL_BYTES {
+    let waits = settings::are_several() && is_small(bytes);
+    if waits {
         FIRST.store(before + FIRST_BYTES, Ordering::Relaxed);
-        return false;
     }
-    true
+    !waits
 }
 
 #[cold]
@@ -132,7 +149,12 @@ fn open_or_wait() -> Option<&'static Runtime> {
             let _inside = tls::enter();
             if let Some(limit) = reserved::too_low_a_limit() {
                 reserved::say_too_low(limit);
-                raw::exit(EXIT_CANNOT);
+                if !is_another() {
+                    raw::exit(EXIT_CANNOT);
+                }
+                STATE.store(OFF, Ordering::Release);
+                raw::set_errno(errno);
+                return None;
             }
             match open() {
                 Ok(Some(runtime)) => {
@@ -145,6 +167,13 @@ fn open_or_wait() -> Option<&'static Runtime> {
                 Ok(None) => {
                     say_not_served();
                     STATE.store(WAITING, Ordering::Release);
+                }
+                Err(why) if is_another() => {
+                    raw::say(format_args!(
+                        "process {} is not served, and its memory is not under the cap: {why}",
+                        std::process::id()
+                    ));
+                    STATE.store(OFF, Ordering::Release);
                 }
                 Err(why) => {
                     raw::say(format_args!("{why}"));
@@ -180,26 +209,44 @@ fn say_not_served() {
     }
 }
 
+/// The first pool that nobody has; none if all are taken.
+fn open_store(settings: &Settings) -> Result<Option<Arc<Store>>, String> {
+    let mut why = None;
+    for nth in 0..settings.processes {
+        match token::take(&settings.name, nth) {
+            Ok(true) => {}
+            Ok(false) => continue,
+            // Without such sockets one process is served, and what it forks before is not.
+            Err(_) if settings.processes == 1 && settings::is_first() => {}
+            Err(e) => return Err(format!("a name for the pool cannot be had: {e}")),
+        }
+        let dir = settings.pool_dir(nth);
+        let options = StoreOptions {
+            prewrite: false,
+            ..StoreOptions::scratch(&dir, settings.dram_bytes, settings.ssd_bytes)
+        };
+        let opened = Store::open(&options);
+        if settings.scratch {
+            // Nobody else opens it; the file goes with the last process that has it open. It may not be there yet.
+            let _ = std::fs::remove_dir_all(&dir);
+        }
+        match opened {
+            Ok(store) => return Ok(Some(store)),
+            // Another run may have this one of the directory.
+            Err(e) => why = Some(format!("the pool cannot be opened: {e}")),
+        }
+        token::not_here();
+    }
+    why.map_or(Ok(None), Err)
+}
+
 fn open() -> Result<Option<Runtime>, String> {
     let settings = SETTINGS
         .get()
         .ok_or("nothing says how it is to be served")?;
-    let taken = token::take(&settings.name, settings.processes);
-    let taken = taken.map_err(|e| format!("a name for the pool cannot be had: {e}"))?;
-    let Some(nth) = taken else {
+    let Some(store) = open_store(settings)? else {
         return Ok(None);
     };
-    let dir = settings.pool_dir(nth);
-    let options = StoreOptions {
-        prewrite: false,
-        ..StoreOptions::scratch(&dir, settings.dram_bytes, settings.ssd_bytes)
-    };
-    let opened = Store::open(&options);
-    if settings.scratch {
-        // Nobody else opens it; the file goes with the last process that has it open. It may not be there yet.
-        let _ = std::fs::remove_dir_all(&dir);
-    }
-    let store = opened.map_err(|e| format!("the pool cannot be opened: {e}"))?;
     let heaps = Heaps::of(store.usable_bytes());
     let memory = Memory::new(Options {
         way: match dispatch::is_for_memory() {

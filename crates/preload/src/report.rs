@@ -13,8 +13,6 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, Ordering};
 
 static TO: OnceLock<OsString> = OnceLock::new();
-/// One of several processes, each with a report of its own.
-static OF_SEVERAL: AtomicBool = AtomicBool::new(false);
 /// A copy of stderr: programs close their own before they end.
 static STDERR: AtomicI32 = AtomicI32::new(-1);
 /// Rung by the signal: composing a report takes locks, which a handler must not.
@@ -27,21 +25,36 @@ static OF_PROCESS: AtomicU32 = AtomicU32::new(0);
 /// The most DRAM that was ever told.
 static PEAK_BYTES: AtomicU64 = AtomicU64::new(0);
 
-/// Takes note of where the report goes: a file, `-` for stderr, nothing for nowhere; `several`: more than one process may be served, and those that were started by the first have files of their own.
-pub fn prepare(to: OsString, several: bool) {
-    OF_SEVERAL.store(several, Ordering::Relaxed);
+/// Takes note of where the report goes: a file, `-` for stderr, nothing for nowhere. Of several processes that may be served all but the first do without until they have a pool: small ones keep
+/// nothing of the program's open, and its signals as they are.
+pub fn prepare(to: OsString) {
     OF_PROCESS.store(std::process::id(), Ordering::Release);
-    if to.as_bytes() == b"-" {
+    // Said once.
+    let _ = TO.set(to);
+    // SAFETY: a plain function.
+    unsafe { libc::atexit(at_exit) };
+    if !is_another() {
+        take_stderr_and_signal();
+    }
+}
+
+/// One of several that may be served, and not the first.
+fn is_another() -> bool {
+    settings::are_several() && !settings::is_first()
+}
+
+fn take_stderr_and_signal() {
+    let Some(to) = TO.get().filter(|to| !to.is_empty()) else {
+        return;
+    };
+    if to.as_bytes() == b"-" && STDERR.load(Ordering::Relaxed) < 0 {
         // SAFETY: makes a descriptor of another.
         let copy = unsafe { libc::fcntl(2, libc::F_DUPFD_CLOEXEC, descriptors::number_min()) };
         terrace_vm::descriptors::list(copy);
         STDERR.store(copy, Ordering::Relaxed);
     }
-    // Said once.
-    let _ = TO.set(to);
-    // SAFETY: plain functions; the handler is installed only where the program's start left the default, and only writes.
+    // SAFETY: the handler is installed only where the program's start left the default, and only writes.
     unsafe {
-        libc::atexit(at_exit);
         let mut before: libc::sigaction = std::mem::zeroed();
         libc::sigaction(libc::SIGUSR2, std::ptr::null(), &mut before);
         if before.sa_sigaction == libc::SIG_DFL {
@@ -123,7 +136,7 @@ pub fn end() {
     let is_here = OF_PROCESS.load(Ordering::Acquire) == std::process::id();
     if is_here && !tls::is_inside() && !DONE.swap(true, Ordering::AcqRel) {
         crate::keeper::stay(answers_signal);
-        write("at its end");
+        write(AT_ITS_END);
     }
 }
 
@@ -143,6 +156,9 @@ fn answers_signal() -> bool {
 pub fn here() {
     OF_PROCESS.store(std::process::id(), Ordering::Release);
     DONE.store(false, Ordering::Release);
+    if is_another() {
+        take_stderr_and_signal();
+    }
 }
 
 /// In the child of a fork: the report is the parent's, unless the child opens a pool of its own later.
@@ -152,14 +168,16 @@ pub fn not_here() {
     PEAK_BYTES.store(0, Ordering::Relaxed);
 }
 
+const AT_ITS_END: &str = "at its end";
+
 fn write(when: &str) {
     let Some(to) = TO.get().filter(|to| !to.is_empty()) else {
         return;
     };
     let _inside = tls::enter();
-    let is_another = OF_SEVERAL.load(Ordering::Relaxed) && !settings::is_first();
-    if is_another && runtime::get().is_none() {
-        // Of each small program that a script starts there is nothing to say.
+    let is_another = is_another();
+    if is_another && (runtime::get().is_none() || to.as_bytes() == b"-" && when == AT_ITS_END) {
+        // Of small programs there is nothing to say, and scripts read what others have to say on stderr.
         return;
     }
     let mut text = String::new();

@@ -82,6 +82,10 @@ fn may_limit(resource: c_uint, to: *const rlimit) -> bool {
     }
     // SAFETY: the program's promise.
     let bytes = unsafe { (*to).rlim_cur };
+    // One that has no pool may never want one.
+    if runtime::get().is_none() && !settings::is_first() {
+        return true;
+    }
     if resource == libc::RLIMIT_FSIZE as c_uint {
         let pool_bytes = opening::pool_bytes();
         if pool_bytes <= bytes {
@@ -90,9 +94,7 @@ fn may_limit(resource: c_uint, to: *const rlimit) -> bool {
         raw::say(format_args!(
             "a limit of {bytes} bytes a file (RLIMIT_FSIZE) is refused: the pool's file, of {pool_bytes} bytes, is written by this process"
         ));
-    } else if [libc::RLIMIT_AS, libc::RLIMIT_DATA].contains(&(resource as _))
-        && (runtime::get().is_some() || settings::is_first())
-    {
+    } else if [libc::RLIMIT_AS, libc::RLIMIT_DATA].contains(&(resource as _)) {
         let there = {
             let _inside = tls::enter();
             report::status_bytes("VmSize:")

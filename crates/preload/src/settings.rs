@@ -4,6 +4,7 @@
 
 use std::ffi::{CStr, OsString};
 use std::path::PathBuf;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 /// The cap, bytes.
 pub const DRAM: &str = "TERRACE_RUN_DRAM";
@@ -113,16 +114,45 @@ impl Settings {
 
 /// Whether this process is one to be served: what the constructor asks before all else.
 pub fn are_there() -> bool {
-    is_first()
-        || number(c"TERRACE_RUN_PROCESS").is_some()
-            && number(c"TERRACE_RUN_PROCESSES").is_some_and(|processes| processes > 1)
+    is_first() || FIRST.get(c"TERRACE_RUN_PROCESS") > 0 && are_several()
+}
+
+/// Whether several processes may be served, and programs that they start.
+pub fn are_several() -> bool {
+    COUNT.get(c"TERRACE_RUN_PROCESSES") > 1
+}
+
+static FIRST: Noted = Noted::new();
+static COUNT: Noted = Noted::new();
+
+/// A number as the environment had it when it was asked for first: the program may change that.
+struct Noted(AtomicU64);
+
+impl Noted {
+    const UNKNOWN: u64 = u64::MAX;
+
+    const fn new() -> Noted {
+        Noted(AtomicU64::new(Noted::UNKNOWN))
+    }
+
+    /// 0: it is not there.
+    fn get(&self, name: &CStr) -> u64 {
+        match self.0.load(Ordering::Relaxed) {
+            Noted::UNKNOWN => {
+                let now = number(name).unwrap_or(0);
+                self.0.store(now, Ordering::Relaxed);
+                now
+            }
+            noted => noted,
+        }
+    }
 }
 
 /// Whether it is the one that the command became (`TERRACE_RUN_PROCESS`): the only one that is served, with what it forks before it has a pool, or the first of several.
 pub fn is_first() -> bool {
     // SAFETY: always answers.
     let own = unsafe { libc::getpid() };
-    number(c"TERRACE_RUN_PROCESS") == u64::try_from(own).ok()
+    Some(FIRST.get(c"TERRACE_RUN_PROCESS")) == u64::try_from(own).ok()
 }
 
 /// A variable that is a number, without allocating.

@@ -8,19 +8,16 @@ use std::io;
 
 static DOOR: Door = Door::none();
 
-/// One of `count` pools of the run of this name, for this process: its number. None: all are taken.
-pub fn take(run: &str, count: u32) -> io::Result<Option<u32>> {
-    for nth in 0..count {
-        match DOOR.open(&format!("{run}-pool-{nth}")) {
-            Ok(()) => return Ok(Some(nth)),
-            Err(why) if why.kind() == io::ErrorKind::AddrInUse => {}
-            Err(why) => return Err(why),
-        }
+/// Whether this process has the pool of this number of the run of this name, from now on. False: another has it.
+pub fn take(run: &str, nth: u32) -> io::Result<bool> {
+    match DOOR.open(&format!("{run}-pool-{nth}")) {
+        Ok(()) => Ok(true),
+        Err(why) if why.kind() == io::ErrorKind::AddrInUse => Ok(false),
+        Err(why) => Err(why),
     }
-    Ok(None)
 }
 
-/// In the child of a fork: it is the parent's.
+/// It has none; in the child of a fork, it is the parent's.
 pub fn not_here() {
     DOOR.close();
 }

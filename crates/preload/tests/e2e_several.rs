@@ -160,6 +160,66 @@ fn e2e_what_is_started_and_cannot_be_served_is_said() {
     assert!(!said.contains("runs without"), "{said}");
 }
 
+/// What is small is as without Terrace: what it says, its signals, its limits, and who waits for its output.
+#[test]
+fn e2e_small_programs_that_are_started_see_nothing_of_it() {
+    let same = [
+        (
+            "sleep 5 & p=$!; sleep 0.3; kill -USR2 $p; wait $p; echo $?",
+            "140\n",
+        ),
+        (
+            "x=$(ls /no-such-file 2>&1 | wc -l); y=$(true 2>&1); echo $x $y",
+            "1\n",
+        ),
+        ("sh -c 'ulimit -f 1000; echo well'; true", "well\n"),
+        (
+            "env -u TERRACE_RUN_NAME echo well; env -i /bin/echo well",
+            "well\nwell\n",
+        ),
+        // One that goes on in the background keeps nothing of the caller's open.
+        (
+            "x=$(sh -c 'sleep 30 > /dev/null 2>&1 & echo well' 2>&1); echo $x",
+            "well\n",
+        ),
+    ];
+    for (script, expected) in same {
+        // Three do not divide pages into whole ones.
+        let mut command = command(256, &["--processes", "3"], None);
+        let ended = ended_within(
+            command.args(["bash", "-c", script]),
+            Duration::from_secs(20),
+        );
+        let said = String::from_utf8_lossy(&ended.stderr).into_owned();
+        assert_eq!(
+            String::from_utf8_lossy(&ended.stdout),
+            expected,
+            "{script}: {said}"
+        );
+        // The first process has its report there.
+        let lines = said
+            .lines()
+            .filter(|line| line.starts_with("terrace run: "))
+            .count();
+        assert_eq!(lines, 1, "{script}: {said}");
+    }
+    // What cannot be served goes on without, and says so.
+    for limit in ["-v 8000000", "-n 9"] {
+        let script = format!(
+            "ulimit {limit}; ls /bin/true; /usr/bin/python3 -c 'print(len(bytearray(60 << 20)))'"
+        );
+        let mut command = command(256, &["--processes", "2", "--report", "none"], None);
+        let ended = ended(command.args(["bash", "-c", &format!("({script}); true")]));
+        let said = String::from_utf8_lossy(&ended.stderr).into_owned();
+        let out = String::from_utf8_lossy(&ended.stdout).into_owned();
+        assert_eq!(out, "/bin/true\n62914560\n", "{said}");
+        assert!(
+            said.contains("are needed") || said.contains("is not served"),
+            "{said}"
+        );
+    }
+}
+
 #[test]
 fn e2e_parts_that_are_too_small_are_refused() {
     let ended = ended(command(64, &["--processes", "64"], None).arg("true"));
