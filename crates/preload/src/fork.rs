@@ -113,19 +113,12 @@ impl Runtime {
     }
 
     fn may_fork(&self) -> bool {
-        let Pool::Home(home) = &self.pool else {
-            return true;
-        };
         self.malloc.heap.cool();
         let pages = self.second_pages();
-        let (cap_bytes, _) = home.heap.store().cap_and_used_bytes();
-        let room = serve::has_room(cap_bytes);
-        use terrace_vm::heap::Ground;
-        let promised = room && home.heap.promise(pages).is_ok();
-        if promised {
-            home.heap.unpromise(pages);
+        match &self.pool {
+            Pool::Home(home) => serve::may_fork(&home.heap, pages),
+            Pool::Away(remote) => remote.may_fork(pages),
         }
-        promised
     }
 
     /// A view of all pages as they are, for a child.

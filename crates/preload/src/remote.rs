@@ -83,6 +83,20 @@ impl Remote {
         asked.unwrap_or(Err(libc::ENOMEM))
     }
 
+    /// Whether it may fork, where a second version of all comes to so many more pages.
+    pub fn may_fork(&self, pages: u64) -> bool {
+        let ask = Ask {
+            what: wire::MAY_FORK,
+            count: pages,
+            ..Ask::default()
+        };
+        let said = self.with(|state| {
+            state.settle()?;
+            state.ask(ask)
+        });
+        said.is_ok_and(|say| say.errno == 0)
+    }
+
     /// What this child's pages may have, which would have `wants` bytes.
     pub fn share(&self, wants: u64) -> Result<u64, Gone> {
         let ask = Ask {

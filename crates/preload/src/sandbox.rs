@@ -114,6 +114,25 @@ fn may_limit(resource: c_uint, to: *const rlimit) -> bool {
     false
 }
 
+/// As prlimit(2), with what it names where the program has it.
+unsafe fn limit(pid: libc::pid_t, resource: c_uint, to: *const rlimit, was: *mut rlimit) -> c_int {
+    let args = [
+        pid.into(),
+        resource.into(),
+        to as c_long,
+        was as c_long,
+        0,
+        0,
+    ];
+    // SAFETY: the program's promise.
+    unsafe {
+        match dispatch::is_here() {
+            true => raw::answered(dispatch::call(libc::SYS_prlimit64, args)) as c_int,
+            false => raw::prlimit(pid, resource, to, was),
+        }
+    }
+}
+
 macro_rules! limits {
     ($($(#[$doc:meta])* $set:ident, $of:ident;)*) => {
         $(
@@ -125,7 +144,7 @@ macro_rules! limits {
             pub unsafe extern "C" fn $set(resource: c_uint, to: *const rlimit) -> c_int {
                 match may_limit(resource, to) {
                     // SAFETY: the program's promise.
-                    true => unsafe { raw::prlimit(0, resource, to, std::ptr::null_mut()) },
+                    true => unsafe { limit(0, resource, to, std::ptr::null_mut()) },
                     false => -1,
                 }
             }
@@ -139,7 +158,7 @@ macro_rules! limits {
                 let own = pid == 0 || pid as u32 == std::process::id();
                 match !own || may_limit(resource, to) {
                     // SAFETY: the program's promise.
-                    true => unsafe { raw::prlimit(pid, resource, to, was) },
+                    true => unsafe { limit(pid, resource, to, was) },
                     false => -1,
                 }
             }

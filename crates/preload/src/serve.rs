@@ -59,9 +59,19 @@ pub fn close_in_child() {
 }
 
 /// Whether one more child may have its share.
-pub fn has_room(cap_bytes: u64) -> bool {
+fn has_room(cap_bytes: u64) -> bool {
     let children = children();
     shares::has_room(cap_bytes, children as u64) && children + 1 < VIEWS_MAX
+}
+
+/// Whether one more child, of whose memory a second version comes to so many more pages, has room on the SSD, for its slots, and for its share.
+pub fn may_fork(heap: &Heap, pages: u64) -> bool {
+    let (cap_bytes, _) = heap.store().cap_and_used_bytes();
+    let promised = has_room(cap_bytes) && heap.promise(pages).is_ok();
+    if promised {
+        heap.unpromise(pages);
+    }
+    promised
 }
 
 /// Of what a child and its parent share until one of them writes to it, what is counted as if all were written to. Pages and entries keep half of what
@@ -234,6 +244,10 @@ impl Service {
             wire::GAVE_BACK => {
                 self.take_back(ask.count);
                 Ok(())
+            }
+            wire::MAY_FORK => {
+                let may = may_fork(&self.heap, ask.count);
+                self.say(if may { 0 } else { libc::ENOMEM }, 0)
             }
             wire::FORK => {
                 let views = [&self.views[0], &self.views[1]];

@@ -32,6 +32,8 @@ pub const FETCH_SEVERAL: u32 = 8;
 pub const SHARE: u32 = 9;
 /// They have given back all but `count` bytes. No answer.
 pub const GAVE_BACK: u32 = 10;
+/// Whether the child may fork: `count` is how many pages a second version of all would come to.
+pub const MAY_FORK: u32 = 11;
 
 /// In a page's number: it was surely written to.
 pub const SURELY: u64 = 1 << 63;

@@ -13,6 +13,7 @@
 #include <sys/ioctl.h>
 #include <sys/mman.h>
 #include <sys/ptrace.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
@@ -299,6 +300,16 @@ static void processes(void) {
     MUST(waitpid(pid, &status, 0) == pid && status == 0);
 }
 
+static void limits(void) {
+    struct rlimit *now = (struct rlimit *)(arena + 6 * 8 * PAGE + PAGE - sizeof *now / 2), *was = (struct rlimit *)(arena + 7 * 8 * PAGE);
+    MUST(getrlimit(RLIMIT_NOFILE, now) == 0);
+    struct rlimit kept = *now;
+    push_out();
+    MUST(setrlimit(RLIMIT_NOFILE, now) == 0);
+    push_out();
+    MUST(prlimit(0, RLIMIT_NOFILE, now, was) == 0 && was->rlim_cur == kept.rlim_cur && was->rlim_max == kept.rlim_max);
+}
+
 int main(int count, char **args) {
     MUST(count == 2 || count == 3);
     in_thread = count == 3;
@@ -309,6 +320,7 @@ int main(int count, char **args) {
     file = fileno(temporary);
     memset(expected, 1, LEN);
     files();
+    limits();
     direct(args[1]);
     sockets();
     streams();
