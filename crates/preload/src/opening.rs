@@ -1,7 +1,7 @@
 //! How the runtime comes to be: opened by the first allocation that is large enough, so that a program that never makes one costs nothing, and one that
 //! turns itself into a daemon does so before.
 //!
-//! Promises: opened once; other threads that need it wait; where it cannot be had the program ends, with a line that says why. Never: opens another.
+//! Promises: opened once; other threads that need it wait; where it cannot be had the program ends, or one of several goes on without, with a line that says why. Never: opens another.
 
 use crate::mappings::Mappings;
 use crate::reserved::{self, Heaps};
@@ -216,8 +216,8 @@ fn open_store(settings: &Settings) -> Result<Option<Arc<Store>>, String> {
         match token::take(&settings.name, nth) {
             Ok(true) => {}
             Ok(false) => continue,
-            // Without such sockets one process is served, and what it forks before is not.
-            Err(_) if settings.processes == 1 && settings::is_first() => {}
+            // Where such sockets are refused: two of one program's with a pool are better than one without a bound.
+            Err(_) if settings.processes == 1 => {}
             Err(e) => return Err(format!("a name for the pool cannot be had: {e}")),
         }
         let dir = settings.pool_dir(nth);

@@ -266,13 +266,15 @@ impl Service {
     /// What the child's pages may have, which would have so many bytes.
     fn share(&mut self, wants: u64) -> u64 {
         let (cap_bytes, _) = self.heap.store().cap_and_used_bytes();
+        let parents = self.heap.memory().stats();
         let may = shares::decide(Asked {
             cap_bytes,
             has: self.share_bytes,
             wants,
             children: children() as u64,
             between_bytes: self.heap.between_them_bytes(),
-            near: self.heap.memory().stats().near,
+            near: parents.near,
+            near_read: parents.near_read,
         });
         let more = may.saturating_sub(self.share_bytes);
         if more > 0 {

@@ -25,8 +25,11 @@ const KEEPS_ONE_IN: u64 = 2;
 const BACK_ONE_IN: u64 = 4;
 /// Smaller steps are not worth a question.
 const STEP_BYTES: u64 = 64 << 10;
-/// A parent's pages that come back soon after they left, in no less time than this, show that it lacks DRAM.
-const LACKS_PAGES: u64 = 32;
+/// A parent that spends such a part of its time with pages that come back soon after they left, by what one costs and what a read of the device does, lacks DRAM.
+const LACKS_ONE_IN: u32 = 100;
+const FAULT_US: u64 = 10;
+const READ_US: u64 = 100;
+/// In no less than this.
 const LOOKS_AGAIN: Duration = Duration::from_millis(100);
 /// Who lacked DRAM is taken to lack it for so long.
 const LACKS_FOR: Duration = Duration::from_secs(3);
@@ -36,8 +39,8 @@ pub static ALL: Given = Given::new();
 
 /// What is known of who lacks DRAM.
 struct Lacks {
-    /// The parent's pages that came back soon, when it was looked at last.
-    near: u64,
+    /// What the parent's pages that came back soon had cost, when it was looked at last, µs.
+    lost_us: u64,
     looked: Option<Instant>,
     parent_until: Option<Instant>,
     child_until: Option<Instant>,
@@ -72,14 +75,15 @@ pub struct Asked {
     pub children: u64,
     /// What its parent's pages and the DRAM terrace have between them.
     pub between_bytes: u64,
-    /// The parent's pages that came back soon after they left, so far.
+    /// The parent's pages that came back soon after they left, so far, and those of them for which the device was read.
     pub near: u64,
+    pub near_read: u64,
 }
 
 /// What it may have from now on, bytes; more than it has is in [`ALL`] already, less is not.
 pub fn decide(asked: Asked) -> u64 {
     let (mut lacks, now) = (lacks(), Instant::now());
-    lacks.look(asked.near, now);
+    lacks.look(asked.near * FAULT_US + asked.near_read * READ_US, now);
     let is = |until: Option<Instant>| until.is_some_and(|until| now < until);
     let others = ALL.bytes().saturating_sub(asked.has);
     let may = may_have(
@@ -98,21 +102,24 @@ pub fn decide(asked: Asked) -> u64 {
 
 impl Lacks {
     const NONE: Lacks = Lacks {
-        near: 0,
+        lost_us: 0,
         looked: None,
         parent_until: None,
         child_until: None,
     };
 
-    fn look(&mut self, near: u64, now: Instant) {
-        match self.looked {
-            Some(looked) if now - looked < LOOKS_AGAIN => return,
-            Some(_) if near >= self.near + LACKS_PAGES => {
+    fn look(&mut self, lost_us: u64, now: Instant) {
+        if let Some(looked) = self.looked {
+            let elapsed = now - looked;
+            if elapsed < LOOKS_AGAIN {
+                return;
+            }
+            let lost = Duration::from_micros(lost_us.saturating_sub(self.lost_us));
+            if lost >= elapsed / LACKS_ONE_IN {
                 self.parent_until = Some(now + LACKS_FOR);
             }
-            _ => {}
         }
-        (self.near, self.looked) = (near, Some(now));
+        (self.lost_us, self.looked) = (lost_us, Some(now));
     }
 }
 
@@ -166,6 +173,7 @@ mod tests {
             children: 4,
             between_bytes: between_mib * MIB,
             near: 0,
+            near_read: 0,
         }
     }
 
@@ -204,17 +212,17 @@ mod tests {
     #[test]
     fn a_parent_lacks_dram_while_its_pages_come_back() {
         let (mut lacks, began) = (Lacks::NONE, Instant::now());
-        let mut look = |near, ms| {
+        let mut look = |lost_us, ms| {
             let now = began + Duration::from_millis(ms);
-            lacks.look(near, now);
+            lacks.look(lost_us, now);
             lacks.parent_until.is_some_and(|until| now < until)
         };
-        assert!(!look(5000, 0));
-        assert!(!look(5031, 200));
-        assert!(!look(9000, 250));
-        assert!(look(9000, 400));
-        assert!(look(9001, 3000));
-        assert!(!look(9002, 3500));
+        assert!(!look(50_000, 0));
+        assert!(!look(51_900, 200));
+        assert!(!look(90_000, 250));
+        assert!(look(90_000, 400));
+        assert!(look(90_001, 3000));
+        assert!(!look(90_002, 3500));
     }
 
     #[test]
