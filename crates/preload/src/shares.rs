@@ -115,7 +115,8 @@ impl Lacks {
                 return;
             }
             let lost = Duration::from_micros(lost_us.saturating_sub(self.lost_us));
-            if lost >= elapsed / LACKS_ONE_IN {
+            // What was lost while nobody asked for so long says nothing of now.
+            if elapsed <= LACKS_FOR && lost >= elapsed / LACKS_ONE_IN {
                 self.parent_until = Some(now + LACKS_FOR);
             }
         }
@@ -223,6 +224,8 @@ mod tests {
         assert!(look(90_000, 400));
         assert!(look(90_001, 3000));
         assert!(!look(90_002, 3500));
+        assert!(!look(9_000_000, 9000));
+        assert!(look(9_002_000, 9200));
     }
 
     #[test]
