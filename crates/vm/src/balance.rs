@@ -11,7 +11,7 @@
 //! in threads that fault), or moves anything itself.
 
 use crate::memory::Memory;
-use crate::policy::{self, Gains};
+use crate::policy::{self, Gains, Pace};
 use crate::store::Store;
 use crate::sys::Lock;
 use std::sync::Arc;
@@ -41,6 +41,7 @@ struct State {
     near_read: u64,
     recalled: u64,
     recalled_bytes: u64,
+    pace: Pace,
 }
 
 impl Balance {
@@ -206,6 +207,10 @@ impl Balance {
             gains,
             self.memory.costs(),
         );
+        let grows = (wanted != max).then_some(wanted > max);
+        if !state.pace.steps(grows) {
+            return;
+        }
         if wanted > max {
             // Only into what nobody may take meanwhile: a step is no more than the cap's slack, and the terrace gives way to it next.
             if self.store.committed_bytes() + (wanted - max) <= cap {
