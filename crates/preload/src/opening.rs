@@ -81,15 +81,10 @@ pub fn open_early() {
     if STATE.load(Ordering::Acquire) != WAITING {
         return;
     }
-    match is_another() && is_small(0) {
+    match settings::is_another() && is_small(0) {
         true => STATE.store(OFF, Ordering::Release),
         false => drop(open_or_wait()),
     }
-}
-
-/// One of several that may be served, and not the first.
-fn is_another() -> bool {
-    settings::are_several() && !settings::is_first()
 }
 
 /// Whether this process, of several that may be served, has little, with so many bytes more.
@@ -149,7 +144,7 @@ fn open_or_wait() -> Option<&'static Runtime> {
             let _inside = tls::enter();
             if let Some(limit) = reserved::too_low_a_limit() {
                 reserved::say_too_low(limit);
-                if !is_another() {
+                if !settings::is_another() {
                     raw::exit(EXIT_CANNOT);
                 }
                 STATE.store(OFF, Ordering::Release);
@@ -168,7 +163,7 @@ fn open_or_wait() -> Option<&'static Runtime> {
                     say_not_served();
                     STATE.store(WAITING, Ordering::Release);
                 }
-                Err(why) if is_another() => {
+                Err(why) if settings::is_another() => {
                     raw::say(format_args!(
                         "process {} is not served, and its memory is not under the cap: {why}",
                         std::process::id()

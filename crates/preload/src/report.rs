@@ -33,14 +33,9 @@ pub fn prepare(to: OsString) {
     let _ = TO.set(to);
     // SAFETY: a plain function.
     unsafe { libc::atexit(at_exit) };
-    if !is_another() {
+    if !settings::is_another() {
         take_stderr_and_signal();
     }
-}
-
-/// One of several that may be served, and not the first.
-fn is_another() -> bool {
-    settings::are_several() && !settings::is_first()
 }
 
 fn take_stderr_and_signal() {
@@ -156,7 +151,7 @@ fn answers_signal() -> bool {
 pub fn here() {
     OF_PROCESS.store(std::process::id(), Ordering::Release);
     DONE.store(false, Ordering::Release);
-    if is_another() {
+    if settings::is_another() {
         take_stderr_and_signal();
     }
 }
@@ -175,7 +170,7 @@ fn write(when: &str) {
         return;
     };
     let _inside = tls::enter();
-    let is_another = is_another();
+    let is_another = settings::is_another();
     if is_another && (runtime::get().is_none() || to.as_bytes() == b"-" && when == AT_ITS_END) {
         // Of small programs there is nothing to say, and scripts read what others have to say on stderr.
         return;

@@ -122,6 +122,11 @@ pub fn are_several() -> bool {
     COUNT.get(c"TERRACE_RUN_PROCESSES") > 1
 }
 
+/// Whether it is one of those, and not the first.
+pub fn is_another() -> bool {
+    are_several() && !is_first()
+}
+
 static FIRST: Noted = Noted::new();
 static COUNT: Noted = Noted::new();
 
