@@ -162,7 +162,7 @@ impl<D: Snapshot> Lane<D> {
             Fate::Keep(heat) => self.copy_within(loc).map(|up| Slot::new(up, heat)),
             Fate::StepDown => self.copy_to_middle(loc, slot).map(|at| Slot::new(at, 0)),
         };
-        if up.is_none() && why == Victim::Probation {
+        if up.is_none() && (why == Victim::Probation || self.remembers_used) {
             self.ghost.remember(who, len);
         }
         if up.is_none() && is_value {

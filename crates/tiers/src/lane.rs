@@ -87,6 +87,8 @@ pub struct Lane<D> {
     pub(crate) cleaning_memory: [Option<(u32, usize, policy::Victim)>; 2],
     /// Keys that left DRAM unused.
     pub(crate) ghost: Ghost,
+    /// What was used in memory is remembered as well when it leaves.
+    pub(crate) remembers_used: bool,
     /// Whose entries lie below.
     pub(crate) fingerprints: Fingerprints,
     pub(crate) cleaning_ssd: VecDeque<CleanJob>,
@@ -175,6 +177,7 @@ impl<D: Snapshot> Lane<D> {
             cleaning_owed: 0,
             cleaning_memory: [None, None],
             ghost: Ghost::new(policy::ghost_keys(memory_bytes)),
+            remembers_used: false,
             fingerprints: Fingerprints::default(),
             cleaning_ssd: VecDeque::new(),
             checkpoint: None,

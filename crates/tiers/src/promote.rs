@@ -30,12 +30,8 @@ impl<D: Snapshot> Lane<D> {
             version: None,
             ..fetched.to_new()
         };
-        let head = match self.ghost.recall(who) {
-            true => {
-                self.stats.recalled += 1;
-                self.stats.recalled_bytes += new.len_bytes() as u64;
-                Head::Main
-            }
+        let head = match self.recall(who, new.len_bytes()) {
+            true => Head::Main,
             false => Head::Probation,
         };
         if let Some(up) = self.mem.append(head, &new, SPARE_SEGMENTS) {
@@ -43,6 +39,21 @@ impl<D: Snapshot> Lane<D> {
                 .swing(who, loc, Slot::new(up, slot.heat().saturating_sub(1)));
             self.stats.promoted_bytes += new.len_bytes() as u64;
         }
+    }
+
+    /// From now on what was used in memory is remembered as well when it leaves.
+    pub fn remember_used(&mut self) {
+        self.remembers_used = true;
+    }
+
+    /// An entry of `bytes` was read from the SSD: whether it left memory lately. Then it is counted, and forgotten.
+    pub fn recall(&mut self, who: Subject, bytes: usize) -> bool {
+        let left_lately = self.ghost.recall(who);
+        if left_lately {
+            self.stats.recalled += 1;
+            self.stats.recalled_bytes += bytes as u64;
+        }
+        left_lately
     }
 
     /// Brings an entry of the middle terrace up to DRAM.

@@ -2,6 +2,9 @@
 //!
 //! Promises: no state, no clock. Never: touches a page.
 
+use crate::PAGE_BYTES;
+use std::ops::Range;
+
 /// Most pages of one eviction: the thread that does it does nothing else meanwhile, some half a millisecond.
 pub(crate) const BATCH_PAGES_MAX: usize = 128;
 
@@ -96,19 +99,29 @@ pub(crate) struct Costs {
     /// What a page that was written to costs more.
     changed_ns: u64,
     read_ns: u64,
+    /// All entries are remembered when they leave the terrace (`Store::remember_used`).
+    sees_all: bool,
 }
+
+/// What the buffer spares over what the terrace does, for it to shrink, and to grow. Not one, since only entries that were never used
+/// again are remembered when they leave the terrace: about half of those that a larger one would have.
+const WORTH: Range<f64> = 1.0..2.0;
+/// The same where all are (docs/adr/0068).
+const WORTH_SEEN: Range<f64> = 0.95..1.25;
 
 /// Faults in the faulting thread (docs/adr/0022).
 const IN_THREAD: Costs = Costs {
     fault_ns: 5_500,
     changed_ns: 3_000,
     read_ns: 18_000,
+    sees_all: false,
 };
 /// Faults taken by handler threads: waking them and being woken, beside a read that is waited for likewise (docs/adr/0033).
 const BY_HANDLERS: Costs = Costs {
     fault_ns: 60_000,
     changed_ns: 10_000,
     read_ns: 100_000,
+    sees_all: false,
 };
 
 /// Faults in the threads of a program that does not know this library: it has few threads, often with a lock of its own in its hands, so that what a read takes counts and not only what it costs the
@@ -117,12 +130,16 @@ const IN_FEW_THREADS: Costs = Costs {
     fault_ns: 10_000,
     changed_ns: 5_000,
     read_ns: 110_000,
+    sees_all: true,
 };
 
 /// What they are where handler threads take faults, or where they are not needed; of an `unmodified` program.
 pub(crate) fn costs(by_handlers: bool, unmodified: bool) -> Costs {
     match (by_handlers, unmodified) {
-        (true, _) => BY_HANDLERS,
+        (true, _) => Costs {
+            sees_all: unmodified,
+            ..BY_HANDLERS
+        },
         (false, true) => IN_FEW_THREADS,
         (false, false) => IN_THREAD,
     }
@@ -132,10 +149,6 @@ const STEP_ONE_IN: u64 = 64;
 /// The buffer and the terrace each keep one part in so many.
 const BUFFER_MIN_ONE_IN: u64 = 64;
 const TERRACE_MIN_ONE_IN: u64 = 32;
-/// What the buffer spares over what the terrace does, for it to grow or to shrink. Not one, since only entries that were never used
-/// again are remembered when they leave the terrace: about half of those that a larger one would have.
-const GROWS_ABOVE: f64 = 2.0;
-const SHRINKS_BELOW: f64 = 1.0;
 /// Events without which nothing can be said.
 const EVENTS_MIN: u64 = 32;
 
@@ -223,19 +236,27 @@ pub(crate) fn buffer_wanted(
     if gains.near + gains.recalled < EVENTS_MIN {
         return now.min(most);
     }
-    let from_dram = gains.near.saturating_sub(gains.near_read);
     let fault_ns = costs.fault_ns + costs.changed_ns * gains.changed / gains.left.max(1);
-    let spared_ns = from_dram * fault_ns + gains.near_read * (fault_ns + costs.read_ns);
-    let buffer = spared_ns as f64 / gains.near_bytes.max(1) as f64;
     let mean = gains.recalled_bytes as f64 / gains.recalled.max(1) as f64;
     // By Zipf's law what a terrace of `held` bytes would spare with so many more goes with the logarithm of how much larger it is.
     let held = data_bytes.saturating_sub(now).max(1) as f64;
     let reach = held * (1.0 + gains.remembered as f64 * mean / held).ln();
     let terrace = (gains.recalled * costs.read_ns) as f64 / reach.max(1.0);
+    let per_byte = |ns: u64| ns as f64 / gains.near_bytes.max(1) as f64;
+    let reads = per_byte(gains.near_read * costs.read_ns);
+    let (worth, reads) = match costs.sees_all {
+        // What the buffer has the terrace need not have, where it takes what the page is packed to. Reads that either would spare count once.
+        true => {
+            let packed = (mean / PAGE_BYTES as f64).min(1.0);
+            (WORTH_SEEN, reads.max(terrace * packed))
+        }
+        false => (WORTH, reads),
+    };
+    let buffer = per_byte(gains.near * fault_ns) + reads;
     // Both fall as they grow; in between nothing is moved.
     let wanted = match buffer / terrace.max(f64::MIN_POSITIVE) {
-        better if better > GROWS_ABOVE => now + step,
-        better if better < SHRINKS_BELOW => now.saturating_sub(step),
+        better if better > worth.end => now + step,
+        better if better < worth.start => now.saturating_sub(step),
         _ => now,
     };
     wanted.clamp(least, most)
@@ -341,6 +362,38 @@ mod tests {
         let going_on: Vec<u32> = (0..7).map(|_| looks_until(true)).collect();
         assert_eq!(going_on, [17, 9, 5, 3, 2, 2, 2]);
         assert!(!(0..100).any(|_| pace.steps(None)));
+    }
+
+    #[test]
+    fn what_the_buffer_has_the_terrace_need_not_have() {
+        let cap = 512 << 20;
+        let (data, now) = (cap / 8 * 7, cap / 2);
+        // As seen of a Redis: pages that come back soon lie in the terrace, others are read.
+        let gains = Gains {
+            near: 700,
+            near_read: 50,
+            near_bytes: now / 4,
+            left: 4096,
+            changed: 4096,
+            recalled: 800,
+            recalled_bytes: 800 * 1600,
+            remembered: 220_000,
+        };
+        let wanted = |gains| buffer_wanted(cap, data, 0, now, gains, IN_FEW_THREADS);
+        assert!(wanted(gains) < now, "two and a half pages are had for one");
+        let whole = Gains {
+            recalled_bytes: 800 * 4200,
+            remembered: 84_000,
+            ..gains
+        };
+        assert!(wanted(whole) >= now, "nothing is had for it");
+        // A little more would have them all.
+        let read = Gains {
+            near: 4000,
+            near_read: 4000,
+            ..gains
+        };
+        assert!(wanted(read) > now);
     }
 
     #[test]

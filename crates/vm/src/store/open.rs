@@ -351,6 +351,13 @@ impl Store {
         });
     }
 
+    /// From now on also entries that were used in DRAM are remembered when they leave it: without, where most are written anew before they leave, nothing tells what a larger DRAM terrace would spare.
+    pub(super) fn remember_used(&self) {
+        for lane in 0..self.lanes() {
+            self.pool.lane(lane).remember_used();
+        }
+    }
+
     /// Which contents it has of pages, if it knows.
     pub(super) fn same(&self) -> Option<&Same> {
         self.same.get()

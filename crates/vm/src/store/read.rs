@@ -121,7 +121,9 @@ pub(crate) fn settle_counted(
     });
     let Ok(entry) = entry else { return };
     let who = subject(oid);
-    if comes_up && let Some(slot) = lane.dir.find(who, |s| s.loc() == plan.loc) {
+    if !comes_up {
+        lane.recall(who, entry.len_bytes());
+    } else if let Some(slot) = lane.dir.find(who, |s| s.loc() == plan.loc) {
         warm(lane, oid, slot);
         lane.promote(who, plan.loc, entry);
     }

@@ -1,7 +1,7 @@
 //! A store over a simulated device: what it does when reads, writes and checksums fail.
 
 use super::open::{StoreOptions, make_tables};
-use super::{ObjectError, Shape, Store};
+use super::{ObjectError, Shape, Store, Value};
 use std::sync::Arc;
 use std::time::Duration;
 use terrace_log::INLINE_MAX_BYTES;
@@ -175,6 +175,62 @@ fn what_was_written_long_ago_leaves_dram_where_others_are_read() {
     });
     let mut left = left.skip_while(|left| left * 16 > before.dirty_bytes);
     assert!(left.next().is_some(), "still dirty: {:?}", store.stats());
+}
+
+/// Reads an object that does not come up to DRAM then.
+fn pass(store: &Store, id: u64) {
+    let whole = store.read_if(
+        TABLE,
+        id,
+        |_| false,
+        |seen, _| matches!(seen, Value::Bytes(bytes) if bytes == value(id)),
+    );
+    assert!(whole.expect("read"), "object {id}");
+}
+
+#[test]
+fn what_is_read_and_stays_below_counts_as_recalled_as_well() {
+    let device = device(&options(false), 512, 12);
+    let store = store(&device);
+    fill(&store, 60_000);
+    (0..60_000).for_each(|id| pass(&store, id));
+    let (recalled, bytes, _) = store.recalled();
+    assert!(recalled > 1000, "{recalled}");
+    assert!(bytes > recalled * BYTES as u64);
+}
+
+#[test]
+fn what_was_used_is_remembered_where_that_is_asked() {
+    const USED: u64 = 5000;
+    for asked in [false, true] {
+        let device = device(&options(false), 512, 11);
+        let store = store(&device);
+        if asked {
+            store.remember_used();
+        }
+        fill(&store, USED);
+        assert!((0..USED).all(|id| read(&store, id).unwrap()));
+        let mut left: Vec<u64> = (0..USED).collect();
+        for chunk in 0..60 {
+            for id in USED + chunk * 2000..USED + (chunk + 1) * 2000 {
+                store.put(TABLE, id, &value(id)).expect("put");
+            }
+            left.retain(|id| {
+                let near = store.near_is(TABLE, *id, |_| true);
+                if !near {
+                    pass(&store, *id);
+                }
+                near
+            });
+        }
+        let gone = USED - left.len() as u64;
+        assert!(gone > 1000, "{gone} left");
+        let (recalled, ..) = store.recalled();
+        match asked {
+            true => assert!(recalled > gone / 2, "{recalled} of {gone}"),
+            false => assert!(recalled < gone / 20, "{recalled} of {gone}"),
+        }
+    }
 }
 
 #[test]

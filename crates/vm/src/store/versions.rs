@@ -59,6 +59,7 @@ impl Versions {
     pub fn of(store: Arc<Store>, table: u16, pages: u64) -> Result<View, ObjectError> {
         let first = OnceLock::new();
         let made = Pages::new(store.clone(), table)?;
+        store.remember_used();
         // It was empty.
         let _ = first.set(made);
         let mut tables = [const { OnceLock::new() }; VIEWS_MAX];
