@@ -85,7 +85,7 @@ pub struct Lane<D> {
     pub(crate) cleaning_owed: usize,
     /// Victims half walked, in DRAM and the middle terrace: where, and why they were taken.
     pub(crate) cleaning_memory: [Option<(u32, usize, policy::Victim)>; 2],
-    /// Keys that left DRAM unused.
+    /// Keys that left DRAM unused, or, where that is asked, that left it.
     pub(crate) ghost: Ghost,
     /// What was used in memory is remembered as well when it leaves.
     pub(crate) remembers_used: bool,

@@ -33,7 +33,7 @@ pub struct LaneStats {
     pub updated_bytes: u64,
     /// Entry bytes brought up to DRAM by reads.
     pub promoted_bytes: u64,
-    /// Of the entries brought up, those that had left DRAM a short while before, and their bytes.
+    /// Of the entries that were read, those that had left DRAM a short while before, and their bytes.
     pub recalled: u64,
     /// See `recalled`.
     pub recalled_bytes: u64,
