@@ -1,4 +1,4 @@
-//! Which keys left DRAM unused a short while ago: two bytes each, in a table of fixed size.
+//! Which keys left DRAM a short while ago, those that were used there only where that is asked: two bytes each, in a table of fixed size.
 //!
 //! A key that comes back while it is remembered has shown that its reuse is longer than probation and shorter than the table. Too long a memory takes what comes
 //! back by chance for hot, so of the table only as many places are used as entries that leave would fit into DRAM ([`policy::ghost_part`]). Promises: bounded
