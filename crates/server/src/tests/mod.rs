@@ -211,3 +211,11 @@ pub fn reply_len(data: &[u8]) -> Option<usize> {
     }
     Some(at)
 }
+
+/// Of as many draws the kernel repeats dozens.
+#[test]
+fn no_test_is_given_another_ones_port() {
+    let given = std::iter::repeat_with(|| port::free_addr().port());
+    let different: std::collections::BTreeSet<u16> = given.take(1_000).collect();
+    assert_eq!(different.len(), 1_000);
+}

@@ -48,6 +48,13 @@ impl Dir {
     pub fn pool(&self) -> PathBuf {
         self.0.join("pool")
     }
+
+    /// Leaves it there, for who looks why the test failed.
+    pub fn keep(self) -> PathBuf {
+        let path = self.0.clone();
+        std::mem::forget(self);
+        path
+    }
 }
 
 impl Drop for Dir {
@@ -100,6 +107,16 @@ impl Serving {
             );
             std::thread::sleep(Duration::from_millis(10));
         }
+        let info = format!("{:?}", serving.client().line("INFO server"));
+        let whose = info
+            .split("process_id:")
+            .nth(1)
+            .and_then(|rest| rest.split("\\r").next());
+        assert!(
+            whose.is_none_or(|pid| pid == serving.pid().to_string()),
+            "the server at {addr} is not the one that was started, {}: {info}",
+            serving.pid()
+        );
         serving
     }
 
