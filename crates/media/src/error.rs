@@ -92,6 +92,17 @@ pub enum MediaError {
         /// What exists.
         path: PathBuf,
     },
+    /// Operations of a process that has ended have not: see [`crate::Claim`].
+    #[error(
+        "{}: what another process had handed to the system for it is still under way after {waited_ms} ms; \
+         try again when the device has done it (the kernel's log tells if it cannot)", path.display()
+    )]
+    UnderWay {
+        /// The device's path.
+        path: PathBuf,
+        /// How long it was waited for, ms.
+        waited_ms: u64,
+    },
     /// What the path names is neither a regular file nor a block device.
     #[error("{} is neither a regular file nor a block device", path.display())]
     WrongKind {

@@ -29,8 +29,8 @@ const PREWRITE_BYTES: usize = 4 << 20;
 
 /// A regular file or a block device, opened for direct I/O.
 pub struct FileDevice {
-    path: PathBuf,
-    file: Arc<File>,
+    pub(crate) path: PathBuf,
+    pub(crate) file: Arc<File>,
     len_bytes: u64,
     is_direct: bool,
     read_unit_bytes: usize,

@@ -9,6 +9,7 @@
 
 mod arena;
 mod buf;
+mod claim;
 pub mod descriptors;
 mod disk;
 mod error;
@@ -25,6 +26,7 @@ mod uring;
 
 pub use arena::{Arena, Piece};
 pub use buf::{Buf, Frozen, SegBuf};
+pub use claim::Claim;
 pub use disk::{
     BLOCKING_TOKEN, Counters, Device, Disk, Done, Op, ReadInto, Wait, flush_blocking,
     read_blocking, run_among, write_blocking,

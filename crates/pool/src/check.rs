@@ -54,8 +54,9 @@ fn open(dir: &Path) -> Result<(PoolLock, Arc<FileDevice>, Superblock, bool), Poo
     if !path.exists() {
         return Err(PoolError::Missing(dir.to_path_buf()));
     }
-    let lock = PoolLock::take(dir)?;
+    let mut lock = PoolLock::take(dir)?;
     let device = Arc::new(FileDevice::open(&path)?);
+    lock.claim(&device)?;
     let mut disk = device.queue(QUEUE_DEPTH)?;
     let found = Superblock::read(&mut *disk)?;
     let (superblock, both) = found.ok_or(PoolError::NotAPool { path })?;
@@ -234,10 +235,11 @@ pub fn destroy(dir: &Path) -> Result<(), PoolError> {
     if !path.exists() && !is_link {
         return Err(PoolError::Missing(dir.to_path_buf()));
     }
-    let lock = PoolLock::take(dir)?;
+    let mut lock = PoolLock::take(dir)?;
     if is_link && path.exists() {
         // The device stays; without a superblock it is no pool any more.
         let device = FileDevice::open(&path)?;
+        lock.claim(&device)?;
         let mut disk = device.queue(1)?;
         wipe(&mut *disk, 0, 2)?;
     }

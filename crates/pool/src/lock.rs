@@ -1,4 +1,4 @@
-//! One process a pool: an advisory lock on `lock`, which names its holder.
+//! One process a pool: an advisory lock on `lock`, which names its holder; and a claim on the data, which lasts until the last operation of a process that was killed.
 
 use crate::PoolError;
 use rustix::fs::{FlockOperation, flock};
@@ -6,7 +6,13 @@ use std::fs::{File, OpenOptions};
 use std::io::{Read, Seek, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
+use std::time::Duration;
 use terrace_media::descriptors::keep_file;
+use terrace_media::{Claim, FileDevice, MediaError};
+
+/// What a killed process has under way at the device is waited for so long; after the first part it is said.
+const QUIET: Duration = Duration::from_secs(1);
+const UNDER_WAY_MAX: Duration = Duration::from_secs(60);
 
 /// Held while the pool is open; the system lets it go when the process ends.
 #[derive(Debug)]
@@ -14,10 +20,12 @@ pub(crate) struct PoolLock {
     file: File,
     /// Who took it: a fork has the file too, and not the pool.
     process: u32,
+    data: Option<Claim>,
 }
 
 impl Drop for PoolLock {
     fn drop(&mut self) {
+        self.data = None;
         // Closing is not enough: another thread's child may have the file until it becomes another program, and would keep the pool closed.
         if self.process == std::process::id() {
             // Where that is refused, the file is closed with its last owner.
@@ -58,7 +66,26 @@ impl PoolLock {
             .and_then(|()| file.rewind())
             .and_then(|()| file.write_all(text.as_bytes()));
         written.map_err(|e| PoolError::io(&path, e))?;
-        Ok(PoolLock { file, process })
+        Ok(PoolLock {
+            file,
+            process,
+            data: None,
+        })
+    }
+
+    /// Waits until nothing of the pool's last process is under way on its data, and keeps it so. Before the first byte is read.
+    pub(crate) fn claim(&mut self, data: &FileDevice) -> Result<(), PoolError> {
+        // One that is had already, by the same open file, would end the new one when it is dropped.
+        self.data = None;
+        let claim = match data.claim(QUIET) {
+            Err(e @ MediaError::UnderWay { .. }) => {
+                tracing::warn!("{e}; waiting up to {} s", UNDER_WAY_MAX.as_secs());
+                data.claim(UNDER_WAY_MAX)
+            }
+            claim => claim,
+        };
+        self.data = Some(claim?);
+        Ok(())
     }
 }
 
@@ -85,6 +112,7 @@ mod tests {
         drop(PoolLock {
             file: lock.file.try_clone().unwrap(),
             process: lock.process + 1,
+            data: None,
         });
         PoolLock::take(dir.path()).unwrap_err();
         drop(lock);

@@ -95,8 +95,9 @@ impl Pool {
         if !path.exists() {
             return Err(PoolError::Missing(options.dir.clone()));
         }
-        let lock = PoolLock::take(&options.dir)?;
+        let mut lock = PoolLock::take(&options.dir)?;
         let device = Arc::new(FileDevice::open(&path)?);
+        lock.claim(&device)?;
         let clock = Box::new(SystemClock);
         Pool::with_device(device, options, clock, Some(lock), None, &key_map)
     }
@@ -125,11 +126,13 @@ impl<D: Snapshot + Send> Pool<D> {
         if !path.exists() {
             Pool::create(&options, progress)?;
         }
-        let lock = PoolLock::take(&options.dir)?;
-        let device = match options.contents {
-            Contents::Scratch => format(&options, &path, progress)?,
-            _ => FileDevice::open(&path)?,
-        };
+        let mut lock = PoolLock::take(&options.dir)?;
+        let mut device = FileDevice::open(&path)?;
+        lock.claim(&device)?;
+        if options.contents == Contents::Scratch {
+            device = format(&options, device, &path, progress)?;
+            lock.claim(&device)?;
+        }
         let clock = Box::new(SystemClock);
         Pool::with_device(Arc::new(device), options, clock, Some(lock), None, make)
     }
@@ -368,10 +371,10 @@ fn check_contents(options: &Options, superblock: &Superblock) -> Result<(), Pool
 /// size asked for. What holds anything else is left alone.
 fn format(
     options: &Options,
+    device: FileDevice,
     path: &Path,
     progress: &mut dyn FnMut(&str, u64, u64),
 ) -> Result<FileDevice, PoolError> {
-    let device = FileDevice::open(path)?;
     let found = Superblock::read(&mut *device.plain_queue()?)?;
     let (found, _) = found.ok_or(PoolError::NotAPool { path: path.into() })?;
     check_contents(options, &found)?;

@@ -47,8 +47,9 @@ pub struct Turn {
 
 /// A thread's part of a pool.
 pub struct Worker<D = KeyMap> {
-    pool: Arc<Pool<D>>,
+    /// Dropped before the pool, whose lock must not go while operations are under way.
     disk: Box<dyn Disk>,
+    pool: Arc<Pool<D>>,
     home: Vec<u16>,
     /// Bytes told to the ledger, by home lane: segments, index, io.
     counted: Vec<[u64; 3]>,
