@@ -235,7 +235,7 @@ impl<D: Snapshot> Lane<D> {
         let mut free = s.free.clone();
         if scanned {
             free = (0..self.ssd.count() as u32)
-                .filter(|id| !first.contains_key(id))
+                .filter(|id| !first.contains_key(id) && self.ssd.segment(*id).state != State::Bad)
                 .collect();
         } else {
             // The image's own segments were taken from this list after it was saved.
@@ -440,6 +440,9 @@ impl<D: Snapshot> Lane<D> {
     /// tombstone in it is the newest that is known of its key.
     fn excuse_torn_reuse(&mut self, damage: &mut Vec<Damage>) {
         damage.retain(|d| {
+            if d.unread {
+                return true;
+            }
             let s = self.ssd.segment(d.segment);
             let live = s.live_class_bytes > 0;
             let unused = s.state == State::Sealed && !live && s.tomb_bytes == 0;

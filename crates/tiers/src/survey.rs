@@ -60,6 +60,8 @@ pub struct Damage {
     pub to_bytes: usize,
     /// What is wrong.
     pub what: String,
+    /// The device did not give them: what they hold is not known, nor whether anything in them is in use.
+    pub unread: bool,
 }
 
 /// What `survey` found.
@@ -243,7 +245,12 @@ impl<D: Snapshot> Lane<D> {
         }
     }
 
-    fn headers(&self, disk: &mut dyn Disk, ids: &[u32]) -> Vec<Option<SegmentHeader>> {
+    /// The header of each; None has none that checks.
+    fn headers(
+        &self,
+        disk: &mut dyn Disk,
+        ids: &[u32],
+    ) -> Vec<Result<Option<SegmentHeader>, MediaError>> {
         let list: Vec<(u64, usize)> = ids
             .iter()
             .map(|&id| (self.ssd.device_offset(id), BLOCK_BYTES))
@@ -251,7 +258,7 @@ impl<D: Snapshot> Lane<D> {
         let mut out = Vec::with_capacity(ids.len());
         read_in_order(disk, &list, 1, |at, block| {
             let read = |b: &[u8]| SegmentHeader::read(b, self.cfg.pool, self.cfg.lane, ids[at]);
-            out.push(block.ok().and_then(read));
+            out.push(block.map(read));
         });
         out
     }
@@ -275,6 +282,13 @@ impl<D: Snapshot> Lane<D> {
             any = false;
             for (id, header) in now.iter().copied().zip(self.headers(disk, now)) {
                 let known = *self.ssd.segment(id);
+                let header = header.unwrap_or_else(|e| {
+                    s.damage.push(self.unread(id, 0, BLOCK_BYTES, &e));
+                    if listed.contains(&id) {
+                        self.ssd.set_aside(id);
+                    }
+                    None
+                });
                 let newer = |h: &SegmentHeader| h.life.generation > known.generation;
                 let taken = header.filter(|h| newer(h) && known.state != State::Bad);
                 any |= taken.is_some();
@@ -285,7 +299,9 @@ impl<D: Snapshot> Lane<D> {
                     }
                     // A part of an image that no root names, or of the one that is read.
                     Some(_) => s.free.push_back(id),
-                    None if listed.contains(&id) => s.free.push_back(id),
+                    None if listed.contains(&id) && self.ssd.segment(id).state != State::Bad => {
+                        s.free.push_back(id);
+                    }
                     None => {}
                 }
             }
@@ -311,6 +327,11 @@ impl<D: Snapshot> Lane<D> {
         let mut log = Vec::new();
         let mut highest = 0;
         for (id, header) in all.iter().copied().zip(self.headers(disk, &all)) {
+            let header = header.unwrap_or_else(|e| {
+                s.damage.push(self.unread(id, 0, BLOCK_BYTES, &e));
+                self.ssd.set_aside(id);
+                None
+            });
             if let Some(header) = header {
                 highest = highest.max(header.life.generation);
                 self.ssd.segment_mut(id).generation = header.life.generation;
@@ -338,7 +359,7 @@ impl<D: Snapshot> Lane<D> {
             let id = whole[at];
             match image {
                 Ok(image) => self.list_batches(id, image, s, &mut all),
-                Err(e) => s.damage.push(self.damage(id, 0, size, &e.to_string())),
+                Err(e) => s.damage.push(self.unread(id, 0, size, &e)),
             }
         });
         all.sort_by_key(|b| (b.header.seq, std::cmp::Reverse(b.header.attempt)));
@@ -443,6 +464,20 @@ impl<D: Snapshot> Lane<D> {
             from_bytes,
             to_bytes,
             what: what.to_string(),
+            unread: false,
+        }
+    }
+
+    pub(crate) fn unread(
+        &self,
+        segment: u32,
+        from_bytes: usize,
+        to_bytes: usize,
+        e: &MediaError,
+    ) -> Damage {
+        Damage {
+            unread: true,
+            ..self.damage(segment, from_bytes, to_bytes, &e.to_string())
         }
     }
 

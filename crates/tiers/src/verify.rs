@@ -48,7 +48,7 @@ impl<D: Snapshot> Lane<D> {
                     Ok(image) => image,
                     Err(e) => {
                         out.damage
-                            .push(self.hurt(id, 0, self.cfg.segment_bytes, e.to_string()));
+                            .push(self.unread(id, 0, self.cfg.segment_bytes, &e));
                         continue;
                     }
                 };
@@ -168,6 +168,7 @@ impl<D: Snapshot> Lane<D> {
             from_bytes,
             to_bytes,
             what,
+            unread: false,
         }
     }
 }
