@@ -97,6 +97,13 @@ impl SegmentHeader {
         out[4..8].copy_from_slice(&crc.to_le_bytes());
     }
 
+    /// Whether a header of pool `pool` was there, and is damaged. What else may lie in a segment that was never written is not taken for one.
+    pub fn is_damaged(bytes: &[u8], pool: u64) -> bool {
+        let (is_header, ours) = (rd_u32(bytes, 0) == SEGMENT_MAGIC, rd_u64(bytes, 8) == pool);
+        let checks = crc32c::crc32c(&bytes[8..SEGMENT_HEADER_BYTES]) == rd_u32(bytes, 4);
+        (is_header && !checks) || (!is_header && ours && pool != 0)
+    }
+
     /// Reads a header of pool `pool`, lane `lane`, segment `segment`; None if it is not one.
     pub fn read(bytes: &[u8], pool: u64, lane: u16, segment: u32) -> Option<SegmentHeader> {
         if bytes.len() < SEGMENT_HEADER_BYTES || rd_u32(bytes, 0) != SEGMENT_MAGIC {

@@ -192,7 +192,7 @@ fn note_copies(report: &mut CheckReport, both: bool) {
             from_bytes: 0,
             to_bytes: 2 * BLOCK_BYTES,
             what: "one copy of the superblock does not check".into(),
-            unread: false,
+            unknown: false,
         });
     }
 }

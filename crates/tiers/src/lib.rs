@@ -19,6 +19,7 @@ mod jobs;
 mod lane;
 mod mem;
 pub mod policy;
+mod probe;
 mod promote;
 mod pump;
 mod ranks;

@@ -321,7 +321,7 @@ impl<D: Snapshot> Lane<D> {
                 if !swung && self.dir.insert(who, Slot::new(loc, 0)).is_err() {
                     tracing::error!(
                         lane = self.cfg.lane,
-                        "the index is full while the log is replayed, so keys are missing: stop, and start with more --dram"
+                        "the index has no place for a key while the log is replayed, so it is missing: stop at once, and have the next start read the whole log (terrace pool drop-checkpoints)"
                     );
                 }
             }
@@ -397,7 +397,7 @@ impl<D: Snapshot> Lane<D> {
         if full {
             tracing::error!(
                 lane = self.cfg.lane,
-                "the index is full while the log is scanned, so keys are missing: stop, and start with more --dram"
+                "the index has no place for a key while the log is scanned, so it is missing: stop, and make a larger pool for it"
             );
         }
     }
@@ -440,7 +440,7 @@ impl<D: Snapshot> Lane<D> {
     /// tombstone in it is the newest that is known of its key.
     fn excuse_torn_reuse(&mut self, damage: &mut Vec<Damage>) {
         damage.retain(|d| {
-            if d.unread {
+            if d.unknown {
                 return true;
             }
             let s = self.ssd.segment(d.segment);

@@ -11,7 +11,7 @@ use crate::bulk::read_in_order;
 use crate::lane::{Lane, Rule};
 use crate::root::{IMAGE_MAGIC, PIECES_END, Root, SEGMENT_RECORD_BYTES};
 use crate::ssd::State;
-use std::collections::{HashMap, HashSet, VecDeque};
+use std::collections::{HashMap, VecDeque};
 use terrace_log::frame::{
     self, BATCH_END, BATCH_FIRST, BATCH_HEADER_BYTES, BatchHeader, SEGMENT_HEADER_BYTES,
     SegmentHeader, Use,
@@ -20,12 +20,8 @@ use terrace_log::scan::{self, Found, Item};
 use terrace_log::{Order, Snapshot};
 use terrace_media::{BLOCK_BYTES, Disk, MediaError, read_blocking};
 
-/// Segment headers without a new batch after which the free list is not probed further.
-const PROBE_WINDOW: usize = 64;
 /// Batch headers of a segment that are followed before it is read whole.
 const HEADERS_FOLLOWED_MAX: usize = 4;
-/// Generations skipped at a start, for segments whose headers were lost in the crash.
-pub(crate) const GENERATION_GAP: u32 = 1024;
 
 /// A batch on the medium.
 #[derive(Debug, Clone, Copy)]
@@ -60,8 +56,8 @@ pub struct Damage {
     pub to_bytes: usize,
     /// What is wrong.
     pub what: String,
-    /// The device did not give them: what they hold is not known, nor whether anything in them is in use.
-    pub unread: bool,
+    /// What they hold is not known, nor whether anything there is in use: the device did not give them, or the header over them is damaged.
+    pub unknown: bool,
 }
 
 /// What `survey` found.
@@ -111,7 +107,7 @@ impl<D: Snapshot> Lane<D> {
     pub fn survey(&mut self, disk: &mut dyn Disk) -> Result<Survey, MediaError> {
         let mut s = Survey::default();
         let mut replay = None;
-        for root in self.read_roots(disk)? {
+        for root in self.read_roots(disk) {
             s.newest_number = s.newest_number.max(root.number);
             match self.read_checkpoint(disk, &root, &mut s) {
                 Ok(heads) => {
@@ -146,14 +142,21 @@ impl<D: Snapshot> Lane<D> {
     }
 
     /// The two root blocks, the newer one first. The older one only counts while
-    /// its image is whole, which its checksum tells.
-    fn read_roots(&self, disk: &mut dyn Disk) -> Result<Vec<Root>, MediaError> {
-        let blocks = read_blocking(disk, self.cfg.root_base, 2 * BLOCK_BYTES)?;
-        let (a, b) = blocks.split_at(BLOCK_BYTES);
-        let read = |block: &[u8]| Root::read(block, self.cfg.pool, self.cfg.lane);
-        let mut roots: Vec<Root> = [read(a), read(b)].into_iter().flatten().collect();
+    /// its image is whole, which its checksum tells. One that cannot be read is none: the log is there without it.
+    fn read_roots(&self, disk: &mut dyn Disk) -> Vec<Root> {
+        let mut roots = Vec::new();
+        for at in [0, BLOCK_BYTES as u64] {
+            match read_blocking(disk, self.cfg.root_base + at, BLOCK_BYTES) {
+                Ok(block) => roots.extend(Root::read(&block, self.cfg.pool, self.cfg.lane)),
+                Err(error) => tracing::warn!(
+                    lane = self.cfg.lane,
+                    %error,
+                    "a root block cannot be read: the other one is taken, or else the whole log is read, and the start takes longer"
+                ),
+            }
+        }
         roots.sort_by_key(|r| std::cmp::Reverse(r.number));
-        Ok(roots)
+        roots
     }
 
     /// Reads a checkpoint's image; returns the heads that were open.
@@ -245,106 +248,6 @@ impl<D: Snapshot> Lane<D> {
         }
     }
 
-    /// The header of each; None has none that checks.
-    fn headers(
-        &self,
-        disk: &mut dyn Disk,
-        ids: &[u32],
-    ) -> Vec<Result<Option<SegmentHeader>, MediaError>> {
-        let list: Vec<(u64, usize)> = ids
-            .iter()
-            .map(|&id| (self.ssd.device_offset(id), BLOCK_BYTES))
-            .collect();
-        let mut out = Vec::with_capacity(ids.len());
-        read_in_order(disk, &list, 1, |at, block| {
-            let read = |b: &[u8]| SegmentHeader::read(b, self.cfg.pool, self.cfg.lane, ids[at]);
-            out.push(block.map(read));
-        });
-        out
-    }
-
-    /// Finds the segments taken since the checkpoint; returns those to replay: its heads, and of the others those of the log.
-    /// Behind a clean stop's checkpoint only segments of its free list are taken, from the front: a window without any ends
-    /// it. Else segments that the log tells to be free may have been taken too, and all headers are read.
-    fn probe_taken(&mut self, disk: &mut dyn Disk, s: &mut Survey, heads: Vec<u32>) -> Vec<u32> {
-        let mut replay = heads;
-        let mut ids: Vec<u32> = std::mem::take(&mut s.free).into();
-        let listed: HashSet<u32> = ids.iter().copied().collect();
-        let mut window = PROBE_WINDOW;
-        if !s.clean {
-            ids.extend((0..self.ssd.count() as u32).filter(|id| !listed.contains(id)));
-            window = ids.len();
-        }
-        let mut rest = &ids[..];
-        let mut any = true;
-        while any && !rest.is_empty() {
-            let (now, later) = rest.split_at(rest.len().min(window));
-            any = false;
-            for (id, header) in now.iter().copied().zip(self.headers(disk, now)) {
-                let known = *self.ssd.segment(id);
-                let header = header.unwrap_or_else(|e| {
-                    s.damage.push(self.unread(id, 0, BLOCK_BYTES, &e));
-                    if listed.contains(&id) {
-                        self.ssd.set_aside(id);
-                    }
-                    None
-                });
-                let newer = |h: &SegmentHeader| h.life.generation > known.generation;
-                let taken = header.filter(|h| newer(h) && known.state != State::Bad);
-                any |= taken.is_some();
-                match taken {
-                    Some(h) if self.begin_life(&h) == Use::Log => {
-                        replay.push(id);
-                        s.taken.push(id);
-                    }
-                    // A part of an image that no root names, or of the one that is read.
-                    Some(_) => s.free.push_back(id),
-                    None if listed.contains(&id) && self.ssd.segment(id).state != State::Bad => {
-                        s.free.push_back(id);
-                    }
-                    None => {}
-                }
-            }
-            rest = later;
-        }
-        s.free.extend(rest);
-        self.ssd.generation += GENERATION_GAP;
-        replay
-    }
-
-    /// The segment was taken since the checkpoint: what that knows of it is of an earlier life.
-    fn begin_life(&mut self, header: &SegmentHeader) -> Use {
-        let generation = header.life.generation;
-        self.ssd.generation = self.ssd.generation.max(generation);
-        self.ssd
-            .next_life(header.life.segment, State::Sealed, generation);
-        header.used_for
-    }
-
-    /// Without a checkpoint: every segment that has a header of the log.
-    fn probe_all(&mut self, disk: &mut dyn Disk, s: &mut Survey) -> Vec<u32> {
-        let all: Vec<u32> = (0..self.ssd.count() as u32).collect();
-        let mut log = Vec::new();
-        let mut highest = 0;
-        for (id, header) in all.iter().copied().zip(self.headers(disk, &all)) {
-            let header = header.unwrap_or_else(|e| {
-                s.damage.push(self.unread(id, 0, BLOCK_BYTES, &e));
-                self.ssd.set_aside(id);
-                None
-            });
-            if let Some(header) = header {
-                highest = highest.max(header.life.generation);
-                self.ssd.segment_mut(id).generation = header.life.generation;
-                if header.used_for == Use::Log {
-                    log.push(id);
-                }
-            }
-        }
-        self.ssd.generation = highest + GENERATION_GAP;
-        s.free.clear();
-        log
-    }
-
     /// Lists the batches of segments. Segments with few batches, as steady loads
     /// make them, are known by following the headers; the others are read whole.
     fn find_batches(&mut self, disk: &mut dyn Disk, s: &mut Survey, segments: &[u32]) {
@@ -359,7 +262,7 @@ impl<D: Snapshot> Lane<D> {
             let id = whole[at];
             match image {
                 Ok(image) => self.list_batches(id, image, s, &mut all),
-                Err(e) => s.damage.push(self.unread(id, 0, size, &e)),
+                Err(e) => s.damage.push(self.unknown(id, size, &e.to_string())),
             }
         });
         all.sort_by_key(|b| (b.header.seq, std::cmp::Reverse(b.header.attempt)));
@@ -464,20 +367,15 @@ impl<D: Snapshot> Lane<D> {
             from_bytes,
             to_bytes,
             what: what.to_string(),
-            unread: false,
+            unknown: false,
         }
     }
 
-    pub(crate) fn unread(
-        &self,
-        segment: u32,
-        from_bytes: usize,
-        to_bytes: usize,
-        e: &MediaError,
-    ) -> Damage {
+    /// The first bytes of a segment, of which nothing is known.
+    pub(crate) fn unknown(&self, segment: u32, to_bytes: usize, what: &str) -> Damage {
         Damage {
-            unread: true,
-            ..self.damage(segment, from_bytes, to_bytes, &e.to_string())
+            unknown: true,
+            ..self.damage(segment, 0, to_bytes, what)
         }
     }
 

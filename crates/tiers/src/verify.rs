@@ -1,6 +1,7 @@
 //! Verifying a recovered lane: every segment is read, every slot must be met.
 
 use crate::lane::Lane;
+use crate::probe::HEADER_DAMAGED;
 use crate::ssd::State;
 use crate::survey::Damage;
 use std::collections::HashMap;
@@ -48,7 +49,7 @@ impl<D: Snapshot> Lane<D> {
                     Ok(image) => image,
                     Err(e) => {
                         out.damage
-                            .push(self.unread(id, 0, self.cfg.segment_bytes, &e));
+                            .push(self.unknown(id, self.cfg.segment_bytes, &e.to_string()));
                         continue;
                     }
                 };
@@ -59,12 +60,7 @@ impl<D: Snapshot> Lane<D> {
                     self.verify_segment(id, &image, names, &mut out);
                 }
                 Some(h) => self.verify_part(id, &image, &h, &mut out),
-                None => out.damage.push(self.hurt(
-                    id,
-                    0,
-                    64,
-                    "the segment header does not check".into(),
-                )),
+                None => out.damage.push(self.hurt(id, 0, 64, HEADER_DAMAGED.into())),
             }
         }
         Ok(out)
@@ -168,7 +164,7 @@ impl<D: Snapshot> Lane<D> {
             from_bytes,
             to_bytes,
             what,
-            unread: false,
+            unknown: false,
         }
     }
 }

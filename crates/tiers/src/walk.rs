@@ -68,7 +68,7 @@ impl Parser<'_> {
 
     fn parse(&self, group: &Group, image: Result<&[u8], MediaError>) -> Parsed {
         let mut out = Parsed::default();
-        let unread = image.is_err();
+        let unknown = image.is_err();
         let mut hurt = |from_bytes, to_bytes, what: String| {
             out.damage.push(Damage {
                 lane: group.life.lane,
@@ -76,7 +76,7 @@ impl Parser<'_> {
                 from_bytes,
                 to_bytes,
                 what,
-                unread,
+                unknown,
             });
         };
         for batch in group.batches.clone() {
