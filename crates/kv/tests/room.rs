@@ -7,18 +7,23 @@ use terrace_kv::Expiry;
 use terrace_media::sim::Rng;
 use terrace_pool::Durability;
 
-/// The cleaner keeps less free than one command may change at once; it must make more when such a command waits.
+/// The cleaner keeps less free than one command may change at once; it must make more when such a command waits. A fifth of the seeds
+/// was stuck before an epoch was begun on the lowest step: a victim was moved in part, and nobody went on.
 #[test]
 fn the_largest_command_finds_room() {
+    (0..12).for_each(largest_command);
+}
+
+fn largest_command(seed: u64) {
     let shape = Shape {
         segments_per_lane: 2048,
         memory_segments: 200,
         durability: Durability::Async,
         ..Shape::default()
     };
-    let device = shape.device(21);
+    let device = shape.device(seed);
     let mut rig = Rig::open(&device, shape, clock());
-    let mut rng = Rng::new(21);
+    let mut rng = Rng::new(seed);
     let lane = |rig: &Rig| rig.pool.stats().lanes;
     let mut keys = 0;
     while lane(&rig).ssd_live_bytes < lane(&rig).ssd_usable_bytes / 100 * 90 {

@@ -105,9 +105,13 @@ impl<D: Snapshot> Lane<D> {
         self.ssd.free().len().saturating_sub(promised)
     }
     /// Whether an epoch can surely be ended, with at least one victim emptied in it
-    /// if any is ready, and a checkpoint after it.
+    /// if any is ready, and a checkpoint after it. On the lowest step, where a victim was moved in part and nothing else
+    /// will free a segment, what its updates were promised is enough: they take less, and the rest is the first victim's.
     pub(crate) fn epoch_room(&self) -> bool {
-        self.spare_segments() >= END_SEGMENTS
+        let free = self.ssd.free().len();
+        let promised = self.checkpoint_segments() + self.dirty_segments();
+        let lowest = free >= promised.max(self.checkpoint_segments() + 1) && self.cleaning_ready();
+        lowest || free >= promised + END_SEGMENTS
     }
     /// Whether the cleaner may take one more segment to move entries to: what is left
     /// ends the epoch, holds a checkpoint and what was accepted meanwhile. The first
