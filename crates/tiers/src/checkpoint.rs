@@ -69,7 +69,9 @@ impl<D: Snapshot> Lane<D> {
             return false;
         }
         if self.checkpoint.is_none() {
-            if !self.checkpoint_due() {
+            // One that would find no room is made when the cleaner has made some, where it can without.
+            let fits = self.ssd.free().len() >= self.checkpoint_segments();
+            if !self.checkpoint_due() || !(fits || clean || !self.frees_by_itself()) {
                 return false;
             }
             self.start_checkpoint(clean);

@@ -185,6 +185,13 @@ impl<D: Snapshot> Lane<D> {
         self.flushing_all.is_none() && self.cleaning_ssd.front().is_some_and(|j| j.buf.is_some())
     }
 
+    /// Whether the victim whose turn it is needs no checkpoint to be free.
+    pub(crate) fn victim_is_unneeded(&self) -> bool {
+        let ready = self.cleaning_ready();
+        let victim = self.cleaning_ssd.front().filter(|_| ready);
+        victim.is_some_and(|job| self.is_unneeded(job.segment))
+    }
+
     /// One step of the phase `Moving`.
     pub(crate) fn move_next(&mut self, epoch: u64) -> Result<(), Stalled> {
         let pressed = self.writers_wait || self.dirty_bytes() > self.dirty_max / 4;
@@ -206,6 +213,7 @@ impl<D: Snapshot> Lane<D> {
             // Batches do not overlap: their order is the order of what they say.
             self.end_batch(HOT, 0, 0);
         }
+        self.release.victim_comes_back = self.victim_is_unneeded();
         let mut job = self.cleaning_ssd.pop_front().expect("ready");
         let done = self.move_one(&mut job);
         match done {

@@ -75,6 +75,8 @@ pub(crate) struct Release {
     pub(crate) saved_epoch: u64,
     /// Its heads, which replay reads from their start.
     pub(crate) saved_heads: Vec<u32>,
+    /// The victim whose entries are being moved is free with the epoch, without a checkpoint.
+    pub(crate) victim_comes_back: bool,
 }
 
 impl Release {

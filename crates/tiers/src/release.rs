@@ -26,7 +26,7 @@ const TOLD_PER_EPOCH_MAX: usize = 1024;
 
 impl<D: Snapshot> Lane<D> {
     /// Whether no replay reads the segment: neither behind the last checkpoint, nor behind the one being made.
-    fn is_unneeded(&self, id: u32) -> bool {
+    pub(crate) fn is_unneeded(&self, id: u32) -> bool {
         let r = &self.release;
         self.ssd.segment(id).last_epoch < r.saved_epoch
             && !r.saved_heads.contains(&id)
@@ -127,6 +127,11 @@ impl<D: Snapshot> Lane<D> {
             false => 0,
         };
         self.ssd.free().len() + r.emptied.len() + r.unneeded.len() + r.told.len() + waiting
+    }
+
+    /// Whether segments only wait to be told of.
+    pub(crate) fn has_unneeded(&self) -> bool {
+        !self.release.unneeded.is_empty()
     }
 
     /// Room is short, and an epoch that has nothing else to do would tell of free segments.

@@ -111,7 +111,17 @@ impl<D: Snapshot> Lane<D> {
         let free = self.ssd.free().len();
         let promised = self.checkpoint_segments() + self.dirty_segments();
         let lowest = free >= promised.max(self.checkpoint_segments() + 1) && self.cleaning_ready();
-        lowest || free >= promised + END_SEGMENTS
+        let borrow = self.frees_by_itself() && self.may_borrow();
+        lowest || borrow || free >= promised + END_SEGMENTS
+    }
+    /// Whether an epoch that gives back what it takes finds enough, whatever a checkpoint was promised: its victims were appended before the last one,
+    /// so they are free when it is durable. Where an index that grows has a checkpoint take more than is left, that is the way up.
+    fn may_borrow(&self) -> bool {
+        self.ssd.free().len() > self.dirty_segments() + END_SEGMENTS
+    }
+    /// Whether an epoch frees segments without a checkpoint after it.
+    pub(crate) fn frees_by_itself(&self) -> bool {
+        self.victim_is_unneeded() || self.has_unneeded()
     }
     /// Whether the cleaner may take one more segment to move entries to: what is left
     /// ends the epoch, holds a checkpoint and what was accepted meanwhile. The first
@@ -120,7 +130,8 @@ impl<D: Snapshot> Lane<D> {
     pub(crate) fn move_room(&self) -> bool {
         let spare = self.spare_segments();
         let first = self.release.emptied.is_empty() && self.dirty_segments() == 0;
-        spare > END_SEGMENTS || (first && spare > 0)
+        let borrow = self.release.victim_comes_back && self.may_borrow();
+        spare > END_SEGMENTS || (first && spare > 0) || borrow
     }
     /// Whether segments that wait for a checkpoint should not wait longer.
     pub(crate) fn segments_low(&self) -> bool {
