@@ -6,6 +6,7 @@
 mod common;
 
 use common::{Rig, SEGMENT, Shape, clock, filled};
+use terrace_kv::Expiry;
 use terrace_media::sim::{Fault, SimDevice};
 
 /// Bits of both roots of the only lane, so that there is no checkpoint.
@@ -55,9 +56,10 @@ fn judge(harm: &dyn Fn(&SimDevice, u64)) {
 
 #[test]
 fn what_cannot_be_read_at_a_start_is_told() {
-    for len in [4096, SEGMENT as u64] {
+    let all = SEGMENT as u64;
+    for (from, to) in [(0, 4096), (0, all), (4096, all), (8192, 8200)] {
         judge(&|device, at| {
-            let fault = Fault::eio().in_range(at..at + len).always();
+            let fault = Fault::eio().in_range(at + from..at + to).always();
             device.faults().fail_read(fault);
         });
     }
@@ -91,6 +93,22 @@ fn roots_that_cannot_be_read_keep_no_pool_closed() {
         assert!(rig.pool.damage().is_empty(), "{:?}", rig.pool.damage());
         for (key, value) in &model {
             assert_eq!(rig.get(key).unwrap().as_ref(), Some(value));
+        }
+        // They are readable again after what was written since, and a crash.
+        device.faults().clear();
+        for n in 0..40 {
+            let key = format!("new:{n}");
+            rig.set(key.as_bytes(), &[7; 900], Expiry::None).unwrap();
+            if n == roots.len() * 9 {
+                rig.settle();
+            }
+        }
+        rig.settle();
+        let device = SimDevice::with_image(device.crash_image(3), 12);
+        let mut rig = Rig::open(&device, shape, clock());
+        for n in 0..40 {
+            let key = format!("new:{n}");
+            assert!(rig.get(key.as_bytes()).unwrap().is_some(), "{key}");
         }
     }
 }

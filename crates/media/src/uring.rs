@@ -299,6 +299,7 @@ impl UringDisk {
     #[cold]
     fn break_ring(&mut self, errno: i32) {
         self.broken = Some(errno);
+        crate::claim::left_under_way();
         for slot in self.slots.iter_mut().filter_map(Option::take) {
             let result = Err(slot.op.io_error(errno));
             self.ready.push(Done {

@@ -25,7 +25,7 @@ pub(crate) struct PoolLock {
 
 impl Drop for PoolLock {
     fn drop(&mut self) {
-        self.data = None;
+        self.unclaim();
         // Closing is not enough: another thread's child may have the file until it becomes another program, and would keep the pool closed.
         if self.process == std::process::id() {
             // Where that is refused, the file is closed with its last owner.
@@ -76,7 +76,7 @@ impl PoolLock {
     /// Waits until nothing of the pool's last process is under way on its data, and keeps it so. Before the first byte is read.
     pub(crate) fn claim(&mut self, data: &FileDevice) -> Result<(), PoolError> {
         // One that is had already, by the same open file, would end the new one when it is dropped.
-        self.data = None;
+        self.unclaim();
         let claim = match data.claim(QUIET) {
             Err(e @ MediaError::UnderWay { .. }) => {
                 tracing::warn!("{e}; waiting up to {} s", UNDER_WAY_MAX.as_secs());
@@ -86,6 +86,11 @@ impl PoolLock {
         };
         self.data = Some(claim?);
         Ok(())
+    }
+
+    /// Gives the data up, and stays the pool's only process.
+    pub(crate) fn unclaim(&mut self) {
+        self.data = None;
     }
 }
 

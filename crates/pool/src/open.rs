@@ -130,6 +130,8 @@ impl<D: Snapshot + Send> Pool<D> {
         let mut device = FileDevice::open(&path)?;
         lock.claim(&device)?;
         if options.contents == Contents::Scratch {
+            // A file that is to go would stay as long as the claim on it.
+            lock.unclaim();
             device = format(&options, device, &path, progress)?;
             lock.claim(&device)?;
         }

@@ -32,6 +32,8 @@ use terrace_media::{BLOCK_BYTES, MediaError, Op};
 const PIECE_SLOTS: usize = 1024;
 /// Parts of images whose writes are under way at once.
 const IMAGE_WRITES_MAX: usize = 2;
+/// Epochs that a checkpoint may be put off by.
+const PUT_OFF_EPOCHS_MAX: u64 = 16;
 /// Writes of the root block that may fail in a row.
 const ROOT_TRIES_MAX: u8 = 8;
 
@@ -69,9 +71,7 @@ impl<D: Snapshot> Lane<D> {
             return false;
         }
         if self.checkpoint.is_none() {
-            // One that would find no room is made when the cleaner has made some, where it can without.
-            let fits = self.ssd.free().len() >= self.checkpoint_segments();
-            if !self.checkpoint_due() || !(fits || clean || !self.frees_by_itself()) {
+            if !self.checkpoint_due() || (!clean && self.puts_off_checkpoint()) {
                 return false;
             }
             self.start_checkpoint(clean);
@@ -99,8 +99,19 @@ impl<D: Snapshot> Lane<D> {
         }
     }
 
+    /// Whether one that may find no room is made when the cleaner has made some, where it can without; for some epochs, since it may find room all the same.
+    fn puts_off_checkpoint(&mut self) -> bool {
+        let fits = self.ssd.free().len() >= self.checkpoint_segments();
+        if fits || !(self.frees_by_itself() && self.epoch_room()) {
+            return false;
+        }
+        let since = *self.checkpoint_put_off.get_or_insert(self.open_epoch);
+        self.open_epoch < since + PUT_OFF_EPOCHS_MAX
+    }
+
     fn start_checkpoint(&mut self, clean: bool) {
         self.checkpoint_asked = false;
+        self.checkpoint_put_off = None;
         self.appended_at_checkpoint = self.appended_total;
         let step = match clean {
             true => Step::Warm(self.mem.clean_ids(), ImageWriter::new(Use::Warm)),

@@ -217,7 +217,12 @@ impl<D: Snapshot> Lane<D> {
                 None => {
                     let allowed = head != COLD || self.move_room();
                     let may = allowed && self.ssd.writers() < WRITERS_MAX;
-                    if !may || !self.ssd.open_head(head, self.next_seq) {
+                    if !may {
+                        return Err(Stalled);
+                    }
+                    if !self.ssd.open_head(head, self.next_seq) {
+                        // The epoch comes before a checkpoint, which gives back what it took.
+                        self.checkpoint_restart();
                         return Err(Stalled);
                     }
                 }

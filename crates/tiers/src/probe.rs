@@ -91,13 +91,17 @@ impl<D: Snapshot> Lane<D> {
             rest = later;
         }
         s.free.extend(rest);
-        // What is free and has lost its header may have been taken since.
-        let lost = s.damage.iter().map(|d| d.segment);
-        let lost: HashSet<u32> = lost.filter(|id| listed.contains(id)).collect();
-        lost.iter().for_each(|&id| self.ssd.set_aside(id));
-        s.free.retain(|id| !lost.contains(id));
+        // What has lost its header may have been taken since.
+        self.set_unknown_aside(&s.damage);
         self.ssd.generation += GENERATION_GAP;
         replay
+    }
+
+    /// What is in a segment of which something is not known is left as it is.
+    pub(crate) fn set_unknown_aside(&mut self, damage: &[Damage]) {
+        for d in damage.iter().filter(|d| d.unknown) {
+            self.ssd.set_aside(d.segment);
+        }
     }
 
     /// The segment was taken since the checkpoint: what that knows of it is of an earlier life.
@@ -115,7 +119,7 @@ impl<D: Snapshot> Lane<D> {
         let mut log = Vec::new();
         let mut highest = 0;
         let headers = self.headers(disk, &all, &mut s.damage);
-        s.damage.iter().for_each(|d| self.ssd.set_aside(d.segment));
+        self.set_unknown_aside(&s.damage);
         for (id, header) in all.iter().copied().zip(headers) {
             if let Some(header) = header {
                 highest = highest.max(header.life.generation);

@@ -97,6 +97,7 @@ impl<D: Snapshot> Lane<D> {
             }
             None => self.scan_all(disks, &mut s, scan_bytes),
         }
+        self.set_unknown_aside(&s.damage);
         let newest = s.batches.last().map_or(0, |b| b.header.seq);
         self.next_seq = newest.max(s.root.map_or(0, |r| r.next_seq - 1)) + 1;
         self.open_epoch = valid + 1;
@@ -165,7 +166,14 @@ impl<D: Snapshot> Lane<D> {
     /// this one writes is lost.
     fn new_root(&mut self, disk: &mut dyn Disk, s: &mut Survey) -> Result<(), MediaError> {
         let Some(root) = &mut s.root else {
-            return Ok(());
+            // Were one read again at a later start, it would outrank what comes now.
+            for &offset in &s.lost_roots {
+                write_blocking(disk, offset, Buf::zeroed(BLOCK_BYTES))?;
+            }
+            return match s.lost_roots.is_empty() {
+                true => Ok(()),
+                false => flush_blocking(disk),
+            };
         };
         root.number += 1;
         root.generation = self.ssd.generation;
@@ -235,7 +243,7 @@ impl<D: Snapshot> Lane<D> {
         let mut free = s.free.clone();
         if scanned {
             free = (0..self.ssd.count() as u32)
-                .filter(|id| !first.contains_key(id) && self.ssd.segment(*id).state != State::Bad)
+                .filter(|id| !first.contains_key(id))
                 .collect();
         } else {
             // The image's own segments were taken from this list after it was saved.
@@ -251,6 +259,7 @@ impl<D: Snapshot> Lane<D> {
                 self.ssd.segment_mut(id).state = State::Image;
             }
         }
+        free.retain(|&id| self.ssd.segment(id).state != State::Bad);
         self.ssd.set_free(free);
     }
 

@@ -117,7 +117,7 @@ impl<D: Snapshot> Lane<D> {
     /// Whether an epoch that gives back what it takes finds enough, whatever a checkpoint was promised: its victims were appended before the last one,
     /// so they are free when it is durable. Where an index that grows has a checkpoint take more than is left, that is the way up.
     fn may_borrow(&self) -> bool {
-        self.ssd.free().len() > self.dirty_segments() + END_SEGMENTS
+        self.checkpoint.is_none() && self.ssd.free().len() > self.dirty_segments() + END_SEGMENTS
     }
     /// Whether an epoch frees segments without a checkpoint after it.
     pub(crate) fn frees_by_itself(&self) -> bool {

@@ -71,6 +71,8 @@ pub struct Survey {
     pub(crate) pieces: Vec<(Order, u64, Vec<u8>)>,
     pub(crate) free: VecDeque<u32>,
     pub(crate) image_segments: Vec<u32>,
+    /// Root blocks that could not be read, by their offsets.
+    pub(crate) lost_roots: Vec<u64>,
     /// By seq; of each seq the highest attempt.
     pub(crate) batches: Vec<BatchAt>,
     /// Lower attempts.
@@ -107,7 +109,7 @@ impl<D: Snapshot> Lane<D> {
     pub fn survey(&mut self, disk: &mut dyn Disk) -> Result<Survey, MediaError> {
         let mut s = Survey::default();
         let mut replay = None;
-        for root in self.read_roots(disk) {
+        for root in self.read_roots(disk, &mut s.lost_roots) {
             s.newest_number = s.newest_number.max(root.number);
             match self.read_checkpoint(disk, &root, &mut s) {
                 Ok(heads) => {
@@ -143,16 +145,20 @@ impl<D: Snapshot> Lane<D> {
 
     /// The two root blocks, the newer one first. The older one only counts while
     /// its image is whole, which its checksum tells. One that cannot be read is none: the log is there without it.
-    fn read_roots(&self, disk: &mut dyn Disk) -> Vec<Root> {
+    fn read_roots(&self, disk: &mut dyn Disk, lost: &mut Vec<u64>) -> Vec<Root> {
         let mut roots = Vec::new();
         for at in [0, BLOCK_BYTES as u64] {
-            match read_blocking(disk, self.cfg.root_base + at, BLOCK_BYTES) {
+            let offset = self.cfg.root_base + at;
+            match read_blocking(disk, offset, BLOCK_BYTES) {
                 Ok(block) => roots.extend(Root::read(&block, self.cfg.pool, self.cfg.lane)),
-                Err(error) => tracing::warn!(
-                    lane = self.cfg.lane,
-                    %error,
-                    "a root block cannot be read: the other one is taken, or else the whole log is read, and the start takes longer"
-                ),
+                Err(error) => {
+                    lost.push(offset);
+                    tracing::warn!(
+                        lane = self.cfg.lane,
+                        %error,
+                        "a root block cannot be read: the other one is taken, or else the whole log is read, and the start takes longer"
+                    );
+                }
             }
         }
         roots.sort_by_key(|r| std::cmp::Reverse(r.number));
@@ -265,6 +271,7 @@ impl<D: Snapshot> Lane<D> {
                 Err(e) => s.damage.push(self.unknown(id, size, &e.to_string())),
             }
         });
+        self.set_unknown_aside(&s.damage);
         all.sort_by_key(|b| (b.header.seq, std::cmp::Reverse(b.header.attempt)));
         for b in all {
             match s.batches.last() {
