@@ -7,24 +7,16 @@
 //! Promises: while a claim is there nobody else has one; it is had when the last operation of who had it before has ended, however that process
 //! ended. Never: waits longer than it is told.
 
+use crate::uring::has_left_operations;
 use crate::{FileDevice, MediaError};
 use rustix::fs::{FlockOperation, flock};
 use rustix::io::Errno;
 use std::fs::File;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 /// Time between two looks.
 const LOOK_AGAIN: Duration = Duration::from_millis(2);
-
-/// A ring broke with operations under way, which nobody waits for.
-static LEFT: AtomicBool = AtomicBool::new(false);
-
-/// From now on claims last as long as what is under way, also where they are given up.
-pub(crate) fn left_under_way() {
-    LEFT.store(true, Ordering::Relaxed);
-}
 
 /// Held while a process uses a device.
 #[derive(Debug)]
@@ -37,7 +29,7 @@ pub struct Claim {
 impl Drop for Claim {
     fn drop(&mut self) {
         // Queues end when their operations have, and closing is not enough: another thread's child may have the file until it becomes another program.
-        if self.process == std::process::id() && !LEFT.load(Ordering::Relaxed) {
+        if self.process == std::process::id() && !has_left_operations() {
             // Where that is refused, the file is closed with its last owner.
             let _unlocked = flock(&self.file, FlockOperation::NonBlockingUnlock);
         }

@@ -14,6 +14,7 @@ use std::collections::VecDeque;
 use std::fs::File;
 use std::os::fd::{AsRawFd, BorrowedFd, IntoRawFd, RawFd};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 /// How often an operation that the kernel answers with EINTR or EAGAIN is handed in again.
@@ -53,6 +54,14 @@ impl Default for QueueOptions {
             spin_us: 0,
         }
     }
+}
+
+/// A ring broke with operations under way, which nobody waits for.
+static LEFT: AtomicBool = AtomicBool::new(false);
+
+/// Whether any ring of this process did.
+pub(crate) fn has_left_operations() -> bool {
+    LEFT.load(Ordering::Relaxed)
 }
 
 struct Slot {
@@ -299,7 +308,7 @@ impl UringDisk {
     #[cold]
     fn break_ring(&mut self, errno: i32) {
         self.broken = Some(errno);
-        crate::claim::left_under_way();
+        LEFT.store(true, Ordering::Relaxed);
         for slot in self.slots.iter_mut().filter_map(Option::take) {
             let result = Err(slot.op.io_error(errno));
             self.ready.push(Done {
