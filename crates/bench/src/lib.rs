@@ -21,6 +21,7 @@ mod rounds;
 mod run;
 mod serve;
 mod server;
+mod steady;
 mod stop;
 mod swap;
 mod told;

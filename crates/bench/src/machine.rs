@@ -1,9 +1,9 @@
 //! What the machine is and how busy its disk was: facts for the record, read from /proc and /sys.
 //!
-//! Promises never to fail where a fact is missing: it says "unknown" or None. Never changes the machine, but for the CPU that a
+//! Promises never to fail where a fact is missing: it says "unknown" or None; a run whose files find no room is refused before it begins. Never changes the machine, but for the CPU that a
 //! thread of ours stays on.
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 use rustix::thread::{CpuSet, sched_setaffinity};
 use serde::Serialize;
 use std::fs;
@@ -168,6 +168,23 @@ pub struct Disk {
     pub write_bytes: u64,
     /// Milliseconds × requests in flight; divided by the time that passed it is the mean queue depth.
     pub weighted_ms: u64,
+}
+
+/// Refuses `what` where the file system of `dir` has less than so many bytes free for its files: it would end in the middle, after many minutes.
+pub fn need_disk(dir: &Path, bytes: u64, what: &str) -> Result<()> {
+    let held = rustix::fs::statvfs(dir)
+        .with_context(|| format!("how much is free in {} is not known", dir.display()))?;
+    let free = held.f_bavail * held.f_frsize;
+    let gib = |bytes: u64| bytes as f64 / (1u64 << 30) as f64;
+    if free < bytes {
+        bail!(
+            "{what} takes {:.1} GiB of disk in {}, where {:.1} GiB are free: free some, name a directory on another disk with --work, or divide the data with --scale-divisor",
+            gib(bytes),
+            dir.display(),
+            gib(free)
+        );
+    }
+    Ok(())
 }
 
 impl Disk {

@@ -41,6 +41,7 @@ struct State {
     near_read: u64,
     recalled: u64,
     recalled_bytes: u64,
+    seen: Gains,
     pace: Pace,
 }
 
@@ -186,7 +187,7 @@ impl Balance {
         let (max, held) = (max as u64, held as u64);
         let (cap, _) = self.store.cap_and_used_bytes();
         let (recalled, recalled_bytes, remembered) = self.store.recalled();
-        let gains = Gains {
+        let gains = state.seen.and(Gains {
             near: stats.near - state.near,
             near_read: stats.near_read - state.near_read,
             left: stats.evicted - state.left,
@@ -195,7 +196,8 @@ impl Balance {
             recalled: recalled - state.recalled,
             recalled_bytes: recalled_bytes - state.recalled_bytes,
             remembered,
-        };
+        });
+        state.seen = gains;
         (state.fetched, state.near, state.near_read) = (stats.fetched, stats.near, stats.near_read);
         (state.left, state.changed) = (stats.evicted, stats.stored);
         (state.recalled, state.recalled_bytes) = (recalled, recalled_bytes);

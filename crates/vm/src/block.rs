@@ -7,6 +7,7 @@
 //! | | | | a user, when others are left | live, n − 1 |
 //! | | | | the last user or users | releasing |
 //! | releasing | being given back | there | only who released it | empty |
+//! | | | | the same, where pages came back that could not be stored | live, a user for each |
 //!
 //! A *user* is a page that is not absent, or a thread that looks at the record (it has *pinned* the block). So a record is never
 //! reused under a thread that reads it, and a page table is given back only when nobody can be about to put a page there.
@@ -130,6 +131,20 @@ impl BlockWord {
         let before = self.0.swap(0, Ordering::AcqRel);
         assert_ne!(before & RELEASING, 0, "only a released block becomes empty");
         before & AWAITED != 0
+    }
+
+    /// Releasing to live, with so many users of the caller's. True: somebody waits for it and must be woken.
+    #[must_use]
+    pub fn keep(&self, users: u32) -> bool {
+        let mut word = self.0.load(Ordering::Acquire);
+        loop {
+            assert_ne!(word & RELEASING, 0, "only a released block is kept");
+            let to = (word & RECORD) | (u64::from(users) * USER);
+            match self.go(word, to) {
+                Ok(()) => return word & AWAITED != 0,
+                Err(now) => word = now,
+            }
+        }
     }
 
     /// Asks to be woken when the block is empty. False: it is not being released any more, look again.

@@ -5,10 +5,11 @@
 //! another (for independent accesses FIFO and random replacement hit equally often). In the order of addresses, though, pages to be protected lie in few ranges, and each range costs a flush of the
 //! processors' caches of translations; and whole blocks empty together, so that their page tables go.
 //!
-//! A batch: take (each page is *leaving* now, nobody else changes it), protect the dirty ones, give them to their backing straight
-//! from where they lie, unmap all, end. Where devices write to memory, dirty ones are put `aside` instead, and stored from there.
+//! A batch: take (each page is *leaving* now, nobody else changes it), let a pipe hold the dirty ones (`capture`), unmap all, give to their backing what the pipe has, end. Of a program that does not
+//! know this library, or where there is no such pipe: protect the dirty ones, give them to their backing straight from where they lie, unmap all, end. Where devices write to memory, dirty ones are put
+//! `aside` instead, and stored from there.
 //!
-//! Promises: a page is unmapped only when its backing has what was written to it; what could not be stored stays, dirty. Never:
+//! Promises: a page is gone only when its backing has what was written to it; what could not be stored stays, dirty. Never:
 //! allocates, or holds a lock while the backing works.
 
 use crate::aside::Lies;
@@ -128,6 +129,11 @@ impl Core {
         work.clear();
         self.calm.end();
         self.take(work, want, self.takes_dirty());
+        if !self.aside.is_on() && self.capture(work) {
+            self.unmap(work);
+            self.store_captured(work);
+            return self.finish(work);
+        }
         if !self.aside.is_on() {
             self.protect(work);
         }
@@ -247,6 +253,7 @@ impl Core {
                     stays: false,
                     aside: false,
                     group,
+                    held: (0, 0),
                 });
             }
         }
@@ -374,7 +381,7 @@ impl Core {
     }
 
     /// How many of the first the backing took.
-    fn store_some(&self, region: &crate::extent::RegionCore, pages: &[Changed<'_>]) -> usize {
+    pub fn store_some(&self, region: &crate::extent::RegionCore, pages: &[Changed<'_>]) -> usize {
         let mut done = 0;
         while done < pages.len() {
             match region.backing.store(&pages[done..]) {
@@ -509,7 +516,9 @@ impl Core {
             }
         }
         for group in &work.groups {
-            if group.released {
+            if group.released && group.staying > 0 {
+                self.space.keep(group.pinned, group.staying);
+            } else if group.released {
                 self.space.vacate(group.pinned);
             } else {
                 self.unpin(group.pinned, group.victims - group.staying + 1);

@@ -13,6 +13,7 @@ mod beside;
 mod block;
 mod bring;
 mod calm;
+mod capture;
 mod error;
 mod evict;
 mod evictor;

@@ -9,6 +9,7 @@ use crate::bell::Bell;
 use crate::beside::Beside;
 use crate::block::BLOCK_BYTES;
 use crate::calm::Calm;
+use crate::capture;
 use crate::error::VmError;
 use crate::evictor::EVICTOR;
 use crate::follow::Follow;
@@ -19,7 +20,7 @@ use crate::indices::Indices;
 use crate::inside::Inside;
 use crate::late::Late;
 use crate::parts::{Core, Way};
-use crate::policy::{self, HANDLERS_MAX, PAGES_MIN};
+use crate::policy::{self, EVICTORS_MAX, HANDLERS_MAX, PAGES_MIN};
 use crate::reaper::WATCH;
 use crate::scratch::Scratch;
 use crate::servant::Servant;
@@ -131,7 +132,9 @@ impl Memory {
                 options.pages_max,
                 options.way != Way::InThread || options.unmodified,
             ))?,
-            workspaces: std::array::from_fn(|nth| Lock::new(Workspace::new(aside.stage(nth)))),
+            workspaces: std::array::from_fn(|nth| {
+                Lock::new(Workspace::new(aside.stage(nth), !options.unmodified))
+            }),
             aside,
             calm: Calm::new(),
             late: Late::new(),
@@ -176,7 +179,14 @@ impl Memory {
     ///
     /// What is not covered: pages whose addresses are made read-only while a device writes to them, and file systems that do not pin what they read into (NFS).
     pub fn devices_write(&self) -> bool {
-        self.core.aside.begin()
+        let begun = self.core.aside.begin();
+        if begun {
+            // Batches that were begun before capture pages, which a device would not be noticed in.
+            for work in &self.core.workspaces {
+                drop(work.lock());
+            }
+        }
+        begun
     }
 
     /// Changes how many pages may be materialised. When it falls, the caller evicts what is too much before this returns.
@@ -238,6 +248,11 @@ impl Memory {
         (core.ghost.bytes()
             + crate::scratch::SCRATCH_BYTES
             + core.grace.kept_bytes
+            + if core.unmodified {
+                0
+            } else {
+                EVICTORS_MAX * capture::BYTES
+            }
             + follow
             + indices) as u64
     }

@@ -185,7 +185,11 @@ impl Pace {
     }
 }
 
-/// What was seen since the last look.
+/// Looks before this one that count, each a little less than the one after it: what a single look sees hangs on where the hand is, since what
+/// is touched all the time often lies together, and a size that follows it goes up and down (docs/adr/0072).
+const LOOKS_KEPT: u64 = 8;
+
+/// What was seen lately.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Gains {
     /// Pages that came back right after they left, and those of them for which the device was read.
@@ -200,6 +204,22 @@ pub(crate) struct Gains {
     pub recalled: u64,
     pub recalled_bytes: u64,
     pub remembered: u64,
+}
+
+impl Gains {
+    /// With what was seen since the last look.
+    pub fn and(self, new: Gains) -> Gains {
+        let sum = |kept: u64, new: u64| kept - kept / LOOKS_KEPT + new;
+        Gains {
+            near: sum(self.near, new.near),
+            near_read: sum(self.near_read, new.near_read),
+            left: sum(self.left, new.left),
+            changed: sum(self.changed, new.changed),
+            recalled: sum(self.recalled, new.recalled),
+            recalled_bytes: sum(self.recalled_bytes, new.recalled_bytes),
+            ..new
+        }
+    }
 }
 
 /// The most that the buffer may have of `data_bytes`, which it and the terrace share.
@@ -362,6 +382,38 @@ mod tests {
         let going_on: Vec<u32> = (0..7).map(|_| looks_until(true)).collect();
         assert_eq!(going_on, [17, 9, 5, 3, 2, 2, 2]);
         assert!(!(0..100).any(|_| pace.steps(None)));
+    }
+
+    #[test]
+    fn where_the_hand_is_does_not_move_the_buffer() {
+        let cap = 512 << 20;
+        let (data, now) = (cap / 8 * 7, cap / 2);
+        // As seen of a Redis: the hand goes over pages that come back at once, then over those that do not.
+        let look = |near| Gains {
+            near,
+            near_bytes: now / 4,
+            left: 4096,
+            recalled: 300,
+            recalled_bytes: 300 * 1600,
+            remembered: 220_000,
+            ..Gains::default()
+        };
+        let wanted = |gains| buffer_wanted(cap, data, 0, now, gains, IN_FEW_THREADS);
+        let (few, many) = (look(300), look(1000));
+        assert!(wanted(few) < now && wanted(many) > now, "each by itself");
+        let looks = [few, many].repeat(20);
+        let mut seen = Gains::default();
+        let moved = looks.iter().skip(8).filter(|look| {
+            seen = seen.and(**look);
+            wanted(seen) != now
+        });
+        assert!(moved.count() < 8, "once enough was seen it stays");
+        let mut seen = few.and(few);
+        let turned = (0..16).find(|_| {
+            seen = seen.and(many);
+            wanted(seen) > now
+        });
+        assert!(turned.is_some(), "but what has changed is seen");
     }
 
     #[test]

@@ -276,6 +276,13 @@ impl Space {
         }
     }
 
+    /// A released block has `users` pages again, all the caller's: it is live as before.
+    pub fn keep(&self, pinned: Pinned, users: u32) {
+        if self.blocks[pinned.block].keep(users) {
+            self.rooms.wake(block_number(pinned.block));
+        }
+    }
+
     /// The first block from `from` on, and before `end`, that is not empty.
     pub fn next_live(&self, from: usize, end: usize) -> Option<usize> {
         let mut at = from / 64;

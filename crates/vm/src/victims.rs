@@ -1,6 +1,7 @@
 //! Pages that leave together: where eviction goes on, and what one batch of it works on, made beforehand.
 
 use crate::aside::Stage;
+use crate::capture::Capture;
 use crate::policy::BATCH_PAGES_MAX;
 use crate::space::Pinned;
 use crate::sys::Range;
@@ -24,6 +25,8 @@ pub(crate) struct Victim {
     pub aside: bool,
     /// Index in the groups.
     pub group: u16,
+    /// Where in it the bytes begin that a pipe holds, and how many there are: none where it holds nothing of it.
+    pub held: (u16, u16),
 }
 
 /// The victims of one block.
@@ -44,17 +47,19 @@ pub(crate) struct Workspace {
     pub groups: Vec<Group>,
     pub ranges: Vec<Range>,
     pub stage: Stage,
+    pub capture: Option<Capture>,
     pub pinned: usize,
 }
 
 impl Workspace {
-    pub fn new(stage: Stage) -> Workspace {
+    pub fn new(stage: Stage, captures: bool) -> Workspace {
         Workspace {
             victims: Vec::with_capacity(BATCH_PAGES_MAX),
             groups: Vec::with_capacity(BATCH_PAGES_MAX),
             // One more for the stage.
             ranges: Vec::with_capacity(BATCH_PAGES_MAX + 1),
             stage,
+            capture: captures.then(Capture::new).flatten(),
             pinned: 0,
         }
     }

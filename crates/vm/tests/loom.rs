@@ -263,6 +263,55 @@ impl Machine {
         }
     }
 
+    /// The same where a pipe holds what is changed: all is unmapped first; what was there then is stored, or comes back.
+    fn evict_captured(&self, stores: bool) {
+        let Pin::Live(record) = self.block.pin() else {
+            return;
+        };
+        let pages = &self.records[record as usize];
+        let mut leaving = [None; PAGES];
+        for (page, state) in pages.iter().enumerate() {
+            let seen = state.look();
+            if matches!(seen.phase(), Phase::Clean | Phase::Dirty) && state.begin_leave(seen) {
+                leaving[page] = Some(seen.phase());
+            }
+        }
+        let victims = leaving.iter().flatten().count() as u32;
+        let released = victims > 0 && self.block.claim(victims + 1);
+        let mut held = [None; PAGES];
+        {
+            let mut mapped = self.mapped.lock().unwrap();
+            for page in (0..PAGES).filter(|page| released || leaving[*page].is_some()) {
+                held[page] = mapped[page].take();
+            }
+        }
+        let mut staying = 0;
+        for (page, phase) in leaving.iter().enumerate() {
+            let (from, then) = match phase {
+                None => continue,
+                Some(Phase::Clean) => (Phase::LeavingClean, Then::Absent),
+                Some(_) => {
+                    let value = held[page].expect("a leaving page is there").value;
+                    let protected = false;
+                    if stores {
+                        self.stored.lock().unwrap()[page] = Some(value);
+                    } else {
+                        self.mapped.lock().unwrap()[page] = Some(Mapped { value, protected });
+                        staying += 1;
+                    }
+                    let then = if stores { Then::Absent } else { DIRTY };
+                    (Phase::LeavingDirty, then)
+                }
+            };
+            self.wake_if(pages[page].end(from, then));
+        }
+        match released {
+            true if staying > 0 => self.wake_if(self.block.keep(staying)),
+            true => self.vacate(record),
+            false => self.unpin(victims - staying + 1),
+        }
+    }
+
     /// Gives changed pages to the backing; they stay. What others own is waited for, as `write_back.rs` does.
     fn write_back(&self) {
         let Pin::Live(record) = self.block.pin() else {
@@ -354,6 +403,60 @@ fn a_write_and_an_eviction_lose_nothing() {
         machine.read(0);
         both(&machine, |m| m.write(0, 6), |m| m.evict(true));
         assert_eq!(machine.read(0), 6);
+    });
+}
+
+#[test]
+fn a_write_and_a_capture_lose_nothing() {
+    model(|| {
+        let machine = Machine::new([Some(5), None]);
+        machine.write(0, 1);
+        both(
+            &machine,
+            |m| {
+                m.write(0, 6);
+                m.write(0, 7);
+            },
+            |m| m.evict_captured(true),
+        );
+        assert_eq!(machine.read(0), 7);
+        machine.evict_captured(true);
+        assert_eq!(machine.read(0), 7);
+    });
+}
+
+#[test]
+fn what_a_capture_does_not_store_comes_back_with_its_block() {
+    model(|| {
+        let machine = Machine::new([Some(5), Some(6)]);
+        machine.write(0, 1);
+        both(&machine, |m| m.write(1, 8), |m| m.evict_captured(false));
+        assert_eq!((machine.read(0), machine.read(1)), (1, 8));
+        assert_eq!(
+            machine.stored.lock().unwrap()[0],
+            Some(5),
+            "nothing was stored"
+        );
+        machine.evict_captured(true);
+        assert_eq!((machine.read(0), machine.read(1)), (1, 8));
+        assert!(machine.free.lock().unwrap().len() == 2, "a record was lost");
+    });
+}
+
+#[test]
+fn two_captures_and_a_neighbour_lose_nothing() {
+    model(|| {
+        let machine = Machine::new([Some(5), Some(6)]);
+        machine.write(0, 7);
+        both(
+            &machine,
+            |m| {
+                m.write(1, 8);
+                m.evict_captured(true);
+            },
+            |m| m.evict_captured(true),
+        );
+        assert_eq!((machine.read(0), machine.read(1)), (7, 8));
     });
 }
 

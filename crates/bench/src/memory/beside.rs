@@ -10,9 +10,10 @@ use super::child::{Data, Ran};
 use super::kind::Kind;
 use super::loads::{Case, Over, Ratio, Table};
 use crate::cgroup::Cgroup;
-use crate::machine::Disk;
+use crate::machine::{Disk, need_disk};
 use crate::progress::Progress;
 use crate::report::{Bar, Part, Report, Row, Samples, Side, Summary};
+use crate::steady::Steady;
 use crate::swap::{SWAP_OVER_DATA, SwapFile};
 use crate::{Setting, device, process, stop};
 use anyhow::{Context, Result, bail};
@@ -39,17 +40,6 @@ const DEVICE_COLUMNS: &[&str] = &[
     "disk_alone_reads_per_s",
     "part_of_device_alone",
 ];
-/// Runs before a measurement, at least and at most; they end when device reads an operation fall by less than this part. Each is at least so long where
-/// the distribution is new: in shorter ones what falls is hidden by what scatters.
-const WARM_RUN_S_MIN: f64 = 6.0;
-const WARM_RUNS_MIN: usize = 5;
-/// The same where the distribution of the case before was the same.
-const WARM_RUNS_MORE: usize = 1;
-const WARM_RUNS_MAX: usize = 24;
-const STEADY_PART: f64 = 0.02;
-/// So many runs apart where the distribution is new: from one to the next they fall by one or two hundredths for minutes, and by a fifth in all.
-const STEADY_RUNS: usize = 3;
-
 /// One kind's process.
 struct Loaded {
     kind: Kind,
@@ -173,6 +163,9 @@ pub fn run(setting: &Setting, report: &mut Report, table: &Table) -> Result<()> 
     let swapped = table.kinds.iter().filter(|kind| kind.is_swapped()).count();
     // At least one, since the file is made anyway.
     let swap_bytes = array_bytes * SWAP_OVER_DATA * swapped.max(1) as u64;
+    let files_bytes = array_bytes * table.files_over_data();
+    let what = format!("part {}", table.name);
+    need_disk(&setting.work_dir, swap_bytes + files_bytes, &what)?;
     let swap = SwapFile::new(&setting.work_dir.join("swapped-to"), swap_bytes)?;
     let repeats = u64::from(setting.options.repeats);
     let kinds = table.kinds.len() as u64;
@@ -299,35 +292,17 @@ fn play(setting: &Setting, one: &mut Loaded, case: &Case, seconds: f64) -> Resul
 /// Runs a case until it is steady; how long that took, in seconds.
 fn warm_up(setting: &Setting, one: &mut Loaded, case: &Case) -> Result<f64> {
     let mut seconds = 0.0;
-    let mut reads = Vec::new();
     let same = one.last.is_some_and(|last| last.zipf == case.zipf);
-    let asked = setting.options.seconds;
-    let (runs_min, apart, run_s) = match same {
-        true => (WARM_RUNS_MORE, 1, asked),
-        // Scaled down, there is less to come up.
-        false => (
-            WARM_RUNS_MIN,
-            STEADY_RUNS,
-            asked.max(WARM_RUN_S_MIN / setting.options.scale_divisor as f64),
-        ),
+    let mut steady = match same {
+        true => Steady::once_more(&setting.options),
+        false => Steady::anew(&setting.options),
     };
-    while reads.len() < WARM_RUNS_MAX {
+    while let Some(run_s) = steady.next_run_s() {
         let did = play(setting, one, case, run_s)?;
         seconds += did.ran.seconds;
-        reads.push(did.reads_an_op());
-        if reads.len() >= runs_min && is_steady(&reads, apart) {
-            break;
-        }
+        steady.ran(did.reads_an_op());
     }
     Ok(seconds)
-}
-
-/// Whether the last of these is hardly less than the one so many before it.
-fn is_steady(reads: &[f64], apart: usize) -> bool {
-    let before = reads.len().checked_sub(apart + 1).map(|at| reads[at]);
-    let now = reads.last().copied();
-    now.zip(before)
-        .is_some_and(|(now, before)| now >= before * (1.0 - STEADY_PART))
 }
 
 fn measure(setting: &Setting, one: &mut Loaded, case: &Case, samples: &mut Samples) -> Result<()> {
@@ -412,18 +387,5 @@ impl Figures<'_> {
         );
         let ratio = self.of(case, kind, figure).zip(base).map(|(a, b)| a / b);
         Bar::new(name, side, limit, ratio)
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn what_falls_slowly_is_not_steady_yet() {
-        let slowly: Vec<f64> = (0..9).map(|run| 0.3 * 0.99_f64.powi(run)).collect();
-        assert!(is_steady(&slowly, 1) && !is_steady(&slowly, STEADY_RUNS));
-        assert!(is_steady(&[0.3, 0.2, 0.2, 0.2, 0.2], STEADY_RUNS));
-        assert!(!is_steady(&[0.2], 1) && !is_steady(&[], 1));
     }
 }

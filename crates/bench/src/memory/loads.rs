@@ -5,6 +5,10 @@
 use super::kind::Kind;
 use super::paths::Pattern;
 use crate::report::Side;
+use crate::swap::SWAP_OVER_DATA;
+
+/// What bare faults may write behind the data they read, over it: their log is never cleaned.
+const BARE_LOG_OVER_DATA: u64 = 4;
 
 /// One load.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -303,6 +307,18 @@ impl Table {
         self.bars.iter().any(|bar| bar.case == *case)
     }
 
+    /// The disk that its files take, over its data, at most: pools as large as a swap file is over what it holds, a mapped file, one that fio reads, and what bare faults read and what they write behind it.
+    pub fn files_over_data(&self) -> u64 {
+        let writes = self.cases.iter().any(|case| case.writes_percent > 0);
+        let of = |kind: &Kind| match kind.is_bare() {
+            true => 1 + if writes { BARE_LOG_OVER_DATA } else { 0 },
+            false if kind.is_ours() => SWAP_OVER_DATA,
+            false => u64::from(*kind == Kind::Mapped),
+        };
+        let beside_device = self.cases.iter().any(|case| self.beside_device(case));
+        self.kinds.iter().map(of).sum::<u64>() + u64::from(beside_device)
+    }
+
     /// Whether the device alone is measured beside it.
     pub fn beside_device(&self, case: &Case) -> bool {
         let mine = self.bars.iter().filter(|bar| bar.case == *case);
@@ -327,6 +343,14 @@ mod tests {
                 .count()
                 == 1
         );
+    }
+
+    #[test]
+    fn files_are_what_is_said_of_them() {
+        // With a swap file three times the data: 52 GiB and, where the device is read alone, 56 for 4 GiB of it (docs/benchmarks.md).
+        let gib = |table: &Table| 4 * (table.files_over_data() + 3);
+        assert_eq!([&SMALL, &SMALLER_LIMIT, &LARGER].map(gib), [52, 52, 52]);
+        assert_eq!(gib(&DEVICE), 56);
     }
 
     #[test]

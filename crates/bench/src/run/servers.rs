@@ -5,10 +5,12 @@
 
 use super::{SLACK_BYTES, judge_group, pairs};
 use crate::load::{KeyChoice, Load, Until, ZIPF};
+use crate::machine::{Disk, need_disk};
 use crate::progress::Progress;
 use crate::report::{Bar, Part, Report, Side};
 use crate::rounds::{Lineup, Measured, draw, drive, spec};
 use crate::server::{Memory, Peer, Server, Spec};
+use crate::steady::Steady;
 use crate::swap::SWAP_OVER_DATA;
 use crate::{Setting, stop};
 use anyhow::{Context, Result};
@@ -26,8 +28,8 @@ const SSD_OVER_VALUES: u64 = 2;
 const SSD_OF_FORKS: u64 = 2;
 /// Threads of memcached; Redis has one.
 const THREADS: usize = 4;
-/// Driving before the first case, in round lengths: what is hot must come to DRAM. Before a later one a third of it.
-pub const WARM_ROUNDS: f64 = 6.0;
+/// Of the first warming run; rounds have 500 and more, another one each.
+const WARM_SEED: u64 = 10_000;
 const COLUMNS: &[&str] = &[
     "ops_per_s",
     "latency_p50_us",
@@ -184,6 +186,8 @@ pub fn run(setting: &Setting, report: &mut Report, row: &ServerRow) -> Result<()
         row.beside.name(),
     );
     let mut part = Part::new(row.name, &title, COLUMNS);
+    let files_bytes = sizes.ssd_bytes + sizes.swap_bytes;
+    need_disk(&setting.work_dir, files_bytes, &format!("row {}", row.name))?;
     let mut lineup = start(setting, &mut part, row, sizes)?;
     let progress = Progress::new(lineup.steps(setting, row.cases.len()));
     fill(&mut lineup, &mut part, &progress, row, sizes)?;
@@ -251,10 +255,9 @@ fn cases(
     sizes: Sizes,
 ) -> Result<Vec<(&'static Case, Measured)>> {
     let mut all = Vec::new();
-    for (at, case) in row.cases.iter().enumerate() {
+    for case in row.cases {
         let load = load(setting, row, sizes, case.get_percent);
-        let part_of = if at == 0 { 1.0 } else { 3.0 };
-        warm(setting, lineup, &load, WARM_ROUNDS / part_of)?;
+        warm(setting, lineup, part, case.name, &load)?;
         let measured = lineup.case(setting, part, progress, case.name, &load)?;
         all.push((case, measured));
     }
@@ -336,15 +339,36 @@ pub(super) fn load(setting: &Setting, row: &ServerRow, sizes: Sizes, get_percent
     }
 }
 
-pub(super) fn warm(setting: &Setting, lineup: &mut Lineup, load: &Load, rounds: f64) -> Result<()> {
+/// Drives each until it is steady, and notes how long that took.
+pub(super) fn warm(
+    setting: &Setting,
+    lineup: &mut Lineup,
+    part: &mut Part,
+    case: &str,
+    load: &Load,
+) -> Result<()> {
+    // Where the disk is not known it is steady after the fewest runs.
+    let reads_so_far = || Disk::under(&setting.work_dir).map_or(0, |disk| disk.reads);
     lineup.each(|server| {
-        stop::check()?;
-        let warming = Load {
-            until: Until::Seconds(setting.options.seconds * rounds),
-            seed: 7,
-            ..*load
-        };
-        drive(server, &warming, "warming").map(drop)
+        let (mut steady, mut seconds) = (Steady::anew(&setting.options), 0.0);
+        while let Some(run_s) = steady.next_run_s() {
+            stop::check()?;
+            let warming = Load {
+                until: Until::Seconds(run_s),
+                // Other keys than those of the run before, and of those that are measured.
+                seed: WARM_SEED + seconds as u64,
+                ..*load
+            };
+            let before = reads_so_far();
+            let outcome = drive(server, &warming, "warming")?;
+            let reads = reads_so_far().saturating_sub(before);
+            steady.ran(reads as f64 / outcome.ops.max(1) as f64);
+            seconds += run_s;
+        }
+        let name = server.peer().name();
+        part.notes
+            .push(format!("{case}, {name}: steady after {seconds:.0} s"));
+        Ok(())
     })
 }
 

@@ -4,7 +4,7 @@
 //! the saving server says of itself.
 
 use super::judge_group;
-use super::servers::{self, ServerRow, Sizes, WARM_ROUNDS};
+use super::servers::{self, ServerRow, Sizes};
 use crate::client::{Answer, Client};
 use crate::load::{KeyChoice, Load, Until};
 use crate::progress::Progress;
@@ -56,7 +56,7 @@ pub fn run(setting: &Setting, report: &mut Report, row: &ServerRow) -> Result<()
     let progress = Progress::new(lineup.steps(setting, 0) + 1);
     servers::fill(&mut lineup, &mut part, &progress, row, sizes)?;
     let load = servers::load(setting, row, sizes, GET_PERCENT);
-    servers::warm(setting, &mut lineup, &load, WARM_ROUNDS)?;
+    servers::warm(setting, &mut lineup, &mut part, "before", &load)?;
     let Some(server) = lineup.servers.first_mut() else {
         report.bars.push(Bar::new(BAR, Side::AtMost, 0.0, None));
         report.parts.push(part);

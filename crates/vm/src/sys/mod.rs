@@ -6,6 +6,7 @@
 mod advise;
 mod page_tables;
 mod peek;
+mod pipe;
 mod table;
 mod uffd;
 mod wait;
@@ -15,6 +16,7 @@ use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous};
 pub(crate) use advise::{Range, Unmapper};
 pub(crate) use page_tables::{Going, PageTables};
 pub(crate) use peek::peek;
+pub(crate) use pipe::HeldPages;
 pub(crate) use table::{Table, ZeroIsValid};
 pub use uffd::hold_device;
 pub(crate) use uffd::{Event, Uffd};
