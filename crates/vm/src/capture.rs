@@ -8,7 +8,7 @@
 
 use crate::backing::{Changed, PAGE_BYTES, Page};
 use crate::parts::Core;
-use crate::policy::BATCH_PAGES_MAX;
+use crate::policy::{self, BATCH_PAGES_MAX};
 use crate::say::die;
 use crate::sys::{HeldPages, Range};
 use crate::victims::Workspace;
@@ -37,9 +37,13 @@ impl Capture {
 impl Core {
     /// Holds what is in the changed victims. False: nothing is held, and they are to be protected.
     pub fn capture(&self, work: &mut Workspace) -> bool {
+        let changed = work.victims.iter().filter(|victim| victim.dirty).count();
         let Some(capture) = &work.capture else {
             return false;
         };
+        if !policy::holds(changed, work.groups.len()) {
+            return false;
+        }
         let (mut spans, mut len) = ([Range::NONE; BATCH_PAGES_MAX], 0);
         for victim in work.victims.iter_mut().filter(|victim| victim.dirty) {
             // A region that is being dropped wants nothing kept.

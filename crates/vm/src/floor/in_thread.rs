@@ -4,8 +4,8 @@
 //! place, and others are taken away, 128 at a time, by a hand that goes round over the addresses, when too many are there. Which objects lie in DRAM and which pages
 //! stay is told beforehand by whoever knows how often each will be wanted: no policy has to find out, and no heat is kept.
 //!
-//! While a load writes ([`Bare::keeps_writes`]) all pages count as written to, and none stays: those that leave are protected first, in ranges as long as pay, and
-//! their objects go back to where they lie in DRAM, or to the end of a log. That is the least that loses nothing: no entry has a head, nothing is compared or cleaned.
+//! While a load writes ([`Bare::keeps_writes`]) all pages count as written to: a pipe holds those that leave while they are taken away, and
+//! their objects go back to where they lie in DRAM, or to the end of a log. That is the least that loses nothing: no entry has a head, nothing is compared, protected or cleaned.
 //!
 //! Where fewer bytes of an object are kept than it has ([`Sizes::kept_bytes`]), it is as if packing and unpacking cost nothing: DRAM and the log have the first of them, and the
 //! rest reads as zeros.
@@ -17,9 +17,8 @@ use crate::block::{BLOCK_BYTES, BLOCK_PAGES};
 use crate::error::VmError;
 use crate::floor::log::Log;
 use crate::measure::Bed;
-use crate::policy;
 use crate::say::die;
-use crate::sys::Range;
+use crate::sys::{HeldPages, Range};
 use std::ffi::c_void;
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -52,12 +51,10 @@ const IN_LOG: u32 = 1 << 31;
 /// 16 GiB of objects of 128 B.
 const LOG_SLOTS_MAX: u32 = 1 << 27;
 
-/// A page that leaves.
-#[derive(Clone, Copy, Default)]
-struct Victim {
-    page: usize,
-    /// How many blocks with pages the hand had come by, with its own.
-    blocks: u64,
+/// A pipe for the pages of a batch, and room for what is read of them.
+struct Holds {
+    pipe: HeldPages,
+    bytes: Vec<u8>,
 }
 
 /// How many objects of what size, and how many pages may be there beside those that stay.
@@ -85,6 +82,8 @@ pub struct Bare {
     near: Vec<AtomicU64>,
     log: Log,
     keeps_writes: AtomicBool,
+    /// Those that no thread uses now.
+    holds: Mutex<Vec<Holds>>,
     /// How many pages are there or on their way, and how many may be.
     there: AtomicUsize,
     there_max: usize,
@@ -139,6 +138,7 @@ impl Bare {
                 LOG_SLOTS_MAX,
             ),
             keeps_writes: AtomicBool::new(false),
+            holds: Mutex::new(Vec::new()),
             there: AtomicUsize::new(0),
             there_max: sizes.passing + stay,
             hand: Mutex::new(0),
@@ -204,14 +204,9 @@ impl Bare {
                 ABSENT if state.compare_exchange(seen, next, done, not).is_ok() => {
                     return self.fill(at, address, seen & STAYS);
                 }
-                // Another thread brought it, or a range was protected that it lies in.
-                THERE if !self.keeps_writes.load(Ordering::Acquire) => return Ok(()),
-                THERE if state.compare_exchange(seen, next, done, not).is_ok() => {
-                    self.bed.uffd().protect(address, PAGE_BYTES, false)?;
-                    state.store(seen, Ordering::Release);
-                    return Ok(());
-                }
-                ABSENT | THERE => {}
+                // Another thread brought it.
+                THERE => return Ok(()),
+                ABSENT => {}
                 _ => std::thread::sleep(LOOKS_AGAIN),
             }
         }
@@ -283,25 +278,25 @@ impl Bare {
 
     /// Takes pages away, with their tables where they are alone in their block.
     fn evict(&self) -> std::io::Result<()> {
-        let keeps = self.keeps_writes.load(Ordering::Acquire);
-        let mut batch = [Victim::default(); BATCH_PAGES];
-        let count = self.take(&mut batch, keeps);
+        let mut batch = [0; BATCH_PAGES];
+        let count = self.take(&mut batch);
         let batch = &batch[..count];
-        if keeps {
-            self.protect(batch)?;
-            batch
-                .iter()
-                .try_for_each(|victim| self.store(victim.page))?;
-        }
+        let held = match self.keeps_writes.load(Ordering::Acquire) {
+            true => Some(self.hold(batch)?),
+            false => None,
+        };
         let mut ranges = [Range::NONE; BATCH_PAGES];
-        for (victim, range) in batch.iter().zip(&mut ranges) {
-            *range = self.leave(victim.page);
+        for (page, range) in batch.iter().zip(&mut ranges) {
+            *range = self.leave(*page);
         }
         // SAFETY: pages of the bed that are this thread's to take away, and blocks in which there is no other.
         unsafe { self.bed.unmapper().unmap(&ranges[..count]) }?;
-        for (victim, range) in batch.iter().zip(&ranges) {
-            self.pages[victim.page].fetch_and(STAYS, Ordering::AcqRel);
-            let block = &self.blocks[victim.page / BLOCK_PAGES];
+        if let Some(held) = held {
+            self.store(batch, held)?;
+        }
+        for (page, range) in batch.iter().zip(&ranges) {
+            self.pages[*page].fetch_and(STAYS, Ordering::AcqRel);
+            let block = &self.blocks[page / BLOCK_PAGES];
             match range.len {
                 BLOCK_BYTES => block.store(0, Ordering::Release),
                 _ => {
@@ -314,23 +309,22 @@ impl Bare {
     }
 
     /// Makes a batch leave, from the hand on, once round at most: how many.
-    fn take(&self, batch: &mut [Victim; BATCH_PAGES], keeps: bool) -> usize {
+    fn take(&self, batch: &mut [usize; BATCH_PAGES]) -> usize {
         let mut hand = self.hand.lock().unwrap_or_else(PoisonError::into_inner);
-        let (mut count, mut blocks, mut gone) = (0, 0, 0);
+        let (mut count, mut gone) = (0, 0);
         while count < BATCH_PAGES && gone < self.pages.len() {
             let block = *hand / BLOCK_PAGES;
             let end = ((block + 1) * BLOCK_PAGES).min(self.pages.len());
             if self.blocks[block].load(Ordering::Relaxed) != 0 {
-                blocks += 1;
-                let pages = (*hand..end).filter(|at| self.begin_leave(*at, keeps));
+                let pages = (*hand..end).filter(|at| self.begin_leave(*at));
                 for page in pages.take(BATCH_PAGES - count) {
-                    batch[count] = Victim { page, blocks };
+                    batch[count] = page;
                     count += 1;
                 }
             }
             // A block in which the batch became full goes on behind the last of it.
             let next = match count {
-                BATCH_PAGES => batch[count - 1].page + 1,
+                BATCH_PAGES => batch[count - 1] + 1,
                 _ => end,
             };
             gone += next - *hand;
@@ -339,55 +333,66 @@ impl Bare {
         count
     }
 
-    fn begin_leave(&self, page: usize, keeps: bool) -> bool {
+    fn begin_leave(&self, page: usize) -> bool {
         let state = &self.pages[page];
         let seen = state.load(Ordering::Relaxed);
-        let leaves = seen & STATE == THERE && (keeps || seen & STAYS == 0);
-        let next = seen & STAYS | LEAVING;
+        let leaves = seen & (STATE | STAYS) == THERE;
+        let next = LEAVING;
         let (done, not) = (Ordering::AcqRel, Ordering::Relaxed);
         leaves && state.compare_exchange(seen, next, done, not).is_ok()
     }
 
-    /// Write-protects a batch as the product does: in ranges that go on over as many page tables as are quicker to walk than another range is to begin.
-    fn protect(&self, batch: &[Victim]) -> std::io::Result<()> {
-        let ends = |pair: &[Victim]| {
-            let tables = (pair[1].blocks - pair[0].blocks).saturating_sub(1);
-            pair[1].page < pair[0].page || !policy::walk_on(tables)
+    /// Lets a pipe hold what is kept of each page of a batch.
+    fn hold(&self, batch: &[usize]) -> std::io::Result<Holds> {
+        let mut free = self.holds.lock().unwrap_or_else(PoisonError::into_inner);
+        let spare = free.pop();
+        drop(free);
+        let held = match spare {
+            Some(held) => held,
+            None => Holds {
+                pipe: HeldPages::new(BATCH_PAGES).ok_or(std::io::ErrorKind::OutOfMemory)?,
+                bytes: vec![0; BATCH_PAGES * self.sizes.kept_bytes],
+            },
         };
-        let mut rest = batch;
-        while !rest.is_empty() {
-            let ended = rest.windows(2).position(ends);
-            let (range, more) = rest.split_at(ended.map_or(rest.len(), |last| last + 1));
-            let (first, last) = (range[0].page, range[range.len() - 1].page);
-            let start = self.base + first * PAGE_BYTES;
-            let len = (last - first + 1) * PAGE_BYTES;
-            self.bed.uffd().protect(start, len, true)?;
-            rest = more;
+        let mut spans = [Range::NONE; BATCH_PAGES];
+        for (page, span) in batch.iter().zip(&mut spans) {
+            *span = Range {
+                start: self.base + page * PAGE_BYTES + self.offset(*page),
+                len: self.sizes.kept_bytes,
+            };
         }
-        Ok(())
+        // SAFETY: pages of the bed that this thread takes away; what is written until then is read.
+        match unsafe { held.pipe.hold(&spans[..batch.len()]) } {
+            true => Ok(held),
+            false => Err(std::io::ErrorKind::OutOfMemory.into()),
+        }
     }
 
-    /// Keeps what is in a protected page.
-    fn store(&self, at: usize) -> std::io::Result<()> {
-        let words = (0..self.sizes.kept_bytes / size_of::<u64>())
-            .map(|word| self.word(at as u64, word).load(Ordering::Relaxed));
-        match self.places[at].load(Ordering::Acquire) {
-            place if place & IN_LOG == 0 => {
-                let near = self.near_words(place).iter();
-                near.zip(words)
-                    .for_each(|(to, word)| to.store(word, Ordering::Relaxed));
-            }
-            _ => {
-                let mut object = [0; PAGE_BYTES];
-                let bytes = object.chunks_exact_mut(size_of::<u64>());
-                for (to, word) in bytes.zip(words) {
-                    to.copy_from_slice(&word.to_ne_bytes());
+    /// Keeps what is held of pages that are gone.
+    fn store(&self, batch: &[usize], mut held: Holds) -> std::io::Result<()> {
+        let kept = self.sizes.kept_bytes;
+        let mut all = [Range {
+            start: held.bytes.as_mut_ptr() as usize,
+            len: batch.len() * kept,
+        }];
+        // SAFETY: the room that came with the pipe.
+        unsafe { held.pipe.read(&mut all) }?;
+        for (page, object) in batch.iter().zip(held.bytes.chunks_exact(kept)) {
+            match self.places[*page].load(Ordering::Acquire) {
+                place if place & IN_LOG == 0 => {
+                    let words = object.as_chunks::<{ size_of::<u64>() }>().0;
+                    for (to, word) in self.near_words(place).iter().zip(words) {
+                        to.store(u64::from_ne_bytes(*word), Ordering::Relaxed);
+                    }
                 }
-                let object = &object[..self.sizes.kept_bytes];
-                let slot = self.log.append(&self.file, object)?;
-                self.places[at].store(IN_LOG | slot, Ordering::Release);
+                _ => {
+                    let slot = self.log.append(&self.file, object)?;
+                    self.places[*page].store(IN_LOG | slot, Ordering::Release);
+                }
             }
         }
+        let mut free = self.holds.lock().unwrap_or_else(PoisonError::into_inner);
+        free.push(held);
         Ok(())
     }
 
