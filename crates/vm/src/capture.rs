@@ -12,6 +12,7 @@ use crate::policy::{self, BATCH_PAGES_MAX};
 use crate::say::die;
 use crate::sys::{HeldPages, Range};
 use crate::victims::Workspace;
+use rustix::io::Errno;
 
 /// Pages read and stored together.
 const TOGETHER: usize = 8;
@@ -32,6 +33,13 @@ impl Capture {
             pages: vec![Page::ZERO; TOGETHER].into_boxed_slice(),
         })
     }
+}
+
+/// What the pipe has is not what was given to it.
+fn lost(errno: Errno) -> ! {
+    die(format_args!(
+        "reading what leaves the page buffer back from a pipe failed: {errno}; was its descriptor closed?"
+    ))
 }
 
 impl Core {
@@ -59,7 +67,8 @@ impl Core {
             len += 1;
         }
         // SAFETY: the pages are there, and leave by this thread only; what others write to them until they are unmapped is read after that.
-        let held = len > 0 && unsafe { capture.pipe.hold(&spans[..len]) };
+        let held = unsafe { capture.pipe.hold(&spans[..len]) };
+        let held = held.unwrap_or_else(|errno| lost(errno));
         if !held {
             for victim in &mut work.victims {
                 victim.held = (0, 0);
@@ -93,9 +102,7 @@ impl Core {
             }
             // SAFETY: the spans lie in pages of the capture, which is this thread's.
             if let Err(errno) = unsafe { capture.pipe.read(&mut spans[..len]) } {
-                die(format_args!(
-                    "reading what leaves the page buffer back from a pipe failed: {errno}; was its descriptor closed?"
-                ));
+                lost(errno);
             }
             self.store_pages(work, &mut capture.pages, &places[..len]);
         }

@@ -180,7 +180,7 @@ impl Memory {
     /// What is not covered: pages whose addresses are made read-only while a device writes to them, and file systems that do not pin what they read into (NFS).
     pub fn devices_write(&self) -> bool {
         let begun = self.core.aside.begin();
-        if begun {
+        if begun && !self.core.unmodified {
             // Batches that were begun before capture pages, which a device would not be noticed in.
             for work in &self.core.workspaces {
                 drop(work.lock());

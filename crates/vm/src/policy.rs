@@ -332,7 +332,7 @@ const HELD_OF_TABLE_MAX: usize = 8;
 
 /// Whether so many changed pages in so many page tables are held rather than protected.
 pub(crate) fn holds(changed: usize, tables: usize) -> bool {
-    changed < tables * HELD_OF_TABLE_MAX
+    (1..tables * HELD_OF_TABLE_MAX).contains(&changed)
 }
 
 /// Rounds of the hand after which clean pages cool by one: what is hot is touched every few rounds only.
@@ -514,7 +514,7 @@ mod tests {
     #[test]
     fn what_lies_alone_is_held_and_what_lies_close_is_protected() {
         assert!(holds(128, 128) && holds(1, 1) && holds(128, 32));
-        assert!(!holds(128, 4) && !holds(0, 0));
+        assert!(!holds(128, 4) && !holds(0, 128) && !holds(0, 0));
     }
 
     #[test]

@@ -362,7 +362,7 @@ impl Bare {
             };
         }
         // SAFETY: pages of the bed that this thread takes away; what is written until then is read.
-        match unsafe { held.pipe.hold(&spans[..batch.len()]) } {
+        match unsafe { held.pipe.hold(&spans[..batch.len()]) }? {
             true => Ok(held),
             false => Err(std::io::ErrorKind::OutOfMemory.into()),
         }

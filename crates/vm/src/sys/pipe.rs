@@ -30,11 +30,11 @@ impl HeldPages {
         Some(HeldPages { reads, holds })
     }
 
-    /// Holds what lies in `spans`, each within a page. False: nothing is held.
+    /// Holds what lies in `spans`, each within a page. False: nothing is held. The error: some of it may be, and the pipe is of no use any more.
     ///
     /// # Safety
     /// The spans are memory of this process until they are unmapped, and what is written to them meanwhile may be seen or not by whoever reads.
-    pub unsafe fn hold(&self, spans: &[Range]) -> bool {
+    pub unsafe fn hold(&self, spans: &[Range]) -> Result<bool, Errno> {
         let asked: usize = spans.iter().map(|span| span.len).sum();
         let flags = libc::SPLICE_F_NONBLOCK;
         // SAFETY: `Range` is laid out as `iovec`, and the caller promises what lies in them; the kernel only takes references to the pages.
@@ -48,22 +48,24 @@ impl HeldPages {
         };
         let held = usize::try_from(held).unwrap_or(0);
         if held < asked {
-            self.drain(held);
+            self.drain(held)?;
         }
-        held == asked
+        Ok(held == asked)
     }
 
-    fn drain(&self, mut left: usize) {
+    /// Throws away what was held in vain: were any left, it would be taken for what is held next.
+    fn drain(&self, mut left: usize) -> Result<(), Errno> {
         let mut thrown = [0u8; DRAINED_BYTES];
         while left > 0 {
             let some = left.min(DRAINED_BYTES);
             match rustix::io::read(&self.reads, &mut thrown[..some]) {
-                Ok(0) => break,
+                Ok(0) => return Err(Errno::PIPE),
                 Ok(read) => left -= read,
                 Err(Errno::INTR) => {}
-                Err(_) => break,
+                Err(errno) => return Err(errno),
             }
         }
+        Ok(())
     }
 
     /// Reads the next of what is held into `spans`, as long together. The error: there was less.
@@ -145,7 +147,7 @@ mod tests {
         let (base, spans) = spans();
         let pipe = HeldPages::new(PAGES).expect("a pipe");
         // SAFETY: the mapping above.
-        assert!(unsafe { pipe.hold(&spans) });
+        assert_eq!(unsafe { pipe.hold(&spans) }, Ok(true));
         write(&spans[2], 9);
         let whole = Range {
             start: base,
@@ -172,15 +174,22 @@ mod tests {
             len: 100,
         };
         // SAFETY: the mapping above; the kernel refuses what is none.
-        assert!(!unsafe { pipe.hold(&[spans[0], spans[1], nowhere]) });
+        assert_eq!(
+            unsafe { pipe.hold(&[spans[0], spans[1], nowhere]) },
+            Ok(false)
+        );
         // SAFETY: the mapping above.
-        assert!(unsafe { pipe.hold(&spans[3..]) });
+        assert_eq!(unsafe { pipe.hold(&spans[3..]) }, Ok(true));
         let mut seen = [[0; 100]];
         read(&pipe, &mut seen).expect("the only one");
         assert_eq!(seen, [[4; 100]]);
         let many = [spans[0]; 64];
         // SAFETY: the mapping above.
-        assert!(!unsafe { pipe.hold(&many) }, "more than it has places for");
+        assert_eq!(
+            unsafe { pipe.hold(&many) },
+            Ok(false),
+            "more than it has places for"
+        );
         assert_eq!(read(&pipe, &mut seen), Err(Errno::AGAIN));
     }
 }
