@@ -174,10 +174,8 @@ mod tests {
             len: 100,
         };
         // SAFETY: the mapping above; the kernel refuses what is none.
-        assert_eq!(
-            unsafe { pipe.hold(&[spans[0], spans[1], nowhere]) },
-            Ok(false)
-        );
+        let held = unsafe { pipe.hold(&[spans[0], spans[1], nowhere]) };
+        assert_eq!(held, Ok(false));
         // SAFETY: the mapping above.
         assert_eq!(unsafe { pipe.hold(&spans[3..]) }, Ok(true));
         let mut seen = [[0; 100]];
@@ -185,11 +183,8 @@ mod tests {
         assert_eq!(seen, [[4; 100]]);
         let many = [spans[0]; 64];
         // SAFETY: the mapping above.
-        assert_eq!(
-            unsafe { pipe.hold(&many) },
-            Ok(false),
-            "more than it has places for"
-        );
+        let held = unsafe { pipe.hold(&many) };
+        assert_eq!(held, Ok(false), "more than it has places for");
         assert_eq!(read(&pipe, &mut seen), Err(Errno::AGAIN));
     }
 }
