@@ -163,7 +163,7 @@ fn a_page_buffer_leaves_the_cap_a_half() {
             .contains(&format!("under a cap of {cap} bytes")),
         "{said}"
     );
-    heap.set_pages_max(pages / 10).expect("fits");
+    heap.set_pages_max(pages / 12).expect("fits");
     let pool = heap.pool(8 * WORDS as u32, 1 << 20).expect("a pool");
     let objects = fill(&pool, 20_000);
     assert!(

@@ -33,6 +33,7 @@ mod indices;
 mod inside;
 pub mod kept;
 mod late;
+mod lz4;
 pub mod mapped;
 pub mod measure;
 mod memory;

@@ -248,6 +248,8 @@ impl Memory {
         (core.ghost.bytes()
             + crate::scratch::SCRATCH_BYTES
             + core.grace.kept_bytes
+            // Who evicts packs, too.
+            + EVICTORS_MAX * crate::lz4::State::BYTES
             + if core.unmodified {
                 0
             } else {

@@ -3,11 +3,11 @@
 //! Promises: what is unpacked is what was packed. Never: keeps anything.
 
 use crate::PAGE_BYTES;
-use lz4_flex::block::{CompressTable, compress_into_with_table, decompress_into};
+use crate::lz4;
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 
-/// What packing a page may write while it tries.
-pub(super) const ROOM_BYTES: usize = lz4_flex::block::get_maximum_output_size(PAGE_BYTES);
+/// What packing a page may write.
+pub(super) const ROOM_BYTES: usize = PAGE_BYTES;
 /// What is shorter is not tried: an entry has a header of a third of that.
 pub(super) const PACKED_FROM_BYTES: usize = 64;
 
@@ -62,8 +62,8 @@ pub(super) fn one_byte(bytes: &[u8]) -> Option<u8> {
 /// Packs one after the other.
 #[derive(Default)]
 pub(super) struct Packer {
-    /// What lz4 has seen, 8 KiB: made when something is packed.
-    table: Option<CompressTable>,
+    /// What lz4 has seen: made when something is packed.
+    state: Option<lz4::State>,
 }
 
 impl Packer {
@@ -73,15 +73,13 @@ impl Packer {
             room[0] = byte;
             return 1;
         }
-        let table = self.table.get_or_insert_with(CompressTable::small);
-        match compress_into_with_table(bytes, room, table) {
-            Ok(len) if len <= bytes.len() / 4 * 3 => len,
-            // The room is enough for any page, so it is only that nothing is saved.
-            _ => {
-                room[..bytes.len()].copy_from_slice(bytes);
-                bytes.len()
-            }
-        }
+        let state = self.state.get_or_insert_with(lz4::State::new);
+        // It has room for what is worth it, and gives up where that is taken.
+        let packed = state.pack(bytes, &mut room[..bytes.len() / 4 * 3]);
+        packed.unwrap_or_else(|| {
+            room[..bytes.len()].copy_from_slice(bytes);
+            bytes.len()
+        })
     }
 }
 
@@ -90,14 +88,14 @@ pub(super) fn unpack(packed: &[u8], into: &mut [u8]) -> bool {
     match packed.len() {
         len if len == into.len() => into.copy_from_slice(packed),
         1 => into.fill(packed[0]),
-        _ => return decompress_into(packed, into).is_ok_and(|len| len == into.len()),
+        _ => return lz4::unpack(packed, into) == Some(into.len()),
     }
     true
 }
 
 /// Unpacks what was at most as long as `into`, and not of one byte: how long it was. None: it was not packed here.
 pub(super) fn unpack_up_to(packed: &[u8], into: &mut [u8]) -> Option<usize> {
-    decompress_into(packed, into).ok()
+    lz4::unpack(packed, into)
 }
 
 #[cfg(test)]
