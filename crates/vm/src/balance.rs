@@ -25,7 +25,8 @@ pub(crate) struct Balance {
     memory: Memory,
     store: Arc<Store>,
     state: Lock<State>,
-    /// What the cap was told of the buffer; changed with the state locked.
+    /// What the cap was told of the buffer, and that with all that is counted beside it; changed with the state locked.
+    buffer_bytes: AtomicU64,
     counted_bytes: AtomicU64,
     /// The user chose a size.
     fixed: AtomicBool,
@@ -51,6 +52,7 @@ impl Balance {
             memory,
             store,
             state: Lock::new(State::default()),
+            buffer_bytes: AtomicU64::new(0),
             counted_bytes: AtomicU64::new(0),
             fixed: AtomicBool::new(false),
         };
@@ -120,8 +122,7 @@ impl Balance {
     }
 
     fn buffer_bytes(&self) -> u64 {
-        let counted = self.counted_bytes.load(Ordering::Relaxed);
-        counted - self.memory.fixed_bytes()
+        self.buffer_bytes.load(Ordering::Relaxed)
     }
 
     /// Lowers the buffer's bound to the most that it may have beside what others have, and `more_bytes`. True: pages are above it.
@@ -163,6 +164,7 @@ impl Balance {
         if now > before {
             self.store.count_pages(before, now);
         }
+        self.buffer_bytes.store(buffer_bytes, Ordering::Relaxed);
         self.counted_bytes.store(now, Ordering::Relaxed);
         if now < before {
             self.store.count_pages(before, now);
@@ -183,9 +185,10 @@ impl Balance {
         if stats.fetched - state.fetched < policy::BALANCE_EVERY_FAULTS {
             return;
         }
+        let (cap, _) = self.store.cap_and_used_bytes();
+        self.keep_for_tables(cap);
         let (max, held) = self.memory.buffer_bytes();
         let (max, held) = (max as u64, held as u64);
-        let (cap, _) = self.store.cap_and_used_bytes();
         let (recalled, recalled_bytes, remembered) = self.store.recalled();
         let gains = state.seen.and(Gains {
             near: stats.near - state.near,
@@ -225,6 +228,22 @@ impl Balance {
             self.memory.set_buffer_bytes(wanted as usize);
             self.tell(held.max(wanted));
         }
+    }
+
+    /// What page tables that wait for the kernel do not need, pages and entries may have. With the state locked.
+    fn keep_for_tables(&self, cap: u64) {
+        let (kept, wanted) = self.memory.tables_kept_bytes();
+        if wanted > kept {
+            let more = policy::step_bytes(cap).min((wanted - kept) as u64);
+            // As the buffer grows below; until then what waits beyond it is the buffer's.
+            if self.store.committed_bytes() + more > cap {
+                return self.store.driver.ring();
+            }
+            self.memory.keep_for_tables(kept + more as usize);
+        } else {
+            self.memory.keep_for_tables(wanted);
+        }
+        self.tell(self.buffer_bytes());
     }
 }
 

@@ -512,14 +512,14 @@ impl Core {
 
     /// DRAM of page tables and of records; of tables that are not freed yet what is more than was kept for them.
     pub fn tables_bytes(&self) -> usize {
-        let waiting = self.grace.bytes().saturating_sub(self.grace.kept_bytes);
+        let waiting = self.grace.bytes().saturating_sub(self.grace.kept_bytes());
         self.space.live() * policy::TABLE_BYTES + waiting
     }
 
     /// Whether so many page tables wait to be freed that evicting more does not help.
     pub fn tables_wait(&self) -> bool {
         let bytes = self.bytes_max.load(Ordering::Relaxed);
-        policy::tables_wait(self.grace.bytes(), self.grace.kept_bytes, bytes)
+        policy::tables_wait(self.grace.bytes(), self.grace.kept_bytes(), bytes)
     }
 
     /// How hot a page is that comes; counts those that left a short while ago.

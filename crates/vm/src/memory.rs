@@ -247,7 +247,7 @@ impl Memory {
         let indices = core.indices.as_ref().map_or(0, |_| Indices::BYTES);
         (core.ghost.bytes()
             + crate::scratch::SCRATCH_BYTES
-            + core.grace.kept_bytes
+            + core.grace.kept_bytes()
             // Who evicts packs, too.
             + EVICTORS_MAX * crate::lz4::State::BYTES
             + if core.unmodified {
@@ -257,6 +257,17 @@ impl Memory {
             }
             + follow
             + indices) as u64
+    }
+
+    /// Page tables that wait for the kernel: what is kept of the cap for them, and what should be, after what waited since the last call; bytes. One thread at a time calls it.
+    pub(crate) fn tables_kept_bytes(&self) -> (usize, usize) {
+        let grace = &self.core.grace;
+        (grace.kept_bytes(), grace.wanted_bytes())
+    }
+
+    /// Keeps so much for them: [`fixed_bytes`](Memory::fixed_bytes) is another then.
+    pub(crate) fn keep_for_tables(&self, bytes: usize) {
+        self.core.grace.keep(bytes);
     }
 
     /// What threads that evict call now and then, within a fault: it must touch no region. Only the first counts.

@@ -57,7 +57,7 @@ pub(crate) fn pages_of_bytes(bytes: usize, table_bytes: usize) -> usize {
     (bytes.saturating_sub(table_bytes) / crate::PAGE_BYTES).max(PAGES_MIN)
 }
 
-/// DRAM kept beside a buffer that begins with `pages_max` for page tables that the kernel has not freed yet: what 60,000 faults a second leave
+/// The most DRAM that is kept beside a buffer that begins with `pages_max` for page tables that the kernel has not freed yet: what 60,000 faults a second leave
 /// behind in a grace period, less for small buffers. What is more than that is taken from the buffer, and in the end faults wait for the kernel: under a cap of
 /// 38 MiB twice the buffer let no more than 87,000 reads/s of objects through with a third of the processors idle; thrice 106,000 to 118,000; four times as many or a few more, and
 /// fewer writes (docs/adr/0041). Of `unmodified` programs most pages lie close, and handler threads take a third as many faults a second at most: a quarter is kept then
@@ -68,6 +68,17 @@ pub(crate) fn tables_waiting_bytes(pages_max: usize, unmodified: bool) -> usize 
         .min(8 << 20);
     if unmodified { bytes / 4 } else { bytes }
 }
+
+/// What is to be kept for them after a look in which `seen` bytes waited on the average, where `kept` are and no more than `max` may be: a quarter more than that at
+/// once, and less slowly. Peaks are the buffer's: kept for them, DRAM lay idle (docs/adr/0075).
+pub(crate) fn tables_kept(kept: usize, seen: usize, max: usize) -> usize {
+    let wanted = (seen + seen / 4).clamp(max / KEPT_LEAST_ONE_IN, max);
+    wanted.max(kept - kept.saturating_sub(wanted).div_ceil(KEPT_FALLS_ONE_IN))
+}
+/// The least that is kept, of the most.
+const KEPT_LEAST_ONE_IN: usize = 8;
+/// Of what is kept for nothing so much goes at a look.
+const KEPT_FALLS_ONE_IN: usize = 32;
 
 /// Whether so many bytes of tables wait that a buffer of `bytes` does not evict more.
 pub(crate) fn tables_wait(waiting: usize, kept: usize, bytes: usize) -> bool {
@@ -144,7 +155,10 @@ pub(crate) fn costs(by_handlers: bool, unmodified: bool) -> Costs {
         (false, false) => IN_THREAD,
     }
 }
-/// Part of the cap that changes hands at a time.
+/// What changes hands at a time, of a cap.
+pub(crate) fn step_bytes(cap_bytes: u64) -> u64 {
+    cap_bytes / STEP_ONE_IN
+}
 const STEP_ONE_IN: u64 = 64;
 /// The buffer and the terrace each keep one part in so many.
 const BUFFER_MIN_ONE_IN: u64 = 64;
@@ -250,7 +264,7 @@ pub(crate) fn buffer_wanted(
     gains: Gains,
     costs: Costs,
 ) -> u64 {
-    let step = cap_bytes / STEP_ONE_IN;
+    let step = step_bytes(cap_bytes);
     let least = buffer_least(cap_bytes);
     let most = buffer_most(cap_bytes, data_bytes, terrace_min_bytes);
     if gains.near + gains.recalled < EVENTS_MIN {
@@ -365,6 +379,25 @@ pub(crate) fn expects_writes(opened: u32, filled: u32) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_waits_is_kept_for_at_once_and_let_go_slowly() {
+        let max = 8 << 20;
+        assert_eq!(tables_kept(max, max, max), max);
+        assert_eq!(tables_kept(1 << 20, 4 << 20, max), 5 << 20);
+        assert_eq!(tables_kept(1 << 20, 1 << 30, max), max);
+        let looks = |from: usize, seen| {
+            let kept =
+                std::iter::successors(Some(from), |&kept| Some(tables_kept(kept, seen, max)));
+            kept.take_while(|&kept| kept > (seen + seen / 4).max(max / 8))
+                .count()
+        };
+        // Never below what waited, nor an eighth; after some hundred looks there.
+        assert!((50..600).contains(&looks(max, 1 << 20)));
+        assert!((50..600).contains(&looks(max, 0)));
+        assert_eq!(tables_kept(max / 8, 0, max), max / 8);
+        assert_eq!(tables_kept(0, 0, 0), 0);
+    }
 
     #[test]
     fn small_buffers_keep_room() {

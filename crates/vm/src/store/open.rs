@@ -21,6 +21,14 @@ use terrace_pool::{RwLock, Turns};
 const CAP_PER_LANE_BYTES: u64 = 64 << 20;
 /// Lanes of a store that is made, at most; and no more than there are processors to use them at the same time (docs/adr/0046).
 const LANES_MAX: u64 = 4;
+/// Segments of a lane in the cap, about. Its buffers and what is free or half filled are some twenty segments: with larger ones a small cap has little else
+/// (docs/adr/0075).
+const SEGMENTS_PER_LANE: u64 = 512;
+const SEGMENT_MIN_BYTES: u64 = 128 << 10;
+const SEGMENT_MAX_BYTES: u64 = 512 << 10;
+/// What is known of each segment on the SSD takes about so much of the cap, and all of them one part in so many at most.
+const KNOWN_OF_SEGMENT_BYTES: u64 = 96;
+const KNOWN_ONE_IN: u64 = 48;
 /// Longest object: what one entry takes.
 pub(crate) const OBJECT_MAX_BYTES: usize = INLINE_MAX_BYTES;
 
@@ -66,12 +74,14 @@ impl StoreOptions {
     pub(crate) fn pool(&self) -> Options {
         let processors = std::thread::available_parallelism().map_or(LANES_MAX, |n| n.get() as u64);
         let lanes = (self.cap_bytes / CAP_PER_LANE_BYTES).clamp(1, LANES_MAX.min(processors));
+        // A power of two, so that an id says its lane by its low bits.
+        let lanes = 1 << lanes.ilog2();
         Options {
             dir: self.dir.clone(),
             dram_bytes: self.cap_bytes,
             ssd_bytes: self.ssd_bytes,
-            // A power of two, so that an id says its lane by its low bits.
-            threads: 1 << lanes.ilog2(),
+            threads: lanes as usize,
+            segment_bytes: segment_bytes(self.cap_bytes, self.ssd_bytes, lanes) as usize,
             durability: Durability::Async,
             flush_interval: self.flush_interval,
             prewrite: self.prewrite,
@@ -82,6 +92,15 @@ impl StoreOptions {
             ..Options::default()
         }
     }
+}
+
+/// Bytes of a segment of a store that is made.
+fn segment_bytes(cap_bytes: u64, ssd_bytes: u64, lanes: u64) -> u64 {
+    let of_cap = cap_bytes / lanes / SEGMENTS_PER_LANE;
+    let known_max = (cap_bytes / KNOWN_ONE_IN / KNOWN_OF_SEGMENT_BYTES).max(1);
+    let bytes = of_cap.max(ssd_bytes.div_ceil(known_max));
+    let bytes = bytes.clamp(SEGMENT_MIN_BYTES, SEGMENT_MAX_BYTES);
+    bytes.next_power_of_two()
 }
 
 /// Pages whose contents are known, for each page that the cap could hold: another page takes the place of one in four while it is there.
