@@ -35,15 +35,14 @@ const STORE_AGAIN_MS: u64 = 20;
 const IDLE_MAX: u32 = 50;
 /// Batches one after the other of which all pages are pinned, before anyone waits: 8 MiB, or the whole buffer where that is less.
 const PINNED_BATCHES_MAX: u32 = 16;
-/// Rounds of the hand in one batch: at their end the hottest page is cold.
-const ROUNDS_MAX: u64 = (HEAT_MAX as u64 + 2) * policy::ROUNDS_A_HEAT;
+/// Rounds of the hand in one batch: within them the hottest page leaves.
+const ROUNDS_MAX: u64 = policy::rounds(HEAT_MAX) + 1;
 
 /// What the hand takes.
 #[derive(Clone, Copy)]
 struct Look {
     with_dirty: bool,
-    /// Pages with heat lose some.
-    cools: bool,
+    round: u64,
     /// Live blocks it came by in this batch.
     passed: u64,
 }
@@ -185,7 +184,7 @@ impl Core {
         let (mut block, mut from) = place(hand.page);
         let mut look = Look {
             with_dirty,
-            cools: policy::cools(hand.round),
+            round: hand.round,
             passed: 0,
         };
         let last_round = hand.round + ROUNDS_MAX;
@@ -206,7 +205,7 @@ impl Core {
                 None if hand.round == last_round => break,
                 None => {
                     hand.round += 1;
-                    look.cools = policy::cools(hand.round);
+                    look.round = hand.round;
                     (block, from, asked) = (0, 0, 0);
                 }
             }
@@ -240,16 +239,16 @@ impl Core {
                 _ => continue,
             };
             // A dirty page that stays is protected with its neighbours, and pays for that when it is written to: for a handler that is more than what a fault costs.
-            if seen.heat() > 0 && (!dirty || self.keeps_dirty()) {
-                if look.cools {
-                    record.pages[at].cool(seen);
-                }
-            } else if record.pages[at].begin_leave(seen) {
-                self.ghost.prefetch((block * BLOCK_PAGES + at) as u64);
+            let page = (block * BLOCK_PAGES + at) as u64;
+            let stays =
+                (!dirty || self.keeps_dirty()) && policy::stays(seen.heat(), page, look.round);
+            if !stays && record.pages[at].begin_leave(seen) {
+                self.ghost.prefetch(page);
                 work.victims.push(Victim {
-                    page: (block * BLOCK_PAGES + at) as u64,
+                    page,
                     dirty,
                     unsure: seen.unsure(),
+                    heat: seen.heat(),
                     stays: false,
                     aside: false,
                     group,
@@ -508,7 +507,7 @@ impl Core {
             if !victim.stays {
                 evicted.pages += 1;
                 evicted.dirty += usize::from(victim.dirty);
-                self.ghost.leaves(victim.page, left);
+                self.ghost.leaves(victim.page, left, victim.heat);
                 record.forget(at);
             }
             if record.pages[at].end(from, then) {

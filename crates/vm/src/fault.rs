@@ -525,8 +525,9 @@ impl Core {
     /// How hot a page is that comes; counts those that left a short while ago.
     fn comes(&self, page: u64, fetched: Fetched) -> u8 {
         let left = self.counters.evicted.load(Ordering::Relaxed);
-        let asked = policy::near_pages(self.resident.load(Ordering::Relaxed));
-        let back = self.ghost.comes(page, left, self.ghost.near_pages(asked));
+        let back = self
+            .ghost
+            .comes(page, left, self.resident.load(Ordering::Relaxed));
         if back.heat > 0 && fetched != Fetched::Absent {
             Counters::add(&self.counters.again, 1);
         }

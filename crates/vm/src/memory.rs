@@ -236,7 +236,7 @@ impl Memory {
     pub(crate) fn near_bytes(&self) -> u64 {
         let core = &self.core;
         let resident = core.resident.load(Ordering::Relaxed).max(1);
-        let near = core.ghost.near_pages(policy::near_pages(resident));
+        let near = core.ghost.pages_that_left(policy::near_pages(resident));
         near * self.buffer_bytes().1 as u64 / resident as u64
     }
 

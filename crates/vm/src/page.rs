@@ -21,7 +21,7 @@
 //! evictor that protects a range may hit pages it does not own: protection is all it adds, and a write to such a page just faults
 //! once more.
 //!
-//! Besides the state: *heat*: so many visits of an evictor take one of it away instead of the page, while it is clean; *unsure*, with dirty: it was made
+//! Besides the state: *heat*: the more, the more visits of an evictor it stays for, while it is clean; *unsure*, with dirty: it was made
 //! writable without being written to, so it may be as it was fetched; with clean: it could not be fetched and is *poisoned* until it leaves; *awaited*, in busy states, tells the owner to wake others.
 //!
 //! Promises: no transition that the table does not have (each is asserted). Never: waits, or touches the page.
@@ -180,12 +180,6 @@ impl PageState {
         let before = Seen(self.0.swap(then.word(), Ordering::AcqRel));
         assert_eq!(before.phase(), from, "somebody else moved a busy page");
         before.0 & AWAITED != 0
-    }
-
-    /// Takes one of its heat away; does nothing if the page changed since it was seen.
-    pub fn cool(&self, seen: Seen) {
-        assert!(!seen.phase().busy() && seen.heat() > 0);
-        self.go(seen, seen.0 - HEAT_ONE);
     }
 
     /// Asks the owner of a busy page to wake the caller. False: it changed since it was seen, look again.

@@ -349,8 +349,14 @@ pub(crate) fn holds(changed: usize, tables: usize) -> bool {
     (1..tables * HELD_OF_TABLE_MAX).contains(&changed)
 }
 
-/// Rounds of the hand after which clean pages cool by one: what is hot is touched every few rounds only.
-pub(crate) const ROUNDS_A_HEAT: u64 = 4;
+/// In how many rounds of the hand a page of some heat leaves once: what is hot is touched every few rounds only, and the hotter, the longer what it costs to see whether it still is
+/// can be put off (docs/adr/0076).
+pub(crate) const fn rounds(heat: u8) -> u64 {
+    match heat {
+        0 => 1,
+        heat => 4 * 3_u64.pow(heat as u32 - 1),
+    }
+}
 
 /// How hot a page is that came back so often before, where pages that are changed stay, too: each that stays costs a fault by writing and a flush of the processors' caches, 16 µs, so that only
 /// one which keeps coming back right after it left is worth it.
@@ -358,9 +364,10 @@ pub(crate) fn heat_of_changed(heat: u8, near: bool) -> u8 {
     if near && heat >= 2 { heat } else { 0 }
 }
 
-/// Whether pages with heat lose some in this round of the hand.
-pub(crate) fn cools(round: u64) -> bool {
-    round.is_multiple_of(ROUNDS_A_HEAT)
+/// Whether a page stays in this round of the hand. Each has its own rounds to leave in, so that in all about as many do; and its heat is as it was then.
+pub(crate) fn stays(heat: u8, page: u64, round: u64) -> bool {
+    let spread = page.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 40;
+    !(round + spread).is_multiple_of(rounds(heat))
 }
 
 /// Fills by reading that are looked at together.
@@ -539,9 +546,16 @@ mod tests {
     }
 
     #[test]
-    fn a_hand_that_goes_round_cools() {
-        let cooled = (0..ROUNDS_A_HEAT * 3).filter(|round| cools(*round)).count();
-        assert_eq!(cooled, 3);
+    fn each_page_leaves_once_in_so_many_rounds() {
+        for heat in 0..=3 {
+            let every = rounds(heat);
+            let leaves = |page| (0..every).filter(move |round| !stays(heat, page, *round));
+            assert!((0..1000).all(|page| leaves(page).count() == 1));
+            // In no round many more than in others.
+            let in_first = (0..36_000).filter(|page| !stays(heat, *page, 0)).count() as u64;
+            assert!((in_first * every).abs_diff(36_000) < 4000);
+        }
+        assert_eq!((0..=3).map(rounds).collect::<Vec<_>>(), [1, 4, 12, 36]);
     }
 
     #[test]

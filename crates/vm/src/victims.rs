@@ -19,6 +19,7 @@ pub(crate) struct Victim {
     pub page: u64,
     pub dirty: bool,
     pub unsure: bool,
+    pub heat: u8,
     /// Could not be stored, or is pinned.
     pub stays: bool,
     /// Lies on the stage, at the victim's place among the victims.

@@ -16,8 +16,6 @@ mod of_page {
         let clean = Then::Clean { heat: 1 };
         assert!(page.end(Phase::Filling, clean), "they are woken");
         assert_eq!(page.look().heat(), 1);
-        page.cool(page.look());
-        assert_eq!(page.look().heat(), 0);
         assert!(page.begin_open(page.look()));
         let dirty = Then::Dirty {
             heat: 0,
