@@ -230,7 +230,7 @@ pub(crate) fn reserve(
     }
     let asked = match grows {
         true => lane.reserve(bytes),
-        false => lane.reserve_delete(bytes),
+        false => lane.reserve_as_much(bytes),
     };
     match asked {
         Ok(()) => Ok(true),

@@ -110,7 +110,7 @@ fn read_heat<R>(
 /// An expired entry that was met turns into a tombstone, if there is room now.
 fn expire_seen(t: &Task, lane: &mut Lane, at: Place, key: &[u8]) {
     let room = entry_bytes(key.len(), 0, false, false);
-    if lane.reserve_delete(room).is_err() {
+    if lane.reserve_as_much(room).is_err() {
         return;
     }
     // Making room may have moved it.

@@ -506,7 +506,7 @@ impl<D: Snapshot> Lane<D> {
                 .is_some_and(|pos| pos >= self.staged && pos < self.epoch_start)
     }
 
-    /// Deletes what `prev` names. `reserve_delete` must have been asked before.
+    /// Deletes what `prev` names. `reserve_as_much` must have been asked before.
     pub fn delete(&mut self, who: Subject, prev: Slot, key: &[u8]) -> Result<(), Refused> {
         let loc = prev.loc();
         let never_left = loc.terrace() == Terrace::Dram

@@ -22,8 +22,8 @@ impl<D: Snapshot> Lane<D> {
     pub fn reserve(&mut self, bytes: usize) -> Result<(), Refused> {
         self.reserve_for(bytes, true)
     }
-    /// The same for deletions, which a full SSD still takes.
-    pub fn reserve_delete(&mut self, bytes: usize) -> Result<(), Refused> {
+    /// The same for deletions and what takes the place of as much, which a full SSD still takes.
+    pub fn reserve_as_much(&mut self, bytes: usize) -> Result<(), Refused> {
         self.reserve_for(bytes, false)
     }
 

@@ -6,8 +6,6 @@
 use crate::opp::{Heap, HeapError, Slots};
 use crate::store::{OBJECTS_MAX, ObjectError, Shape, Value};
 use std::sync::atomic::{AtomicU64, Ordering};
-use terrace_log::ObjectId;
-use terrace_log::entry::entry_bytes;
 
 /// Objects of one size. Dropping it frees them all.
 pub struct Table {
@@ -50,8 +48,8 @@ impl Table {
         self.len() == 0
     }
 
-    fn entry_bytes(&self) -> u64 {
-        entry_bytes(ObjectId::KEY_BYTES, self.bytes as usize, false, false) as u64
+    fn room_bytes(&self) -> u64 {
+        self.heap.store().room_of(self.object_bytes())
     }
 
     fn free(&self, id: u64) -> HeapError {
@@ -61,7 +59,7 @@ impl Table {
 
     /// Stores a new object: its number.
     pub fn insert(&self, value: &[u8]) -> Result<u64, HeapError> {
-        self.heap.promise_bytes(self.entry_bytes())?;
+        self.heap.promise_bytes(self.room_bytes())?;
         let store = self.heap.store();
         let there = self.slots.claim(OBJECTS_MAX).and_then(|id| {
             let put = match value {
@@ -81,7 +79,7 @@ impl Table {
                 Ok(id)
             }
             Err(e) => {
-                self.heap.unpromise_bytes(self.entry_bytes());
+                self.heap.unpromise_bytes(self.room_bytes());
                 Err(e)
             }
         }
@@ -137,7 +135,7 @@ impl Table {
             return Err(self.free(id));
         }
         self.len.fetch_sub(1, Ordering::Relaxed);
-        self.heap.unpromise_bytes(self.entry_bytes());
+        self.heap.unpromise_bytes(self.room_bytes());
         self.slots.freed(id);
         Ok(())
     }
@@ -150,7 +148,7 @@ impl Table {
 
 impl Drop for Table {
     fn drop(&mut self) {
-        self.heap.unpromise_bytes(self.len() * self.entry_bytes());
+        self.heap.unpromise_bytes(self.len() * self.room_bytes());
         match self.heap.store().drop_table(self.table) {
             Ok(()) => {}
             Err(error) => {

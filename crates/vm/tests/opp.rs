@@ -9,6 +9,7 @@ use common::Random;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
+use terrace_vm::handles::Table;
 use terrace_vm::opp::{Heap, HeapError};
 use terrace_vm::store::{Pages, Shape, Store, StoreOptions};
 use terrace_vm::{PAGE_BYTES, Way};
@@ -357,6 +358,38 @@ fn a_full_ssd_refuses_allocations_and_kills_nothing() {
         pool.free(object as *mut u8).unwrap();
     }
     write(pool.alloc().unwrap().cast(), 128, 1);
+}
+
+#[test]
+fn what_is_promised_to_large_objects_is_there_in_small_segments() {
+    // Of 60,000 bytes two fit into a segment of this cap.
+    for bytes in [30_000_u32, 60_000] {
+        let (_dir, heap) = heap(Way::InThread, 64 << 20);
+        let table = Table::new(&heap, bytes).unwrap();
+        let object = |n: u64| {
+            let words = 0..u64::from(bytes) / 8;
+            let words = words.map(|word| (n * 8192 + word).wrapping_mul(0x9e37_79b9_7f4a_7c15));
+            words.flat_map(u64::to_le_bytes).collect::<Vec<_>>()
+        };
+        let mut ids = Vec::new();
+        let refused = loop {
+            match table.insert(&object(ids.len() as u64)) {
+                Ok(id) => ids.push(id),
+                Err(e) => break e,
+            }
+        };
+        assert!(refused.to_string().contains("no room for"), "{refused}");
+        let least = heap.store().usable_bytes() / 3 / u64::from(bytes);
+        assert!(ids.len() as u64 > least, "{} objects", ids.len());
+        for (n, id) in ids.iter().enumerate() {
+            table.put(*id, &object(n as u64 + 1)).unwrap();
+        }
+        let mut seen = vec![0; bytes as usize];
+        for (n, id) in ids.iter().enumerate() {
+            assert!(table.get(*id, &mut seen).unwrap());
+            assert!(seen == object(n as u64 + 1), "object {n}");
+        }
+    }
 }
 
 #[test]

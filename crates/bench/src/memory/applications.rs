@@ -7,6 +7,7 @@ use crate::cgroup::Cgroup;
 use crate::machine::Disk;
 use crate::progress::Progress;
 use crate::report::{Bar, Part, Report, Row, Samples, Side, paired_ratio};
+use crate::steady::Steady;
 use crate::swap::{SWAP_OVER_DATA, SwapFile};
 use crate::{Setting, process, stop};
 use anyhow::{Context, Result, bail};
@@ -25,11 +26,9 @@ const RATIO_MIN: u64 = 2;
 const SLACK_BYTES: u64 = 5 << 20;
 /// The pool on the disk over the data: each object of 128 bytes has a header too, and a tenth is kept free.
 const DISK_OVER_DATA: u64 = 2;
-/// Before a load's first round the same is done for so many times its length: what is to be in DRAM must come there first.
-const WARM: f64 = 4.0;
 const ZIPF: &str = "0.99";
 /// As many threads as find the device busy.
-const THREADS: &str = "16";
+const THREADS: u64 = 16;
 const COLUMNS: &[&str] = &[
     "ops_per_s",
     "reads_per_op",
@@ -41,25 +40,25 @@ struct Application {
     name: &'static str,
     /// What a key takes of what steps down: of a B+tree filled in order leaves are half full.
     bytes_per_key: u64,
-    /// What it keeps in malloc's memory for a key.
-    beside_bytes_per_key: u64,
+    /// What a place of its index takes, which is in malloc's memory: of each shard a power of two of them, a quarter more than keys at least.
+    place_bytes: u64,
 }
 
 const APPLICATIONS: &[Application] = &[
     Application {
         name: "btree",
         bytes_per_key: 512 * 16 / 15 / 15,
-        beside_bytes_per_key: 0,
+        place_bytes: 0,
     },
     Application {
         name: "packetcache",
         bytes_per_key: 1024,
-        beside_bytes_per_key: 16 * 2,
+        place_bytes: 16,
     },
     Application {
         name: "hashcache",
         bytes_per_key: 24,
-        beside_bytes_per_key: 0,
+        place_bytes: 0,
     },
 ];
 
@@ -68,6 +67,14 @@ const KINDS: &[(&str, &str)] = &[("OPP", "OPP"), ("MP", "MP"), ("malloc", "mallo
 /// A name; percent of reads; what OPP must reach over swap, and over MP.
 type Load = (&'static str, u32, f64, f64);
 const LOADS: &[Load] = &[("reads", 100, 1.4, 1.3), ("writes", 0, 2.0, 1.3)];
+
+impl Application {
+    /// What it keeps in malloc's memory beside.
+    fn beside_bytes(&self, keys: u64) -> u64 {
+        let shard = keys.div_ceil(THREADS);
+        THREADS * (shard + shard / 4).next_power_of_two() * self.place_bytes
+    }
+}
 
 /// Sizes of a run.
 #[derive(Clone, Copy)]
@@ -154,6 +161,7 @@ fn run_load(
     progress: &Progress,
 ) -> Result<()> {
     let (name, reads, over_swap, over_mp) = *load;
+    let is_first = name == LOADS[0].0;
     let case = format!("{}, {name}", application.name);
     let mut samples = vec![Samples::default(); KINDS.len()];
     let seconds = setting.options.seconds;
@@ -163,7 +171,7 @@ fn run_load(
             stop::check()?;
             let Ok(program) = one else { continue };
             let done = match round {
-                0 => program.play(setting, reads, WARM * seconds).map(drop),
+                0 => program.warm(setting, reads, is_first),
                 _ => program.round(setting, reads, seconds, samples),
             };
             if let Err(e) = done {
@@ -200,13 +208,13 @@ fn program(setting: &Setting, name: &str, kind: &str) -> Result<PathBuf> {
 /// What a program is told.
 fn arguments(application: &Application, sizes: Sizes, pool: &Path) -> Vec<String> {
     let keys = sizes.data / application.bytes_per_key;
-    let cap = sizes.limit - SLACK_BYTES - keys * application.beside_bytes_per_key;
+    let cap = sizes.limit - SLACK_BYTES - application.beside_bytes(keys);
     let words = [
         ("--keys", keys.to_string()),
         ("--cap", cap.to_string()),
         ("--ssd", sizes.disk.to_string()),
         ("--zipf", ZIPF.to_owned()),
-        ("--threads", THREADS.to_owned()),
+        ("--threads", THREADS.to_string()),
         ("--pool", pool.display().to_string()),
     ];
     let words = words
@@ -294,6 +302,19 @@ impl Running {
             ops_per_s: figure("ops_per_s")?,
             disk: after.zip(before).map(|(after, before)| after.since(before)),
         })
+    }
+
+    /// Drives it until what is wanted often has come to DRAM. The keys are those of the load before, if there was one.
+    fn warm(&mut self, setting: &Setting, reads: u32, is_first: bool) -> Result<()> {
+        let mut steady = match is_first {
+            true => Steady::anew(&setting.options),
+            false => Steady::once_more(&setting.options),
+        };
+        while let Some(seconds) = steady.next_run_s() {
+            let did = self.play(setting, reads, seconds)?;
+            steady.ran(did.disk.map_or(0.0, |disk| disk.reads as f64 / did.ops));
+        }
+        Ok(())
     }
 
     fn round(

@@ -10,8 +10,6 @@ use crate::region::Region;
 use crate::store::{ObjectError, Objects, Store};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use terrace_log::ObjectId;
-use terrace_log::entry::entry_bytes;
 
 /// DRAM for the size of an object, where they differ.
 const SIZE_BYTES: u64 = 2;
@@ -81,7 +79,7 @@ impl Shown {
 
     /// Makes sure that so many more objects of a size have room on the SSD.
     pub fn promise(&self, objects: u64, bytes: u32) -> Result<(), HeapError> {
-        let bytes = objects.saturating_mul(room_bytes(bytes));
+        let bytes = objects.saturating_mul(self.heap.store().room_of(bytes as usize));
         self.heap.promise_bytes(bytes)?;
         self.promised.fetch_add(objects, Ordering::Relaxed);
         self.promised_bytes.fetch_add(bytes, Ordering::Relaxed);
@@ -89,7 +87,7 @@ impl Shown {
     }
 
     pub fn unpromise(&self, objects: u64, bytes: u32) {
-        let bytes = objects * room_bytes(bytes);
+        let bytes = objects * self.heap.store().room_of(bytes as usize);
         self.promised.fetch_sub(objects, Ordering::Relaxed);
         self.promised_bytes.fetch_sub(bytes, Ordering::Relaxed);
         self.heap.unpromise_bytes(bytes);
@@ -115,11 +113,6 @@ impl Shown {
         let there = object < self.objects_max() && self.address(object) as usize == address;
         there.then_some(object)
     }
-}
-
-/// What an object takes of the SSD.
-fn room_bytes(bytes: u32) -> u64 {
-    entry_bytes(ObjectId::KEY_BYTES, bytes as usize, false, false) as u64
 }
 
 impl Drop for Shown {

@@ -12,6 +12,7 @@ use std::path::PathBuf;
 use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
+use terrace_log::entry::entry_bytes;
 use terrace_log::{INLINE_MAX_BYTES, ObjectId};
 use terrace_media::Buf;
 use terrace_pool::{Contents, Durability, Lane, Options, Part, Pool, PoolError, Stats, Superblock};
@@ -493,6 +494,12 @@ impl Store {
         (0..self.lanes())
             .map(|lane| self.pool.lane(lane).usable_bytes())
             .sum()
+    }
+    /// What an object of so many bytes takes of it.
+    pub(crate) fn room_of(&self, bytes: usize) -> u64 {
+        let entry = entry_bytes(ObjectId::KEY_BYTES, bytes, false, false);
+        let segment_bytes = self.pool.superblock().segment_bytes;
+        room::of_segments(entry as u64, u64::from(segment_bytes))
     }
     /// Size of its SSD terrace.
     pub(crate) fn ssd_bytes(&self) -> u64 {

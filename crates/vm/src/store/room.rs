@@ -131,9 +131,36 @@ pub(crate) fn bytes_for(entry_bytes: usize) -> u64 {
     addr::class_bytes(addr::class_of(entry_bytes)) as u64
 }
 
+/// What an entry takes of an SSD with segments of `segment_bytes`: of the end of one, too, into which no other such fits.
+pub(crate) fn of_segments(entry_bytes: u64, segment_bytes: u64) -> u64 {
+    // Without heads and the padding of writes, about.
+    let filled = segment_bytes - segment_bytes / 32;
+    match filled / entry_bytes.max(1) {
+        0 => segment_bytes,
+        few if few < FEW_IN_SEGMENT => segment_bytes / few,
+        _ => entry_bytes,
+    }
+}
+/// Of entries of which more are in a segment the end that stays empty is within what is kept free.
+const FEW_IN_SEGMENT: u64 = 16;
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_end_of_a_segment_is_counted_where_it_is_much() {
+        let segment = 128 << 10;
+        for (entry, takes) in [
+            (65_600, segment),
+            (60_000, segment / 2),
+            (30_000, segment / 4),
+            (4_160, 4_160),
+            (200_000, segment),
+        ] {
+            assert_eq!(of_segments(entry, segment), takes);
+        }
+    }
 
     #[test]
     fn no_more_is_taken_than_there_is() {

@@ -40,15 +40,19 @@ fn refusal(why: Refused, asked: usize) -> Refusal {
     }
 }
 
-/// Makes room for an object of `value_len` bytes in its locked lane.
-fn reserve_in(lane: &mut Lane<Tables>, value_len: usize) -> Result<(), Refusal> {
+/// Makes room for an object of `value_len` bytes in its locked lane. What takes the place of as much is taken by a full SSD, too: it waits for what was there to go.
+fn reserve_in(lane: &mut Lane<Tables>, oid: ObjectId, value_len: usize) -> Result<(), Refusal> {
     let len = entry_bytes(ObjectId::KEY_BYTES, value_len, false, false);
     if lane.memory_segments() < SEGMENTS_MIN {
         return Err(Refusal::Final(ObjectError::Full {
             asked_bytes: len as u64,
         }));
     }
-    lane.reserve(len).map_err(|why| refusal(why, len))
+    let reserved = match room::bytes_for(len) > room::bytes_of(lane.dir.get(oid)) {
+        true => lane.reserve(len),
+        false => lane.reserve_as_much(len),
+    };
+    reserved.map_err(|why| refusal(why, len))
 }
 
 /// Writes an object in its locked lane.
@@ -58,7 +62,7 @@ fn put_in(lane: &mut Lane<Tables>, oid: ObjectId, value: &[u8]) -> Result<(), Re
     {
         return Ok(());
     }
-    reserve_in(lane, value.len())?;
+    reserve_in(lane, oid, value.len())?;
     append_in(lane, oid, value)
 }
 
@@ -395,7 +399,7 @@ impl Store {
             let mut len = len.ok_or(free)?;
             let done = self.with_room(lane_id, len, |lane| {
                 // Room first: it may move the object.
-                reserve_in(lane, len)?;
+                reserve_in(lane, oid, len)?;
                 match lane.dir.get(oid) {
                     State::At(slot) if read_at == Some(slot.loc()) => {}
                     State::At(slot) => match near(lane, slot) {
@@ -438,7 +442,7 @@ const PUT_AT_ONCE: usize = 64;
 
 /// Deletes an object of a lane that keeps its data.
 fn delete_in(lane: &mut Lane<Tables>, oid: ObjectId, room: usize) -> Result<bool, Refusal> {
-    lane.reserve_delete(room)
+    lane.reserve_as_much(room)
         .map_err(|why| refusal(why, room))?;
     match lane.dir.get(oid) {
         State::Free => Ok(false),
