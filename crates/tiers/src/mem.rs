@@ -312,9 +312,11 @@ impl MemTerrace {
             self.ranks.add(after.0, after.1, id);
         }
     }
+    /// Of a full segment. Its end, into which the next entry did not fit, would be left where its entries go, too: counted as a gain, long ones would be moved round for ever.
     fn rank(&self, id: u32) -> (u8, u64) {
         let s = self.segment(id);
-        let live = ranks::bucket(s.live as u64, self.segment_bytes as u64);
+        let kept = s.live + self.segment_bytes - s.used;
+        let live = ranks::bucket(kept as u64, self.segment_bytes as u64);
         (live, s.order)
     }
     /// Puts a full clean segment where its age says.

@@ -362,8 +362,8 @@ fn a_full_ssd_refuses_allocations_and_kills_nothing() {
 
 #[test]
 fn what_is_promised_to_large_objects_is_there_in_small_segments() {
-    // Of 60,000 bytes two fit into a segment of this cap.
-    for bytes in [30_000_u32, 60_000] {
+    // From five in a segment of this cap to one, which fill it well or badly.
+    for bytes in [23_000_u32, 30_000, 50_000, 60_000, 65_536] {
         let (_dir, heap) = heap(Way::InThread, 64 << 20);
         let table = Table::new(&heap, bytes).unwrap();
         let object = |n: u64| {
