@@ -315,7 +315,10 @@ impl MemTerrace {
     /// Of a full segment. Its end, into which the next entry did not fit, would be left where its entries go, too: counted as a gain, long ones would be moved round for ever.
     fn rank(&self, id: u32) -> (u8, u64) {
         let s = self.segment(id);
-        let kept = s.live + self.segment_bytes - s.used;
+        let kept = match s.live {
+            0 => 0,
+            live => live + self.segment_bytes - s.used,
+        };
         let live = ranks::bucket(kept as u64, self.segment_bytes as u64);
         (live, s.order)
     }

@@ -185,9 +185,9 @@ pub fn kept_bytes(live_bytes: u64, used_bytes: u64, segment_bytes: u64) -> u64 {
     }
 }
 
-/// Whether a segment was closed since nothing more fitted, and not early: no entry is much longer than half of one.
+/// Whether a segment was closed since nothing more fitted, and not early: no entry is much longer than a quarter of one.
 pub fn is_well_filled(used_bytes: u64, segment_bytes: u64) -> bool {
-    used_bytes * 2 >= segment_bytes
+    used_bytes * 4 >= segment_bytes * 3
 }
 
 /// A segment of which so much is kept is not worth cleaning.

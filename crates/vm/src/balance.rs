@@ -118,7 +118,9 @@ impl Balance {
             false => policy::buffer_least(cap_bytes),
         };
         let shared = self.store.shared_with_slots_bytes(buffer);
-        shared.saturating_sub(self.store.terrace_least_bytes() + least)
+        // As much may come to be kept for page tables as ever was.
+        let tables = self.memory.tables_unkept_bytes();
+        shared.saturating_sub(self.store.terrace_least_bytes() + least + tables)
     }
 
     fn buffer_bytes(&self) -> u64 {
@@ -146,6 +148,12 @@ impl Balance {
     /// The size is counted, and stays: the user chose it; or it adapts from now on. What it was before.
     pub fn fix(&self, fixed: bool) -> bool {
         let before = self.fixed.swap(fixed, Ordering::Relaxed);
+        if fixed {
+            // Nothing follows what waits any more.
+            let (kept, _) = self.memory.tables_kept_bytes();
+            let all = kept as u64 + self.memory.tables_unkept_bytes();
+            self.memory.keep_for_tables(all as usize);
+        }
         self.count();
         before
     }
@@ -239,11 +247,15 @@ impl Balance {
             if self.store.committed_bytes() + more > cap {
                 return self.store.driver.ring();
             }
+            // Counted before it is used.
+            let buffer = self.buffer_bytes();
+            self.tell(buffer + more);
             self.memory.keep_for_tables(kept + more as usize);
+            self.tell(buffer);
         } else {
             self.memory.keep_for_tables(wanted);
+            self.tell(self.buffer_bytes());
         }
-        self.tell(self.buffer_bytes());
     }
 }
 

@@ -1,6 +1,6 @@
 //! Pages taken away again, in batches.
 //!
-//! A hand goes round over all addresses and takes what it meets, except clean pages that came back soon after they left (`ghost`):
+//! A hand goes round over all addresses and takes what it meets, except clean pages that came back soon after they left (`ghost`), each of which leaves in one of several rounds only:
 //! who was touched since it came cannot be known without making every touch a fault, and without it no order of eviction beats
 //! another (for independent accesses FIFO and random replacement hit equally often). In the order of addresses, though, pages to be protected lie in few ranges, and each range costs a flush of the
 //! processors' caches of translations; and whole blocks empty together, so that their page tables go.
@@ -177,7 +177,7 @@ impl Core {
         }
     }
 
-    /// Makes up to `want` pages leave, from the hand on, at most so often round that the hottest are cold.
+    /// Makes up to `want` pages leave, from the hand on, at most so often round that each had its turn.
     fn take(&self, work: &mut Workspace, want: usize, with_dirty: bool) {
         let mut hand = self.hand.lock();
         let end = self.blocks_end.load(Ordering::Acquire);
@@ -499,7 +499,7 @@ impl Core {
             };
             let then = match victim.stays {
                 true => Then::Dirty {
-                    heat: 0,
+                    heat: victim.heat,
                     unsure: victim.unsure,
                 },
                 false => Then::Absent,

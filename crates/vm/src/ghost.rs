@@ -93,8 +93,9 @@ impl Ghost {
         let age = (self.stamp(left).wrapping_sub(seen & STAMP) & STAMP) >> STAMP_SHIFT;
         let age = u64::from(age) * self.unit_pages();
         // Of those that come back later some: where all do, it is better to keep a part of them than none.
-        let lucky =
-            || (u64::from(mark >> MARK.trailing_zeros()) + left).is_multiple_of(LATE_ONE_IN);
+        // Not by the number that left as it is: it grows by whole batches.
+        let mixed = (u64::from(mark) ^ left).wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 32;
+        let lucky = || mixed.is_multiple_of(LATE_ONE_IN);
         let soon = age < self.pages_that_left(resident as u64) || lucky();
         let heat = ((seen & HEAT) as u8 + u8::from(soon)).min(HEAT_MAX);
         entry.store(seen & !HEAT | u32::from(heat), Ordering::Relaxed);
@@ -141,7 +142,7 @@ mod tests {
         let ghost = Ghost::new(1 << 14);
         let hotter = (0..1600).filter(|page| {
             ghost.leaves(*page, 0, 0);
-            ghost.comes(*page, 5000 + page, 1000).heat > 0
+            ghost.comes(*page, 5120 + page / 400 * 128, 1000).heat > 0
         });
         assert!((50..200).contains(&hotter.count()));
     }

@@ -43,6 +43,11 @@ impl Grace {
         self.kept_bytes.load(Ordering::Relaxed)
     }
 
+    /// How much more may come to be kept.
+    pub fn unkept_bytes(&self) -> usize {
+        self.kept_max_bytes - self.kept_bytes().min(self.kept_max_bytes)
+    }
+
     /// Keeps so much from now on.
     pub fn keep(&self, bytes: usize) {
         self.kept_bytes.store(bytes, Ordering::Relaxed);

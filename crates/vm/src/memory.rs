@@ -265,6 +265,11 @@ impl Memory {
         (grace.kept_bytes(), grace.wanted_bytes())
     }
 
+    /// How much more than now may come to be kept for them, bytes.
+    pub(crate) fn tables_unkept_bytes(&self) -> u64 {
+        self.core.grace.unkept_bytes() as u64
+    }
+
     /// Keeps so much for them: [`fixed_bytes`](Memory::fixed_bytes) is another then.
     pub(crate) fn keep_for_tables(&self, bytes: usize) {
         self.core.grace.keep(bytes);

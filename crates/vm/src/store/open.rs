@@ -25,11 +25,12 @@ const LANES_MAX: u64 = 4;
 /// Segments of a lane in the cap, about. Its buffers and what is free or half filled are some twenty segments: with larger ones a small cap has little else
 /// (docs/adr/0075).
 const SEGMENTS_PER_LANE: u64 = 512;
-const SEGMENT_MIN_BYTES: u64 = 128 << 10;
+/// An entry is a quarter of a segment at most: of longer ones too few fit to fill it well (`terrace_tiers::policy::is_well_filled`).
+const SEGMENT_MIN_BYTES: u64 = 256 << 10;
 const SEGMENT_MAX_BYTES: u64 = 512 << 10;
 /// What is known of each segment on the SSD takes about so much of the cap, and all of them one part in so many at most.
 const KNOWN_OF_SEGMENT_BYTES: u64 = 96;
-const KNOWN_ONE_IN: u64 = 48;
+const KNOWN_ONE_IN: u64 = 64;
 /// Longest object: what one entry takes.
 pub(crate) const OBJECT_MAX_BYTES: usize = INLINE_MAX_BYTES;
 

@@ -150,13 +150,14 @@ mod tests {
 
     #[test]
     fn the_end_of_a_segment_is_counted_where_it_is_much() {
-        let segment = 128 << 10;
+        let segment = 256 << 10;
         for (entry, takes) in [
-            (65_600, segment),
-            (60_000, segment / 2),
-            (30_000, segment / 4),
+            (65_600, segment / 3),
+            (60_000, segment / 4),
+            (30_000, segment / 8),
             (4_160, 4_160),
             (200_000, segment),
+            (300_000, segment),
         ] {
             assert_eq!(of_segments(entry, segment), takes);
         }
