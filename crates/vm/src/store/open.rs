@@ -568,4 +568,14 @@ mod tests {
         assert_eq!(lanes(32 << 20), 1);
         assert_eq!(lanes(8 << 30), 1 << processors.min(4).ilog2());
     }
+
+    #[test]
+    fn a_small_cap_has_small_segments_and_a_large_ssd_has_large_ones() {
+        let of = |cap: u64, ssd: u64, lanes| segment_bytes(cap << 20, ssd << 20, lanes) >> 10;
+        assert_eq!((of(32, 128, 1), of(59, 1280, 1)), (256, 256));
+        assert_eq!((of(256, 1024, 2), of(512, 8192, 2)), (256, 512));
+        // What is known of segments is a sixty-fourth of the cap, as far as the largest allow.
+        assert_eq!((of(59, 4096, 1), of(59, 1 << 20, 1)), (512, 512));
+        assert_eq!(of(0, 0, 1), 256);
+    }
 }
