@@ -244,13 +244,23 @@ fn a_full_ssd_refuses_and_loses_nothing() {
         assert_eq!(store.get(ONE_SIZE, id, &mut out).expect("get"), Some(FIXED));
         assert!(is_whole(ONE_SIZE, id, &out), "object {id}");
     }
+    // What takes the place of as much is taken.
+    for id in 0..stored {
+        let value = bytes_of(ONE_SIZE, id, 2, FIXED);
+        let put = store.put(ONE_SIZE, id, &value);
+        assert!(put.is_ok(), "object {id} of {stored}: {put:?}");
+    }
+    for id in (0..stored).step_by(7) {
+        assert_eq!(store.get(ONE_SIZE, id, &mut out).expect("get"), Some(FIXED));
+        assert!(out == bytes_of(ONE_SIZE, id, 2, FIXED)[..], "object {id}");
+    }
     // Freed objects make room again.
     for id in (0..stored).filter(|id| id % 3 == 0) {
         assert!(store.free(ONE_SIZE, id).expect("free"));
     }
     for id in (0..stored).filter(|id| id % 6 == 0) {
         store
-            .put(ONE_SIZE, id, &bytes_of(ONE_SIZE, id, 2, FIXED))
+            .put(ONE_SIZE, id, &bytes_of(ONE_SIZE, id, 3, FIXED))
             .expect("room again");
     }
     for id in (0..stored).step_by(7) {
