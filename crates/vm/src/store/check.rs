@@ -2,14 +2,14 @@
 //!
 //! Promises: writes nothing. Never: opens the pool.
 
+use super::open::empty_tables;
 use super::tables::Tables;
 use std::path::Path;
-use terrace_pool::{CheckReport, Contents, PoolError, Superblock, check_objects, info_objects};
+use terrace_pool::{CheckReport, PoolError, Superblock, check_objects, info_objects};
 
+/// Nothing is in DRAM: the pool is not open.
 fn tables(_lane: u16, superblock: &Superblock) -> Tables {
-    let keeps = superblock.contents == Contents::Objects;
-    let lane_bits = u32::from(superblock.lanes).ilog2();
-    Tables::new(lane_bits, superblock.unit_bits(), keeps)
+    empty_tables(superblock, 0)
 }
 
 /// Verifies the whole pool in `dir`; `progress` is told bytes read of bytes in all.

@@ -5,7 +5,7 @@ use super::driver::Driver;
 use super::error::ObjectError;
 use super::room::{self, Room, SEGMENTS_MIN};
 use super::same::Same;
-use super::table::{CHUNK_SLOTS, Shape, State, Table};
+use super::table::{CHUNK_SLOTS, Places, Shape, State, Table};
 use super::tables::{OBJECTS_MAX, TABLES_MAX, Tables, subject};
 use crate::PAGE_BYTES;
 use std::path::PathBuf;
@@ -13,7 +13,7 @@ use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 use terrace_log::entry::entry_bytes;
-use terrace_log::{INLINE_MAX_BYTES, ObjectId};
+use terrace_log::{INLINE_MAX_BYTES, ObjectId, addr};
 use terrace_media::Buf;
 use terrace_pool::{Contents, Durability, Lane, Options, Part, Pool, PoolError, Stats, Superblock};
 use terrace_pool::{RwLock, Turns};
@@ -158,13 +158,21 @@ pub struct Store {
 
 /// Makes the empty tables of a lane for these settings.
 pub(crate) fn make_tables(options: &Options) -> impl Fn(u16, &Superblock) -> Tables + use<> {
-    let (dram, keeps) = (options.dram_bytes, options.contents == Contents::Objects);
-    move |_, superblock| {
-        let ssd = u64::from(superblock.segments_per_lane) * u64::from(superblock.segment_bytes);
-        let largest = ssd.max(dram / u64::from(superblock.lanes)) / 16;
-        let unit_bits = 64 - largest.leading_zeros();
-        Tables::new(u32::from(superblock.lanes).ilog2(), unit_bits, keeps)
-    }
+    let dram_bytes = options.dram_bytes;
+    move |_, superblock| empty_tables(superblock, dram_bytes)
+}
+
+/// The empty tables of a lane of this pool, whose lanes have up to `dram_bytes` together.
+pub(super) fn empty_tables(superblock: &Superblock, dram_bytes: u64) -> Tables {
+    let lanes = u64::from(superblock.lanes);
+    let segments = u64::from(superblock.segments_per_lane);
+    let units = |bytes: u64| bytes.div_ceil(addr::UNIT_BYTES as u64);
+    let places = Places {
+        ssd: units(segments * u64::from(superblock.segment_bytes)),
+        dram: units(dram_bytes / lanes),
+    };
+    let keeps = superblock.contents == Contents::Objects;
+    Tables::new(lanes.ilog2(), places, keeps)
 }
 
 impl Store {
@@ -336,7 +344,7 @@ impl Store {
             for n in n..n + EMPTY_AT_ONCE {
                 let oid = ObjectId::new(table, n << bits | u64::from(lane));
                 if counted {
-                    self.room.give(room::bytes_of(held.dir.get(oid)));
+                    self.room.give(self.taken_by(held.dir.get(oid)));
                 }
                 forget(&mut held, oid);
             }
@@ -498,9 +506,15 @@ impl Store {
     }
     /// What an object of so many bytes takes of it.
     pub(crate) fn room_of(&self, bytes: usize) -> u64 {
-        let entry = entry_bytes(ObjectId::KEY_BYTES, bytes, false, false);
-        let segment_bytes = self.pool.superblock().segment_bytes;
-        room::of_segments(entry as u64, u64::from(segment_bytes))
+        self.ends_too(entry_bytes(ObjectId::KEY_BYTES, bytes, false, false) as u64)
+    }
+    /// What an entry takes of it, with the ends of segments.
+    pub(super) fn ends_too(&self, entry_bytes: u64) -> u64 {
+        room::of_segments(entry_bytes, self.pool.superblock().segment_bytes.into())
+    }
+    /// What an object takes of it, as its slot has it.
+    pub(super) fn taken_by(&self, state: State) -> u64 {
+        self.ends_too(room::bytes_of(state))
     }
     /// Size of its SSD terrace.
     pub(crate) fn ssd_bytes(&self) -> u64 {

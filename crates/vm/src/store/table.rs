@@ -4,24 +4,26 @@
 //!
 //! | shape | a slot holds | bytes |
 //! |---|---|---|
-//! | all objects of one size | heat, whether in DRAM, place (the size class follows from the size) | 4, or 5 in lanes above 8 GiB |
-//! | the same, where the four bytes have bits for it, or in a chunk where one was packed | heat, whether in DRAM, class, place | 4, or one more than above |
+//! | all objects of one size | heat, place (the size class follows from the size) | 4, or 5 in lanes above 16 GiB |
+//! | the same, where four bytes can say it (lanes of up to 2.2 GiB for objects of 128 bytes, 1.3 GiB for 512, DRAM and SSD together), or in a chunk where one was packed | heat, class, place | 4, or one more than above |
 //! | any size | as in the key map: heat, class, terrace, place | 8 |
 //!
+//! Where objects have one size a slot is a number: 4 × (classes × place + class) + heat, with the places of DRAM behind those of the SSD, since bits would be
+//! rounded up for each.
 //! What a slot can say is [`State`]; no place is ever coded as one of the small numbers: the first units of an SSD segment are its
 //! header. Promises: memory is taken by the chunk of 16,384 slots when one of them is first used, counted, and given back when none is; a chunk's slots
 //! have a class from the first object on that is shorter than all, until none is used.
 //! Never: hashes, compares keys, or knows what an entry holds.
 
-use terrace_log::{Loc, Slot, Terrace, addr};
+use terrace_log::addr::{self, HEAT_MAX};
+use terrace_log::{Loc, Slot, Terrace};
 
 /// Slots of a chunk.
 pub(crate) const CHUNK_SLOTS: usize = 1 << 14;
 /// A slot of a page, in promises: by the page, though tables take chunks of them, since the pages of a malloc or a region lie close.
 pub(crate) const PAGE_SLOT_BYTES: u64 = 8;
-/// Bits of a slot below class and place, where objects have one size.
-const FIXED_LOW_BITS: u32 = 3;
-const FIXED_DRAM: u64 = 1 << 2;
+/// What heat can be, where objects have one size.
+const HEATS: u64 = HEAT_MAX as u64 + 1;
 /// A slot is read by eight bytes: so many more are behind the last.
 const SLACK_BYTES: usize = 8;
 /// Marks an 8-byte slot that names an entry.
@@ -37,6 +39,36 @@ pub enum Shape {
     Fixed(u32),
     /// Each has its own.
     Any,
+}
+
+/// Where the entries of a lane can be, in units of 16 bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Places {
+    /// Units of its SSD terrace.
+    pub ssd: u64,
+    /// Units that its DRAM terrace may have.
+    pub dram: u64,
+}
+
+impl Places {
+    /// The number of a place, from 0.
+    fn number(self, loc: Loc) -> u64 {
+        let (from, units) = match loc.terrace() {
+            Terrace::Dram => (self.ssd, self.dram),
+            _ => (0, self.ssd),
+        };
+        // Silently taken, it would name another object.
+        assert!(loc.unit() < units, "place {loc:?} of {self:?}");
+        from + loc.unit()
+    }
+
+    /// What number `number` is the place of.
+    fn loc(self, number: u64, class: u8) -> Loc {
+        match number.checked_sub(self.ssd) {
+            Some(unit) => Loc::new(Terrace::Dram, class, unit),
+            None => Loc::new(Terrace::Ssd, class, number),
+        }
+    }
 }
 
 /// What is known of one number.
@@ -56,11 +88,12 @@ pub enum State {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Form {
     Any,
-    /// Entries of class `class`; of any up to it where slots have bits for theirs.
+    /// Entries of class `class`; of any up to it where slots tell `classes` of them.
     Fixed {
         width: u8,
         class: u8,
-        class_bits: u8,
+        classes: u8,
+        places: Places,
     },
 }
 
@@ -68,7 +101,7 @@ enum Form {
 pub struct Table {
     /// Of new chunks.
     form: Form,
-    unit_bits: u32,
+    places: Places,
     chunks: Vec<Option<Chunk>>,
     /// What the chunks that are there take, bytes.
     present_bytes: usize,
@@ -87,33 +120,31 @@ struct Chunk {
 }
 
 impl Form {
-    /// `unit_bits`: what places need; `fixed_bytes`: how long entries are that are not packed, if they all are equally long.
-    fn of(unit_bits: u32, fixed_bytes: Option<usize>) -> Form {
+    /// `fixed_bytes`: how long entries are that are not packed, if they all are equally long.
+    fn of(places: Places, fixed_bytes: Option<usize>) -> Form {
         let Some(class) = fixed_bytes.map(addr::class_of) else {
             return Form::Any;
         };
-        let (plain, classed) = (
-            Form::fixed(unit_bits, class, 0),
-            Form::classed(unit_bits, class),
-        );
+        let (plain, classed) = (Form::fixed(places, class, 1), Form::classed(places, class));
         match plain.width() < classed.width() {
             true => plain,
             false => classed,
         }
     }
 
-    /// Slots that have bits for a class of their own.
-    fn classed(unit_bits: u32, class: u8) -> Form {
-        Form::fixed(unit_bits, class, u8::BITS - class.leading_zeros())
+    /// Slots that say their class.
+    fn classed(places: Places, class: u8) -> Form {
+        Form::fixed(places, class, class + 1)
     }
 
-    fn fixed(unit_bits: u32, class: u8, class_bits: u32) -> Form {
-        let bits = unit_bits + FIXED_LOW_BITS + class_bits;
-        match bits.div_ceil(8).max(4) as u8 {
-            width @ ..7 => Form::Fixed {
-                width,
+    fn fixed(places: Places, class: u8, classes: u8) -> Form {
+        let slots = (places.ssd + places.dram) * u64::from(classes) * HEATS;
+        match slots.ilog2() / 8 + 1 {
+            bytes @ ..7 => Form::Fixed {
+                width: bytes.max(4) as u8,
                 class,
-                class_bits: class_bits as u8,
+                classes,
+                places,
             },
             _ => Form::Any,
         }
@@ -138,18 +169,21 @@ impl Form {
             (
                 _,
                 Form::Fixed {
-                    class, class_bits, ..
+                    class,
+                    classes,
+                    places,
+                    ..
                 },
             ) => {
-                let terrace = match raw & FIXED_DRAM != 0 {
-                    true => Terrace::Dram,
-                    false => Terrace::Ssd,
+                let (place, heat) = (raw / HEATS, raw % HEATS);
+                let (number, own) = match classes {
+                    1 => (place, class),
+                    _ => (
+                        place / u64::from(classes),
+                        (place % u64::from(classes)) as u8,
+                    ),
                 };
-                let place = raw >> FIXED_LOW_BITS;
-                let own = place & ((1 << class_bits) - 1);
-                let class = if class_bits > 0 { own as u8 } else { class };
-                let unit = place >> class_bits;
-                State::At(Slot::new(Loc::new(terrace, class, unit), (raw & 3) as u8))
+                State::At(Slot::new(places.loc(number, own), heat as u8))
             }
             _ if raw & ANY_ENTRY != 0 => State::At(Slot(raw & !ANY_ENTRY)),
             _ => State::Fill(raw as u8),
@@ -167,33 +201,23 @@ impl Form {
             (
                 State::At(slot),
                 Form::Fixed {
-                    width,
                     class,
-                    class_bits,
+                    classes,
+                    places,
+                    ..
                 },
             ) => {
                 let loc = slot.loc();
                 debug_assert_ne!(loc.terrace(), Terrace::Middle);
-                let own = match class_bits {
-                    0 if loc.class() != class => return None,
-                    0 => 0,
+                // As in `Places::number`.
+                assert!(loc.class() <= class, "{loc:?} where the longest is {class}");
+                let own = match classes {
+                    1 if loc.class() != class => return None,
+                    1 => 0,
                     _ => u64::from(loc.class()),
                 };
-                // As below: it would be another place.
-                assert!(own >> class_bits == 0, "class {own} in {class_bits} bits");
-                let dram = match loc.terrace() {
-                    Terrace::Dram => FIXED_DRAM,
-                    _ => 0,
-                };
-                let place = (loc.unit() << class_bits | own) << FIXED_LOW_BITS;
-                let raw = place | dram | u64::from(slot.heat());
-                // Silently cut off, it would name another object.
-                assert!(
-                    raw >> (8 * width) == 0,
-                    "place {:#x} in a slot of {width} bytes",
-                    loc.unit()
-                );
-                raw
+                let place = places.number(loc) * u64::from(classes) + own;
+                place * HEATS + u64::from(slot.heat())
             }
         })
     }
@@ -234,12 +258,12 @@ impl Chunk {
 }
 
 impl Table {
-    /// An empty table in a lane whose places need `unit_bits` bits. `fixed_bytes`: how long the entries are that are not packed, headers included,
+    /// An empty table in a lane with these places. `fixed_bytes`: how long the entries are that are not packed, headers included,
     /// if they all are equally long.
-    pub fn new(unit_bits: u32, fixed_bytes: Option<usize>) -> Table {
+    pub fn new(places: Places, fixed_bytes: Option<usize>) -> Table {
         Table {
-            form: Form::of(unit_bits, fixed_bytes),
-            unit_bits,
+            form: Form::of(places, fixed_bytes),
+            places,
             chunks: Vec::new(),
             present_bytes: 0,
             entries: 0,
@@ -250,10 +274,10 @@ impl Table {
     }
 
     /// What a chunk of such a table takes at most: where its objects are packed.
-    pub fn chunk_bytes_max(unit_bits: u32, fixed_bytes: Option<usize>) -> usize {
+    pub fn chunk_bytes_max(places: Places, fixed_bytes: Option<usize>) -> usize {
         let class = fixed_bytes.map(addr::class_of);
         class
-            .map_or(Form::Any, |class| Form::classed(unit_bits, class))
+            .map_or(Form::Any, |class| Form::classed(places, class))
             .chunk_bytes()
     }
 
@@ -335,7 +359,7 @@ impl Table {
     /// Gives a chunk's slots a class each; says how a slot of `state` is coded then.
     fn widen(&mut self, chunk: usize, state: State) -> u64 {
         let wide = match self.form {
-            Form::Fixed { class, .. } => Form::classed(self.unit_bits, class),
+            Form::Fixed { class, .. } => Form::classed(self.places, class),
             Form::Any => Form::Any,
         };
         let place = self.chunk_mut(chunk);
@@ -416,9 +440,8 @@ mod tests {
     use proptest::prelude::*;
     use std::collections::BTreeMap;
 
-    fn state(shape: Shape, bits: u32, of: (u8, u8, u64, u8)) -> State {
+    fn state(shape: Shape, places: Places, of: (u8, u8, u64, u8)) -> State {
         let (what, heat, unit, byte) = of;
-        let unit = unit & ((1 << bits) - 1);
         let class = match shape {
             // Some are packed, and so shorter.
             Shape::Fixed(_) if byte < 32 => addr::class_of(64),
@@ -429,20 +452,27 @@ mod tests {
             0 => State::Free,
             1 => State::Zeros,
             2 if shape == Shape::Any => State::Fill(byte),
-            3 => State::At(Slot::new(Loc::new(Terrace::Dram, class, unit), heat)),
+            3 => State::At(Slot::new(
+                Loc::new(Terrace::Dram, class, unit % places.dram),
+                heat,
+            )),
             // As a segment's header keeps its first units from being anyone's.
-            _ => State::At(Slot::new(Loc::new(Terrace::Ssd, class, unit.max(8)), heat)),
+            _ => State::At(Slot::new(
+                Loc::new(Terrace::Ssd, class, 8 + unit % (places.ssd - 8)),
+                heat,
+            )),
         }
     }
 
     proptest! {
         #[test]
         fn a_table_is_a_map(
-            fixed: bool, bits in 20u32..37,
+            fixed: bool, bits in 20u32..36, more in 0u64..1 << 20, dram in 1u64..1 << 24,
             steps in prop::collection::vec((0u64..100_000, any::<(u8, u8, u64, u8)>(), any::<bool>()), 1..200)
         ) {
             let shape = if fixed { Shape::Fixed(128) } else { Shape::Any };
-            let mut table = Table::new(bits, fixed.then_some(160));
+            let places = Places { ssd: (1 << bits) + more, dram };
+            let mut table = Table::new(places, fixed.then_some(160));
             let mut map = BTreeMap::new();
             for (n, of, claim) in steps {
                 let n = if claim {
@@ -454,7 +484,7 @@ mod tests {
                 } else {
                     n
                 };
-                let s = state(shape, bits, of);
+                let s = state(shape, places, of);
                 table.set(n, s);
                 match s {
                     State::Free => map.remove(&n),
@@ -479,8 +509,14 @@ mod tests {
     #[test]
     fn thirty_million_objects_of_one_size_take_four_bytes_each() {
         let objects = 1 << 20;
-        for (bits, most, packed_most) in [(26, 4.01, 4.01), (29, 4.01, 5.01), (37, 5.01, 6.01)] {
-            let mut table = Table::new(bits, Some(160));
+        // Lanes of 2.2 GiB, DRAM included, 12 GiB and 1 TiB.
+        for (ssd, most, packed_most) in [
+            (138 << 20, 4.01, 4.01),
+            (768 << 20, 4.01, 5.01),
+            (64 << 30, 5.01, 6.01),
+        ] {
+            let dram = 8 << 20;
+            let mut table = Table::new(Places { ssd, dram }, Some(160));
             let mut each = |class: Option<u8>| {
                 for n in 0..objects {
                     let at = |class| Slot::new(Loc::new(Terrace::Ssd, class, n + 8), 1);
@@ -499,9 +535,35 @@ mod tests {
     }
 
     #[test]
-    #[should_panic(expected = "in a slot of 4 bytes")]
+    fn the_last_places_are_told_apart() {
+        for (ssd, dram) in [(8 << 20, 3), (138 << 20, 8 << 20), (800 << 20, 1 << 20)] {
+            let mut table = Table::new(Places { ssd, dram }, Some(160));
+            let ends = [
+                (Terrace::Ssd, 8),
+                (Terrace::Ssd, ssd - 1),
+                (Terrace::Dram, 0),
+                (Terrace::Dram, dram - 1),
+            ];
+            for class in [0, 3, addr::class_of(160)] {
+                for (n, (terrace, unit)) in ends.into_iter().enumerate() {
+                    for heat in 0..=HEAT_MAX {
+                        let s = State::At(Slot::new(Loc::new(terrace, class, unit), heat));
+                        table.set(n as u64, s);
+                        assert_eq!(table.get(n as u64), s);
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    #[should_panic(expected = "place")]
     fn a_place_that_does_not_fit_is_refused_loudly() {
-        let mut table = Table::new(29, Some(160));
+        let places = Places {
+            ssd: 1 << 29,
+            dram: 1 << 20,
+        };
+        let mut table = Table::new(places, Some(160));
         let loc = Loc::new(Terrace::Ssd, addr::class_of(160), 1 << 29);
         table.set(0, State::At(Slot::new(loc, 0)));
     }

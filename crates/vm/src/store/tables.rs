@@ -6,7 +6,7 @@
 //! Promises: at most one slot a subject, found without a search; tables that nobody made are empty.
 //! Never: grows for a number above [`OBJECTS_MAX`].
 
-use super::table::{Shape, State, Table};
+use super::table::{Places, Shape, State, Table};
 use terrace_log::entry::entry_bytes;
 use terrace_log::{Directory, Full, Loc, ObjectId, Order, Slot, Snapshot, Subject};
 
@@ -29,18 +29,18 @@ pub(super) fn subject(oid: ObjectId) -> Subject {
 pub struct Tables {
     /// Bits of an id that say its lane.
     lane_bits: u32,
-    unit_bits: u32,
+    places: Places,
     /// Whether a table that a saved piece or the log names is made.
     keeps: bool,
     tables: Vec<Option<Table>>,
 }
 
 impl Tables {
-    /// No table yet, in one of 2^`lane_bits` lanes whose places need `unit_bits` bits. `keeps`: the pool outlives the process.
-    pub fn new(lane_bits: u32, unit_bits: u32, keeps: bool) -> Tables {
+    /// No table yet, in one of 2^`lane_bits` lanes with these places. `keeps`: the pool outlives the process.
+    pub fn new(lane_bits: u32, places: Places, keeps: bool) -> Tables {
         Tables {
             lane_bits,
-            unit_bits,
+            places,
             keeps,
             tables: Vec::new(),
         }
@@ -54,7 +54,7 @@ impl Tables {
             self.tables.resize_with(at + 1, || None);
         }
         let fixed = self.fixed_bytes(shape);
-        self.tables[at].get_or_insert_with(|| Table::new(self.unit_bits, fixed));
+        self.tables[at].get_or_insert_with(|| Table::new(self.places, fixed));
     }
     /// How long the entries of a table are at most, if no slot says more of it.
     fn fixed_bytes(&self, shape: Shape) -> Option<usize> {
@@ -68,7 +68,7 @@ impl Tables {
     }
     /// The most that [`CHUNK_SLOTS`] numbers of a table take.
     pub fn chunk_bytes_max(&self, shape: Shape) -> usize {
-        Table::chunk_bytes_max(self.unit_bits, self.fixed_bytes(shape))
+        Table::chunk_bytes_max(self.places, self.fixed_bytes(shape))
     }
     /// Forgets a table. Its entries must be dead already.
     pub fn drop_table(&mut self, table: u16) {
@@ -309,6 +309,10 @@ mod tests {
             hash: ObjectId::new(table, id).hash(),
         }
     }
+    const PLACES: Places = Places {
+        ssd: 1 << 28,
+        dram: 1 << 22,
+    };
     fn slot(unit: u64, heat: u8) -> Slot {
         Slot::new(Loc::new(Terrace::Ssd, 6, unit + 8), heat)
     }
@@ -341,7 +345,7 @@ mod tests {
             keeps: bool, fixed: bool, steps in prop::collection::vec(step(), 1..120), slots_max in 1usize..3000
         ) {
             let make = || {
-                let mut tables = Tables::new(1, 29, keeps);
+                let mut tables = Tables::new(1, PLACES, keeps);
                 let shape = if fixed { Shape::Fixed(128) } else { Shape::Any };
                 (0..3).for_each(|t| tables.make(t, shape));
                 tables
@@ -399,7 +403,7 @@ mod tests {
 
         #[test]
         fn a_damaged_piece_is_an_error_and_no_panic(bytes in prop::collection::vec(any::<u8>(), 0..100)) {
-            let mut tables = Tables::new(0, 29, true);
+            let mut tables = Tables::new(0, PLACES, true);
             // Small numbers, so that some get past the first check.
             let mut small = bytes.clone();
             small.iter_mut().skip(1).step_by(2).for_each(|b| *b = 0);

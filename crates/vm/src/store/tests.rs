@@ -317,3 +317,28 @@ fn what_cannot_be_gathered_is_left_and_nothing_stays_held() {
     let counters = store.stats().lanes;
     assert_eq!(counters.damaged_reads, 0);
 }
+
+#[test]
+fn beside_what_is_promised_the_ends_of_segments_count_as_taken() {
+    let store = store(&device(&options(false), 512, 1));
+    let (large, any) = (20_000, TABLE + 1);
+    store.make_table(any, Shape::Any).expect("a table");
+    store.room.promise(1).expect("a promise");
+    let mut stored = 0;
+    let refused = loop {
+        match store.put(any, stored, &vec![stored as u8; large]) {
+            Ok(()) => stored += 1,
+            Err(e) => break e,
+        }
+    };
+    assert!(refused.is_full(), "{refused}");
+    // Three are in a segment.
+    let (max, each) = (store.room.max_bytes, SEGMENT as u64 / 3);
+    assert_eq!(stored, (max - 1) / each, "of {max} bytes");
+    for id in 0..stored {
+        // Shorter first: what is given back is what was taken.
+        store.put(any, id, &[1; 100]).expect("shorter");
+        assert!(store.free(any, id).expect("free"));
+    }
+    store.room.promise(max - 1).expect("all is free again");
+}

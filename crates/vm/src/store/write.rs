@@ -172,7 +172,10 @@ impl Store {
             return put_in(lane, oid, value);
         }
         let len = entry_bytes(ObjectId::KEY_BYTES, value.len(), false, false);
-        let (had, wants) = (room::bytes_of(lane.dir.get(oid)), room::bytes_for(len));
+        let (had, wants) = (
+            self.taken_by(lane.dir.get(oid)),
+            self.ends_too(room::bytes_for(len)),
+        );
         let more = wants.saturating_sub(had);
         if had == 0 && self.pool.failure().is_some() {
             return Err(Refusal::Final(ObjectError::ReadOnly));
@@ -365,7 +368,7 @@ impl Store {
             let was = lane.dir.get(oid);
             forget(&mut lane, oid);
             if counted {
-                self.room.give(room::bytes_of(was));
+                self.room.give(self.taken_by(was));
             }
             return Ok(was != State::Free);
         }
