@@ -26,6 +26,8 @@ const RATIO_MIN: u64 = 2;
 const SLACK_BYTES: u64 = 5 << 20;
 /// The pool on the disk over the data: each object of 128 bytes has a header too, and a tenth is kept free.
 const DISK_OVER_DATA: u64 = 2;
+/// How often what is on swap is started, at most.
+const SWAP_STARTS: u32 = 3;
 const ZIPF: &str = "0.99";
 /// As many threads as find the device busy.
 const THREADS: u64 = 16;
@@ -111,11 +113,16 @@ pub fn run(setting: &Setting, report: &mut Report) -> Result<()> {
     let steps = KINDS.len() * (1 + LOADS.len() * (1 + setting.options.repeats as usize));
     let progress = Progress::new((APPLICATIONS.len() * steps) as u64);
     for application in APPLICATIONS {
+        let notes = &mut part.notes;
         let started = KINDS.iter().map(|(kind, _)| {
             progress.step(format!("loading {}, {kind}", application.name));
+            let start = || Running::start(setting, application, kind, sizes);
             match (&swap, *kind == "malloc") {
                 (Err(e), true) => Err(anyhow::anyhow!("{e:#}")),
-                _ => Running::start(setting, application, kind, sizes),
+                (Ok(_), true) => again(start, |e| {
+                    notes.push(format!("{} on swap, begun again: {e:#}", application.name));
+                }),
+                (_, false) => start(),
             }
         });
         let mut running: Vec<Result<Running>> = started.collect();
@@ -148,6 +155,21 @@ pub fn run(setting: &Setting, report: &mut Report) -> Result<()> {
     );
     report.parts.push(part);
     Ok(())
+}
+
+/// Starts what is on swap, again if need be: Linux kills it now and then while it loads, where it finds nothing to reclaim under so small a limit. Ours has one try.
+fn again(
+    start: impl Fn() -> Result<Running>,
+    mut failed: impl FnMut(&anyhow::Error),
+) -> Result<Running> {
+    for _ in 1..SWAP_STARTS {
+        stop::check()?;
+        match start() {
+            Err(e) => failed(&e),
+            running => return running,
+        }
+    }
+    start()
 }
 
 /// Warms all builds with a load, drives them in turns, and judges.
