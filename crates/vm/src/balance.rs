@@ -265,3 +265,70 @@ impl Drop for Balance {
         self.store.count_pages(counted, 0);
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::opp::Heap;
+    use crate::store::StoreOptions;
+    use crate::{PAGE_BYTES, Way};
+    use std::time::{Duration, Instant};
+
+    const CAP_BYTES: u64 = 64 << 20;
+
+    #[test]
+    fn what_is_kept_for_page_tables_follows_what_waits() {
+        let dir = tempfile::tempdir().unwrap();
+        let store = Store::open(&StoreOptions::scratch(dir.path(), CAP_BYTES, 0)).unwrap();
+        let memory = Memory::new(crate::Options {
+            way: Way::InThread,
+            ..Heap::options(&store)
+        });
+        let balance = Balance::new(memory.unwrap(), store);
+        let grace = &balance.memory.core.grace;
+        let counted = || balance.counted_bytes.load(Ordering::Relaxed) as usize;
+        let look = || {
+            let _state = balance.state.lock();
+            balance.keep_for_tables(CAP_BYTES);
+        };
+        let (all, all_counted) = (grace.kept_bytes(), counted());
+        let slots_max = balance.slots_max_bytes();
+        // What is kept may be asked for again, so no slots are promised it.
+        let same_slots_max = || {
+            let now = balance.slots_max_bytes();
+            assert!(
+                now.abs_diff(slots_max) < all as u64 / 4,
+                "{slots_max} {now}"
+            );
+        };
+        while grace.kept_bytes() > all / 8 {
+            let before = grace.kept_bytes();
+            look();
+            assert!(grace.kept_bytes() < before, "nothing waits");
+        }
+        assert_eq!(all_counted - counted(), all - grace.kept_bytes());
+        same_slots_max();
+        // All of it waits, look after look.
+        let began = Instant::now();
+        while grace.kept_bytes() < all {
+            assert!(
+                began.elapsed() < Duration::from_secs(20),
+                "{}",
+                grace.kept_bytes()
+            );
+            let before = grace.kept_bytes();
+            grace.give_back(all / PAGE_BYTES);
+            look();
+            let more = (grace.kept_bytes() - before) as u64;
+            assert!(more <= policy::step_bytes(CAP_BYTES));
+            // Only into what nobody may take; the terrace gives way for the next.
+            let committed = balance.store.committed_bytes();
+            assert!(more == 0 || committed <= CAP_BYTES, "{committed}");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        assert_eq!(counted(), all_counted);
+        grace.keep(all / 8);
+        balance.fix(true);
+        assert_eq!((grace.kept_bytes(), counted()), (all, all_counted));
+    }
+}
