@@ -119,8 +119,10 @@ pub fn run(setting: &Setting, report: &mut Report) -> Result<()> {
             let start = || Running::start(setting, application, kind, sizes);
             match (&swap, *kind == "malloc") {
                 (Err(e), true) => Err(anyhow::anyhow!("{e:#}")),
-                (Ok(_), true) => again(start, |e| {
-                    notes.push(format!("{} on swap, begun again: {e:#}", application.name));
+                (Ok(_), true) => program(setting, application.name, kind).and_then(|_| {
+                    again(start, |e| {
+                        notes.push(format!("{} on swap, begun again: {e:#}", application.name));
+                    })
                 }),
                 (_, false) => start(),
             }
@@ -163,9 +165,11 @@ fn again(
     mut failed: impl FnMut(&anyhow::Error),
 ) -> Result<Running> {
     for _ in 1..SWAP_STARTS {
-        stop::check()?;
         match start() {
-            Err(e) => failed(&e),
+            Err(e) => {
+                stop::check()?;
+                failed(&e);
+            }
             running => return running,
         }
     }

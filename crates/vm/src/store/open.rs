@@ -3,7 +3,7 @@
 use super::buffers::{Buffers, Queues};
 use super::driver::Driver;
 use super::error::ObjectError;
-use super::room::{self, Room, SEGMENTS_MIN};
+use super::room::{Room, SEGMENTS_MIN};
 use super::same::Same;
 use super::table::{CHUNK_SLOTS, Places, Shape, State, Table};
 use super::tables::{OBJECTS_MAX, TABLES_MAX, Tables, subject};
@@ -507,14 +507,6 @@ impl Store {
     /// What an object of so many bytes takes of it.
     pub(crate) fn room_of(&self, bytes: usize) -> u64 {
         self.ends_too(entry_bytes(ObjectId::KEY_BYTES, bytes, false, false) as u64)
-    }
-    /// What an entry takes of it, with the ends of segments.
-    pub(super) fn ends_too(&self, entry_bytes: u64) -> u64 {
-        room::of_segments(entry_bytes, self.pool.superblock().segment_bytes.into())
-    }
-    /// What an object takes of it, as its slot has it.
-    pub(super) fn taken_by(&self, state: State) -> u64 {
-        self.ends_too(room::bytes_of(state))
     }
     /// Size of its SSD terrace.
     pub(crate) fn ssd_bytes(&self) -> u64 {

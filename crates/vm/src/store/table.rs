@@ -544,7 +544,8 @@ mod tests {
                 (Terrace::Dram, 0),
                 (Terrace::Dram, dram - 1),
             ];
-            for class in [0, 3, addr::class_of(160)] {
+            // The longest first: none is packed until then.
+            for class in [addr::class_of(160), 3, 0] {
                 for (n, (terrace, unit)) in ends.into_iter().enumerate() {
                     for heat in 0..=HEAT_MAX {
                         let s = State::At(Slot::new(Loc::new(terrace, class, unit), heat));
@@ -557,14 +558,20 @@ mod tests {
     }
 
     #[test]
-    #[should_panic(expected = "place")]
     fn a_place_that_does_not_fit_is_refused_loudly() {
-        let places = Places {
-            ssd: 1 << 29,
-            dram: 1 << 20,
-        };
-        let mut table = Table::new(places, Some(160));
-        let loc = Loc::new(Terrace::Ssd, addr::class_of(160), 1 << 29);
-        table.set(0, State::At(Slot::new(loc, 0)));
+        let (ssd, dram) = (1 << 29, 1 << 20);
+        let class = addr::class_of(160);
+        for (terrace, class, unit) in [
+            (Terrace::Ssd, class, ssd),
+            (Terrace::Dram, class, dram),
+            (Terrace::Ssd, class + 1, 8),
+        ] {
+            let set = std::panic::catch_unwind(|| {
+                let mut table = Table::new(Places { ssd, dram }, Some(160));
+                let loc = Loc::new(terrace, class, unit);
+                table.set(0, State::At(Slot::new(loc, 0)));
+            });
+            assert!(set.is_err(), "{terrace:?} {class} {unit}");
+        }
     }
 }

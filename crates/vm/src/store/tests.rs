@@ -342,3 +342,18 @@ fn beside_what_is_promised_the_ends_of_segments_count_as_taken() {
     }
     store.room.promise(max - 1).expect("all is free again");
 }
+
+#[test]
+fn an_object_that_is_first_changed_in_place_takes_room_and_gives_it_back() {
+    let store = store(&device(&options(false), 512, 1));
+    store.room.promise(1).expect("a promise");
+    let most = store.room.max_bytes - 1;
+    let id = store.insert(TABLE, &[]).expect("zeros");
+    store
+        .update(TABLE, id, |bytes| bytes[0] = 1)
+        .expect("change");
+    let refused = store.room.promise(most).expect_err("it has room");
+    assert!(refused.is_full(), "{refused}");
+    assert!(store.free(TABLE, id).expect("free"));
+    store.room.promise(most).expect("all is free again");
+}

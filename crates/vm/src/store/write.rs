@@ -159,6 +159,22 @@ impl Store {
         })
     }
 
+    /// What an entry takes of the SSD, with the ends of segments.
+    pub(crate) fn ends_too(&self, entry_bytes: u64) -> u64 {
+        room::of_segments(entry_bytes, self.pool.superblock().segment_bytes.into())
+    }
+
+    /// What an object takes of that at most, as its slot has it.
+    pub(super) fn taken_by(&self, state: State) -> u64 {
+        self.ends_too(room::bytes_of(state))
+    }
+
+    /// The same of one of so many bytes, as its slot would have it.
+    pub(super) fn taken_for(&self, bytes: usize) -> u64 {
+        let entry = entry_bytes(ObjectId::KEY_BYTES, bytes, false, false);
+        self.ends_too(room::bytes_for(entry))
+    }
+
     /// Writes an object in its locked lane; `counted`: where nobody promised room for it, it takes some.
     fn put_counted(
         &self,
@@ -171,10 +187,9 @@ impl Store {
             self.forget_contents(oid);
             return put_in(lane, oid, value);
         }
-        let len = entry_bytes(ObjectId::KEY_BYTES, value.len(), false, false);
         let (had, wants) = (
             self.taken_by(lane.dir.get(oid)),
-            self.ends_too(room::bytes_for(len)),
+            self.taken_for(value.len()),
         );
         let more = wants.saturating_sub(had);
         if had == 0 && self.pool.failure().is_some() {
@@ -418,16 +433,23 @@ impl Store {
                     State::Zeros | State::Fill(_) => return Ok(false),
                     State::Free => return Err(Refusal::Final(free)),
                 }
+                let takes = match (counted, lane.dir.get(oid)) {
+                    // It was never stored, and takes room from now on.
+                    (true, State::Zeros | State::Fill(_)) => self.taken_for(len),
+                    _ => 0,
+                };
+                self.room.take(takes).map_err(Refusal::Final)?;
                 if !counted {
                     self.forget_contents(oid);
                 }
                 if let Some(f) = f.take() {
                     f(&mut bytes[..len]);
                 }
-                match lane.dir.get(oid) {
-                    State::At(slot) if lane.overwrite(slot, &bytes[..len]) => Ok(true),
-                    _ => append_in(lane, oid, &bytes[..len]).map(|()| true),
-                }
+                let stored = match lane.dir.get(oid) {
+                    State::At(slot) if lane.overwrite(slot, &bytes[..len]) => Ok(()),
+                    _ => append_in(lane, oid, &bytes[..len]),
+                };
+                stored.inspect_err(|_| self.room.give(takes)).map(|()| true)
             })?;
             if done {
                 return Ok(());
