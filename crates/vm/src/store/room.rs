@@ -100,6 +100,10 @@ fn add(
     bytes: u64,
     most: impl Fn(u64) -> u64,
 ) -> Result<(), ObjectError> {
+    // More may be owed than there is: what is there is changed all the same.
+    if bytes == 0 {
+        return Ok(());
+    }
     let full = ObjectError::Full { asked_bytes: bytes };
     if bytes > BYTES_MAX {
         return Err(full);
@@ -176,6 +180,10 @@ mod tests {
         assert_eq!(room.take(1), full(1));
         room.end_promise(850);
         assert_eq!(room.take(1000), Ok(()));
+        // What takes nothing is not refused, however much is owed.
+        room.owe(2000);
+        assert_eq!((room.take(0), room.take(1)), (Ok(()), full(1)));
+        room.end_promise(2000);
         let refused = |asked_bytes, allowed_bytes| {
             Err(ObjectError::Slots {
                 asked_bytes,
