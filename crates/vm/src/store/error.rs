@@ -75,8 +75,10 @@ pub enum ObjectError {
         /// Its number.
         table: u16,
     },
-    /// An array, a pool or the like has the table.
-    #[error("table {table} is that of an array, pool or malloc: choose another number")]
+    /// An array, a pool or the like has the table, or it was made for objects of another size.
+    #[error(
+        "table {table} is that of an array, pool or malloc, or made for objects of another size: choose another number, or drop it first"
+    )]
     Taken {
         /// Its number.
         table: u16,

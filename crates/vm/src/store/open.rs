@@ -109,7 +109,7 @@ fn segment_bytes(cap_bytes: u64, ssd_bytes: u64, lanes: u64) -> u64 {
 const SAME_PER_PAGE: u64 = 4;
 
 /// A table that was made.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, PartialEq)]
 pub(super) struct Made {
     shape: Shape,
     /// Whoever has it promises room for what is in it, and nobody else may use it by number.
@@ -217,7 +217,7 @@ impl Store {
     }
 
     /// Makes table `table`, or says again what a table of a durable store looks like. Objects that are put into it take room that is not promised to
-    /// others.
+    /// others. Refuses a table that an array, pool or malloc has, and in a scratch store one that was made for objects of another size.
     pub fn make_table(&self, table: u16, shape: Shape) -> Result<(), ObjectError> {
         self.make(table, shape, false)
     }
@@ -296,13 +296,18 @@ impl Store {
         if shapes.len() <= at {
             shapes.resize(at + 1, None);
         }
-        if shapes[at].is_some_and(|made| made.owned) && !owned {
+        let made = Made { shape, owned };
+        let before = shapes[at];
+        // Slots of a scratch store are those of the first shape, and what was put there unpromised has taken room.
+        let fixed = !self.keeps && self.pool.lane(0).dir.table(table).is_some();
+        let theirs = before.is_some_and(|before| before.owned) && !owned;
+        if theirs || fixed && before != Some(made) {
             return Err(ObjectError::Taken { table });
         }
         for lane in 0..self.lanes() {
             self.pool.lane(lane).dir.make(table, shape);
         }
-        shapes[at] = Some(Made { shape, owned });
+        shapes[at] = Some(made);
         Ok(())
     }
 

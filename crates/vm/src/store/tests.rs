@@ -252,6 +252,27 @@ fn objects_of_every_length_come_back_from_the_device() {
     assert!(store.put(1, 1, &vec![0; INLINE_MAX_BYTES + 1]).is_err());
 }
 
+#[test]
+fn a_table_is_not_made_twice_for_other_objects() {
+    let device = device(&options(false), 64, 5);
+    let store = store(&device);
+    store.put(TABLE, 7, &value(7)).expect("put");
+    let taken = Err(super::ObjectError::Taken { table: TABLE });
+    let same = Shape::Fixed(BYTES as u32);
+    for other in [Shape::Fixed(64 * BYTES as u32), Shape::Any] {
+        assert_eq!(store.make_table(TABLE, other), taken);
+        assert_eq!(store.make_owned_table(TABLE, other), taken);
+    }
+    assert_eq!(store.make_owned_table(TABLE, same), taken);
+    store.make_table(TABLE, same).expect("said again");
+    let right = store.read(TABLE, 7, |v| v == super::Value::Bytes(&value(7)));
+    assert_eq!(right, Ok(true));
+    // Once it is dropped it may be another's.
+    store.drop_table(TABLE).expect("dropped");
+    store.make_owned_table(TABLE, Shape::Any).expect("made");
+    assert_eq!(store.make_table(TABLE, Shape::Any), taken);
+}
+
 /// How many of the gathered objects were read; each as it was put.
 fn taken(store: &Store, ids: &[u64]) -> usize {
     let mut gathered = store.gather(TABLE, ids);
