@@ -82,7 +82,7 @@ impl Core {
         let Some(mut capture) = work.capture.take() else {
             return;
         };
-        let mut at = 0;
+        let (mut at, mut takes) = (0, true);
         loop {
             let (mut places, mut spans, mut len) = ([0; TOGETHER], [Range::NONE; TOGETHER], 0);
             while at < work.victims.len() && len < TOGETHER {
@@ -104,13 +104,19 @@ impl Core {
             if let Err(errno) = unsafe { capture.pipe.read(&mut spans[..len]) } {
                 lost(errno);
             }
-            self.store_pages(work, &mut capture.pages, &places[..len]);
+            takes = self.store_pages(work, &mut capture.pages, &places[..len], takes);
         }
         work.capture = Some(capture);
     }
 
-    /// Stores what was read of the victims at `places`.
-    fn store_pages(&self, work: &mut Workspace, pages: &mut [Page], places: &[usize]) {
+    /// Stores what was read of the victims at `places`, if the backing still `takes` some. Whether it does: one that did not once may have been asked for as long as anybody is to wait.
+    fn store_pages(
+        &self,
+        work: &mut Workspace,
+        pages: &mut [Page],
+        places: &[usize],
+        mut takes: bool,
+    ) -> bool {
         let mut first = 0;
         while let Some(&place) = places.get(first) {
             let Some(region) = self.space.region(work.victims[place].page) else {
@@ -129,12 +135,17 @@ impl Core {
                 };
                 len = nth + 1;
             }
-            let stored = self.store_some(region, &changed[..len]);
+            let stored = match takes {
+                true => self.store_some(region, &changed[..len]),
+                false => 0,
+            };
+            takes = stored == len;
             for nth in first + stored..first + len {
                 self.bring_back(work, &mut pages[nth], places[nth]);
             }
             first += len;
         }
+        takes
     }
 
     /// Puts a page that was not stored back in its place; what is not the object's is zeros, as after any eviction.

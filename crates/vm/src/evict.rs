@@ -332,7 +332,7 @@ impl Core {
 
     /// Gives dirty victims to their backings; marks those that stay.
     fn store(&self, work: &mut Workspace) {
-        let mut at = 0;
+        let (mut at, mut takes) = (0, true);
         let is_next = |work: &Workspace, at: usize| work.victims[at].is_to_be_stored();
         while let Some(first) = (at..work.victims.len()).find(|at| is_next(work, *at)) {
             at = first;
@@ -366,7 +366,12 @@ impl Core {
                 }
                 at += 1;
             }
-            let stored = self.store_some(region, &pages[..len]);
+            // What took nothing once may have been asked for as long as anybody is to wait.
+            let stored = match takes {
+                true => self.store_some(region, &pages[..len]),
+                false => 0,
+            };
+            takes = stored == len;
             for place in &places[stored..len] {
                 let slot = work.stage.slot(usize::from(*place));
                 let victim = &mut work.victims[usize::from(*place)];

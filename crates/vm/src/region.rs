@@ -17,7 +17,7 @@ use crate::space::{page_number, place, slot_page, slots_of};
 use crate::sys::Range;
 use std::ops;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering, fence};
 
 /// The most pages of a region: 32 TiB.
 pub const REGION_PAGES_MAX: u64 = 1 << 33;
@@ -81,6 +81,12 @@ impl Region {
             backing,
             sampler: Sampler::default(),
         }));
+        if core.way != Way::InThread {
+            // Marks of accesses when it was nobody's.
+            let start = core.space.address_of(first_page);
+            let len = pages as usize * PAGE_BYTES;
+            core.drop_ranges(&[Range { start, len }]);
+        }
         let blocks_end = place(first_page + pages - 1).0 + 1;
         core.blocks_end.fetch_max(blocks_end, Ordering::AcqRel);
         for slot in first_slot..first_slot + slots {
@@ -177,6 +183,22 @@ impl Region {
             core.lift_poison(self.inner().first_page + page);
             drop(inside);
         }
+        Ok(())
+    }
+
+    /// The same of many, most of which nobody ever touched.
+    pub(crate) fn renew_all(&self, pages: ops::Range<u64>) -> Result<(), VmError> {
+        let core = &self.memory.core;
+        if core.way == Way::InThread {
+            return Ok(());
+        }
+        let inside = Inside::enter(core)?;
+        for pages in self.in_blocks(pages) {
+            if !core.space.is_empty(place(pages.start).0) {
+                pages.for_each(|page| core.lift_poison(page));
+            }
+        }
+        drop(inside);
         Ok(())
     }
 
@@ -403,6 +425,8 @@ impl Drop for Region {
                 .slot(slot)
                 .store(std::ptr::null_mut(), Ordering::Release);
         }
+        // Who pins a block from now on finds no region, or its block is found here.
+        fence(Ordering::SeqCst);
         let region = self.inner();
         core.drain(region.first_page, region.pages);
         // SAFETY: made by Box::into_raw in `new`. The slots are cleared and no block has users, so no fault has it; see

@@ -11,7 +11,7 @@ use crate::extent::RegionCore;
 use crate::page::PageState;
 use crate::sys::{Lock, Rooms, SystemError, Table, ZeroIsValid, map_addresses};
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous, munmap};
-use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering, fence};
 
 /// Regions begin and end at multiples of this: 1 GiB of addresses, which cost nothing.
 pub(crate) const SLOT_BYTES: usize = 1 << 30;
@@ -197,7 +197,10 @@ impl Space {
         let mut spare = None;
         let record = loop {
             match word.pin() {
-                Pin::Live(record) => break record,
+                Pin::Live(record) => {
+                    self.show(block);
+                    break record;
+                }
                 Pin::Releasing => self.wait_for_block(block),
                 Pin::Empty => {
                     let record = match spare {
@@ -207,7 +210,7 @@ impl Space {
                     spare = Some(record);
                     if word.occupy(record) {
                         self.live.fetch_add(1, Ordering::Relaxed);
-                        self.summary[block / 64].fetch_or(1 << (block % 64), Ordering::AcqRel);
+                        self.show(block);
                         spare = None;
                         break record;
                     }
@@ -217,7 +220,17 @@ impl Space {
         if let Some(record) = spare {
             self.free_record(record);
         }
+        // Whoever clears a region's slots sees this block, or who pinned it sees the slots cleared: see `Region`'s drop.
+        fence(Ordering::SeqCst);
         Ok(Pinned { block, record })
+    }
+
+    /// Puts a block that the caller is a user of among the live ones. Who occupied it may not have come to that, and what this user writes must be found.
+    fn show(&self, block: usize) {
+        let (word, bit) = (&self.summary[block / 64], 1 << (block % 64));
+        if word.load(Ordering::Relaxed) & bit == 0 {
+            word.fetch_or(bit, Ordering::AcqRel);
+        }
     }
 
     /// Becomes a user of a block that is live; none if it is not.
@@ -225,6 +238,17 @@ impl Space {
         match self.blocks[block].pin() {
             Pin::Live(record) => Some(Pinned { block, record }),
             Pin::Empty | Pin::Releasing => None,
+        }
+    }
+
+    /// The same of one that is not empty: what is in a block that is being released may still be on its way to the backing, or come back, so that is waited for.
+    pub fn pin_filled(&self, block: usize) -> Option<Pinned> {
+        loop {
+            match self.blocks[block].pin() {
+                Pin::Live(record) => return Some(Pinned { block, record }),
+                Pin::Empty => return None,
+                Pin::Releasing => self.wait_for_block(block),
+            }
         }
     }
 

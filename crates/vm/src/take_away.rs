@@ -41,7 +41,7 @@ impl Region {
             };
             let start = (block * BLOCK_PAGES) as u64;
             let next = start + BLOCK_PAGES as u64;
-            if let Some(pinned) = core.space.pin_live(block) {
+            if let Some(pinned) = core.space.pin_filled(block) {
                 let done = core.take_away(self.inner(), pinned, at.max(start)..end.min(next));
                 core.unpin(pinned, 1);
                 done?;

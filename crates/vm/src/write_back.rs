@@ -62,7 +62,7 @@ impl Core {
             };
             let first = (block * BLOCK_PAGES) as u64;
             let next = first + BLOCK_PAGES as u64;
-            if let Some(pinned) = self.space.pin_live(block) {
+            if let Some(pinned) = self.space.pin_filled(block) {
                 let done = self.write_back_block(region, pinned, at.max(first)..end.min(next));
                 self.unpin(pinned, 1);
                 done?;

@@ -2,7 +2,9 @@
 #![allow(dead_code)]
 
 use std::collections::HashMap;
+use std::fs::File;
 use std::ops::Range;
+use std::os::fd::AsRawFd;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
@@ -15,6 +17,9 @@ pub struct Plain {
     pub fetch_fails: AtomicBool,
     pub store_fails: AtomicBool,
     pub fetch_delay_us: AtomicU64,
+    pub store_delay_us: AtomicU64,
+    /// Calls of `store` that were refused.
+    pub refused: AtomicU64,
     pub fetches: AtomicU64,
     pub stores: AtomicU64,
     pub discards: AtomicU64,
@@ -34,6 +39,8 @@ impl Plain {
             fetch_fails: AtomicBool::new(false),
             store_fails: AtomicBool::new(false),
             fetch_delay_us: AtomicU64::new(0),
+            store_delay_us: AtomicU64::new(0),
+            refused: AtomicU64::new(0),
             fetches: AtomicU64::new(0),
             stores: AtomicU64::new(0),
             discards: AtomicU64::new(0),
@@ -86,7 +93,12 @@ impl Backing for Plain {
     }
 
     fn store(&self, pages: &[Changed<'_>]) -> Result<usize, StoreError> {
+        let delay_us = self.store_delay_us.load(Ordering::Relaxed);
+        if delay_us > 0 {
+            std::thread::sleep(Duration::from_micros(delay_us));
+        }
         if self.store_fails.load(Ordering::Relaxed) {
+            self.refused.fetch_add(1, Ordering::Relaxed);
             return Err(StoreError::Io { errno: libc::EIO });
         }
         let taken = pages
@@ -124,5 +136,16 @@ impl Random {
 
     pub fn below(&mut self, n: u64) -> u64 {
         ((u128::from(self.next()) * u128::from(n)) >> 64) as u64
+    }
+}
+
+/// Reads into a page as the kernel does. The errno, if it refused.
+pub fn read_into(at: *mut u8) -> i32 {
+    let zeros = File::open("/dev/zero").unwrap();
+    // SAFETY: the caller's page, or nobody's, which the kernel says.
+    let got = unsafe { libc::read(zeros.as_raw_fd(), at.cast(), 1) };
+    match got {
+        1 => 0,
+        _ => std::io::Error::last_os_error().raw_os_error().unwrap(),
     }
 }
