@@ -201,6 +201,11 @@ pub trait Disk: Send {
     /// Operations submitted and not yet reaped, the backlog included.
     fn in_flight(&self) -> usize;
 
+    /// Whether it takes nothing any more, whatever the device does: the system refused to serve the queue itself.
+    fn is_broken(&self) -> bool {
+        false
+    }
+
     /// A descriptor that is readable while completions wait to be reaped, for `epoll`; `None` if
     /// this queue has none. It does not tell of operations that were refused without asking the
     /// device: reap once without waiting after submitting.

@@ -508,6 +508,10 @@ impl Disk for UringDisk {
         self.in_kernel() + self.backlog.len() + self.ready.len()
     }
 
+    fn is_broken(&self) -> bool {
+        self.broken.is_some()
+    }
+
     fn poll_fd(&self) -> Option<RawFd> {
         (!self.ring.params().is_setup_single_issuer()).then(|| self.ring.as_raw_fd())
     }

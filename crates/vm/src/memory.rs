@@ -108,7 +108,10 @@ impl Memory {
                 true => Unmapper::new()?,
                 false => Unmapper::one_by_one(),
             },
-            tables: PageTables::new(options.advised_tables, options.way == Way::InThread),
+            tables: PageTables::new(
+                options.advised_tables,
+                options.way == Way::InThread && !options.unmodified,
+            ),
             way: options.way,
             unmodified: options.unmodified,
             generation: forks::generation(),

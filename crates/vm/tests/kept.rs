@@ -2,7 +2,7 @@
 
 mod common;
 
-use common::Random;
+use common::{Random, read_into};
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Write};
 use std::ops::Range;
@@ -45,6 +45,33 @@ fn taken(e: &RegionError) -> bool {
 
 fn sync(region: &NamedRegion, range: Range<usize>) -> Result<(), RegionError> {
     region.sync(std::slice::from_ref(&range))
+}
+
+/// What the kernel was refused when the region was too short is not held against the program later.
+#[test]
+fn a_page_that_was_asked_for_too_early_is_there_once_the_region_has_grown() {
+    let output = Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", "child_asks_too_early", "--ignored"])
+        .output()
+        .unwrap();
+    assert!(output.status.success(), "{output:?}");
+}
+
+#[test]
+#[ignore = "run by a_page_that_was_asked_for_too_early_is_there_once_the_region_has_grown"]
+fn child_asks_too_early() {
+    // As in a program that does not handle it: Rust's tests do.
+    // SAFETY: before anything of this process is a region.
+    unsafe { libc::signal(libc::SIGBUS, libc::SIG_DFL) };
+    let dir = tempfile::tempdir().unwrap();
+    let regions = open(dir.path(), Way::Handlers(1));
+    let region = regions.region("early", PAGE_BYTES as u64, 1 << 20).unwrap();
+    let beyond = region.base().wrapping_add(PAGE_BYTES);
+    assert_eq!(read_into(beyond), libc::EFAULT);
+    region.grow(2 * PAGE_BYTES).unwrap();
+    region.word(PAGE_BYTES / 8).store(7, Relaxed);
+    assert_eq!(region.word(PAGE_BYTES / 8).load(Relaxed), 7);
+    assert_eq!(read_into(beyond), 0);
 }
 
 /// A list in a region: each node is a page apart, its first word the address of the next, its second a number.

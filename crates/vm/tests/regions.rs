@@ -2,7 +2,7 @@
 
 mod common;
 
-use common::{Plain, Random};
+use common::{Plain, Random, read_into};
 use std::process::Command;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
@@ -257,6 +257,59 @@ fn page_tables_that_are_not_freed_yet_count() {
         assert!(began.elapsed().as_secs() < 10, "{:?}", memory.stats());
         std::thread::sleep(std::time::Duration::from_millis(1));
     }
+}
+
+/// A program that does not know of it may have protected pages; addresses that are mapped anew would be open.
+#[test]
+fn what_an_unmodified_program_has_protected_stays_so() {
+    let memory = Memory::new(Options {
+        pages_max: 64,
+        reserve_bytes: 4 << 30,
+        advised_tables: false,
+        unmodified: true,
+        ..Options::default()
+    })
+    .unwrap();
+    let region = memory.region(512, Arc::new(Plain::new())).unwrap();
+    write(&region, 0, 7);
+    // SAFETY: a page of the region, which is only read from here on.
+    let said = unsafe { libc::mprotect(region.base().cast(), PAGE_BYTES, libc::PROT_READ) };
+    assert_eq!(said, 0);
+    memory.evict_all().unwrap();
+    let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
+    let at = format!("{:x}-", region.base() as usize);
+    let line = maps.lines().find(|line| line.starts_with(&at));
+    assert!(line.is_some_and(|line| line.contains(" r--p")), "{line:?}");
+    assert_eq!(read(&region, 0), 7);
+}
+
+/// What the kernel was refused where no region was is not held against one that is made there.
+#[test]
+fn a_region_begins_without_marks_of_accesses_before_it() {
+    in_child("child_makes_a_region_where_one_was_asked_for", |output| {
+        assert!(output.status.success(), "{output:?}")
+    });
+}
+
+#[test]
+#[ignore = "run by a_region_begins_without_marks_of_accesses_before_it"]
+fn child_makes_a_region_where_one_was_asked_for() {
+    // As in a program that does not handle it: Rust's tests do.
+    // SAFETY: before anything of this process is a region.
+    unsafe { libc::signal(libc::SIGBUS, libc::SIG_DFL) };
+    let memory = memory(Way::Handlers(1), 64);
+    let make = || memory.region(100, Arc::new(Plain::new())).unwrap();
+    let first = make();
+    let base = first.base();
+    drop(first);
+    // The first could be a fault that came late.
+    for _ in 0..2 {
+        assert_eq!(read_into(base), libc::EFAULT);
+    }
+    let second = make();
+    assert_eq!(second.base(), base);
+    write(&second, 0, 7);
+    assert_eq!(read(&second, 0), 7);
 }
 
 /// Blocks are mapped anew under threads that touch them at the same time: each waits, none reads zeros, none is killed.

@@ -136,6 +136,8 @@ impl NamedRegion {
             }
         }
         self.named().grow(pages)?;
+        // The kernel may have been refused there when it was too short.
+        self.region().renew_all(before..pages)?;
         self.count();
         Ok(())
     }

@@ -1,7 +1,7 @@
 //! Buffers and queues that a store keeps for its reads.
 //!
 //! Promises: what is kept is counted in the cap, and no more is kept than the limits here say; a buffer for one read is counted as long as it is lent. What a queue's
-//! call takes beyond its stock is counted once the call is over, [`QUEUE_READS_MAX`] buffers at most. Never: reads, or waits for a buffer.
+//! call takes beyond its stock is counted once the call is over, [`QUEUE_READS_MAX`] buffers at most. Never: reads, or waits for a buffer; or lends a queue that is broken.
 
 use super::tables::Tables;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -160,11 +160,55 @@ impl Queues {
         }
     }
 
-    /// Gives it back.
+    /// Gives it back. One that is broken is nobody's any more: the next call makes another, or goes without.
     pub fn keep(&self, ledger: &Ledger, mut queue: Queue) {
+        if queue.disk.is_broken() {
+            ledger.change(Part::Io, queue.counted, 0);
+            self.made.fetch_sub(1, Ordering::Relaxed);
+            return;
+        }
         let held = (queue.blocks.len() * BLOCK_BYTES + queue.stock_bytes) as u64;
         ledger.change(Part::Io, queue.counted, held);
         queue.counted = held;
         self.idle.lock().push(queue);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::tests::{device, options, pool};
+    use super::*;
+    use terrace_media::{Done, Op, Wait};
+
+    /// A queue whose ring the system does not serve any more.
+    struct Broken;
+
+    impl Disk for Broken {
+        fn submit(&mut self, _token: u64, _op: Op) {}
+        fn kick(&mut self) {}
+        fn reap(&mut self, _wait: Wait, _done: &mut Vec<Done>) {}
+        fn in_flight(&self) -> usize {
+            0
+        }
+        fn is_broken(&self) -> bool {
+            true
+        }
+        fn poll_fd(&self) -> Option<i32> {
+            None
+        }
+    }
+
+    #[test]
+    fn a_queue_that_broke_is_not_lent_again() {
+        let device = device(&options(false), 128, 3);
+        let (pool, queues) = (pool(&device, options(false)), Queues::default());
+        let before = pool.ledger().held(Part::Io);
+        for _ in 0..2 * QUEUES_MAX {
+            let mut queue = queues.take(&pool).expect("another");
+            assert!(!queue.disk.is_broken());
+            queue.disk = Box::new(Broken);
+            queues.keep(pool.ledger(), queue);
+        }
+        assert_eq!(pool.ledger().held(Part::Io), before);
     }
 }

@@ -4,7 +4,7 @@
 //! A new mapping takes faults only when it is registered, and before that a touch would read zeros. So it begins without any access,
 //! and gets it last: who touches it in between gets SIGSEGV, waits until the block is released (`signal`), and tries again. The kernel's
 //! own accesses cannot wait so; they fail with EFAULT, as everywhere when faults are taken in the faulting thread. Handler threads promise
-//! better, so with them tables stay.
+//! better, so with them tables stay; and so they do where a program that does not know of it may have protected some of its pages, which a new mapping would open.
 //!
 //! Promises: when it is done, the addresses are one mapping with their neighbours again. Never: takes a block that anybody but the caller
 //! can put a page in.
@@ -42,11 +42,11 @@ pub(crate) struct PageTables {
 }
 
 impl PageTables {
-    /// As this kernel does it, or as one that does not take tables by advice. `in_thread`: where faults are taken.
-    pub fn new(by_advice: bool, in_thread: bool) -> PageTables {
+    /// As this kernel does it, or as one that does not take tables by advice; addresses are mapped anew only if they `may_be`.
+    pub fn new(by_advice: bool, may_be: bool) -> PageTables {
         static ADVISED: OnceLock<bool> = OnceLock::new();
         let advised = by_advice && *ADVISED.get_or_init(goes_by_advice);
-        let going = match (advised, in_thread) {
+        let going = match (advised, may_be) {
             (true, _) => Going::ByAdvice,
             (false, true) => Going::ByMapping,
             (false, false) => Going::Not,
