@@ -6,6 +6,9 @@
 //! | closed | lanes stage and write epoch `open` - 1 | each lane's `arrive` |
 //! | flushing | all arrived; one device flush | `done` or `failed` |
 //!
+//! A flush that fails leaves nothing sure of what was written before it, and one beside it may end well all the same. So that of an epoch has the
+//! device to itself: it waits until those of checkpoints have ended, and none of these begins while it waits or is under way.
+//!
 //! An epoch is a cut: every lane steps into the new one before it does anything
 //! after the close, and a command over several lanes holds them all. So what is
 //! recovered is a state that the whole pool was in.
@@ -19,6 +22,8 @@ pub(crate) struct Commit {
     under_way: AtomicBool,
     arrived: AtomicU32,
     lanes: u32,
+    /// Flushes of checkpoints under way, and [`EPOCHS`].
+    flushes: AtomicU32,
     last_close_ms: AtomicU64,
     asked: AtomicBool,
     quiet_until_ms: AtomicU64,
@@ -26,6 +31,8 @@ pub(crate) struct Commit {
 
 /// Longest time that closing epochs is held back for one command, ms.
 const QUIET_MAX_MS: u64 = 200;
+/// The flush of an epoch waits, or is under way.
+const EPOCHS: u32 = 1 << 31;
 
 impl Commit {
     pub(crate) fn new(lanes: u32, open: u64) -> Commit {
@@ -34,6 +41,7 @@ impl Commit {
             durable: AtomicU64::new(open - 1),
             under_way: AtomicBool::new(false),
             arrived: AtomicU32::new(0),
+            flushes: AtomicU32::new(0),
             lanes,
             last_close_ms: AtomicU64::new(0),
             asked: AtomicBool::new(false),
@@ -82,8 +90,28 @@ impl Commit {
     pub(crate) fn arrive(&self) -> bool {
         self.arrived.fetch_add(1, Ordering::AcqRel) + 1 == self.lanes
     }
-    /// The device was flushed after all lanes had arrived.
+    /// All lanes have arrived: the device is to be flushed, once [`may_flush`](Commit::may_flush) says so.
+    pub(crate) fn want_flush(&self) {
+        self.flushes.fetch_or(EPOCHS, Ordering::AcqRel);
+    }
+    /// Whether no flush of a checkpoint is under way. Asked by who wants the epoch's.
+    pub(crate) fn may_flush(&self) -> bool {
+        self.flushes.load(Ordering::Acquire) == EPOCHS
+    }
+    /// Begins the flush of a checkpoint; false: an epoch's comes first.
+    pub(crate) fn begin_other_flush(&self) -> bool {
+        let begin = |flushes: u32| (flushes < EPOCHS).then_some(flushes + 1);
+        self.flushes
+            .fetch_update(Ordering::AcqRel, Ordering::Acquire, begin)
+            .is_ok()
+    }
+    /// Ends it, after the pool was told if it failed. True: an epoch's may begin now.
+    pub(crate) fn end_other_flush(&self) -> bool {
+        self.flushes.fetch_sub(1, Ordering::AcqRel) - 1 == EPOCHS
+    }
+    /// The device was flushed after all lanes had arrived, or what they wrote needs no flush.
     pub(crate) fn done(&self) {
+        self.flushes.fetch_and(!EPOCHS, Ordering::AcqRel);
         self.durable.store(self.open() - 1, Ordering::Release);
         self.under_way.store(false, Ordering::Release);
     }

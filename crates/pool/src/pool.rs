@@ -55,8 +55,8 @@ impl<D: Snapshot + Send> Pool<D> {
                 why,
                 "the pool is read-only from now on, and reads go on: look after the device (the kernel's log), then start again"
             );
+            self.wake_all();
         }
-        self.wake_all();
     }
     pub(crate) fn wake_all(&self) {
         for wake in self.wakers.lock().iter() {

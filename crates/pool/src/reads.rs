@@ -142,15 +142,19 @@ impl Reads {
     /// The read of `token` ended. None: there is no such read.
     pub(crate) fn ended(&mut self, token: usize, d: Done) -> Option<Ended> {
         let read = self.reads.try_remove(token)?;
-        let buf = d.buf.expect("a read gives its buffer back");
+        let is_first = self.tasks[read.task].finished.is_empty();
         // Of many reads copies take a quarter of the memory, which a large command needs for what it changes; and a buffer that is not
         // lent is wanted for the next read.
-        let keep = match self.tasks[read.task].finished.is_empty() && buf.is_lent() {
+        let keep = match is_first && d.buf.as_ref().is_some_and(Buf::is_lent) {
             _ if read.keys_only => Keep::Key,
             true => Keep::Buffer,
             false => Keep::Copy,
         };
-        let (fetched, buf) = Fetched::new(read.lane, read.plan, d.result, buf, keep);
+        let (fetched, buf) = match d.buf {
+            Some(buf) => Fetched::new(read.lane, read.plan, d.result, buf, keep),
+            // The ring broke, and the kernel may write to it still.
+            None => (Fetched::lost(read.lane, read.plan, d.result), None),
+        };
         if let Some(buf) = buf
             && !buf.is_lent()
             && let Some(at) = spare_at(read.plan.len)

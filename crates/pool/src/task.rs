@@ -90,6 +90,17 @@ impl Fetched {
         (fetched, buf)
     }
 
+    /// What a read came to whose buffer did not come back.
+    pub(crate) fn lost(lane: u16, plan: ReadPlan, read: Result<(), MediaError>) -> Fetched {
+        let why = read.map_or_else(|e| e.to_string(), |()| "its buffer is lost".into());
+        Fetched {
+            lane,
+            plan,
+            result: Err(format!("{why} ({})", place(lane, &plan))),
+            damage: None,
+        }
+    }
+
     /// The entry; its value is missing when only the key was asked for.
     pub fn entry(&self) -> Result<Entry<'_>, &str> {
         match &self.result {

@@ -6,6 +6,7 @@
 //! Promises: `turn` does a bounded slice and never blocks; no lock is held
 //! across a system call. Never: acknowledges; it says which epoch is durable.
 
+use crate::flushes::Flushes;
 use crate::held::Held;
 use crate::ledger::Part;
 use crate::near::Near;
@@ -25,8 +26,10 @@ use terrace_media::{Disk, Done, Op, Wait};
 use terrace_tiers::{ReadPlan, Rule, policy};
 
 const TOKEN_READ: u64 = 1 << 62;
-const TOKEN_FLUSH: u64 = 1 << 61;
-const TOKEN_LANE_SHIFT: u32 = 44;
+pub(crate) const TOKEN_FLUSH: u64 = 1 << 61;
+/// Beside the token of its lane: a flush of a checkpoint.
+pub(crate) const TOKEN_OF_CHECKPOINT: u64 = 1 << 60;
+pub(crate) const TOKEN_LANE_SHIFT: u32 = 44;
 /// Slices of background work in one turn.
 const SLICES_PER_TURN_MAX: usize = 4;
 /// Turns between two looks at the cap; what grows in between is within the ledger's slack.
@@ -48,8 +51,8 @@ pub struct Turn {
 /// A thread's part of a pool.
 pub struct Worker<D = KeyMap> {
     /// Dropped before the pool, whose lock must not go while operations are under way.
-    disk: Box<dyn Disk>,
-    pool: Arc<Pool<D>>,
+    pub(crate) disk: Box<dyn Disk>,
+    pub(crate) pool: Arc<Pool<D>>,
     home: Vec<u16>,
     /// Bytes told to the ledger, by home lane: segments, index, io.
     counted: Vec<[u64; 3]>,
@@ -67,6 +70,7 @@ pub struct Worker<D = KeyMap> {
     replies_wait: bool,
     /// It became durable in this turn.
     durable_now: bool,
+    pub(crate) flushes: Flushes,
 }
 
 impl<D: Snapshot + Send> Worker<D> {
@@ -86,6 +90,7 @@ impl<D: Snapshot + Send> Worker<D> {
             near: Near::default(),
             replies_wait: false,
             durable_now: false,
+            flushes: Flushes::default(),
             pool,
         };
         worker.keep_cap();
@@ -388,8 +393,7 @@ impl<D: Snapshot + Send> Worker<D> {
             drop(lane);
             self.room |= before != phase || busy;
             for (token, op) in io {
-                self.disk
-                    .submit(u64::from(id) << TOKEN_LANE_SHIFT | token, op);
+                self.submit_of_lane(u64::from(id) << TOKEN_LANE_SHIFT | token, op);
             }
             if let Some(why) = failed {
                 pool.fail(&why);
@@ -400,10 +404,11 @@ impl<D: Snapshot + Send> Worker<D> {
                     || pool.options.without_rule == Some(Rule::FlushBeforeAcknowledge);
                 match unflushed {
                     true => self.durable(),
-                    false => self.disk.submit(TOKEN_FLUSH, Op::Flush),
+                    false => self.flush_epoch(),
                 }
             }
         }
+        self.submit_flushes();
         slices
     }
 
@@ -466,17 +471,16 @@ impl<D: Snapshot + Send> Worker<D> {
         } else if d.token & TOKEN_FLUSH != 0 {
             match d.result {
                 Ok(()) => self.durable(),
-                Err(e) => {
-                    let why = format!("a flush of the device failed: {e}");
-                    self.pool.fail(&why);
-                }
+                Err(e) => self
+                    .pool
+                    .fail(&format!("a flush of the device failed: {e}")),
             }
         } else {
-            let lane = (d.token >> TOKEN_LANE_SHIFT) as usize;
-            let token = d.token & ((1 << TOKEN_LANE_SHIFT) - 1);
-            self.pool.lanes[lane]
-                .lock()
-                .complete(token, d.result, d.buf);
+            let token = d.token & !TOKEN_OF_CHECKPOINT;
+            self.complete_of_lane(token, d.result, d.buf);
+            if d.token != token {
+                self.ended_other_flush();
+            }
         }
     }
 
@@ -523,8 +527,11 @@ impl<D: Snapshot + Send> Worker<D> {
     /// Ends this worker: waits for what it has at the device.
     pub fn close(mut self) {
         let until = Instant::now() + Duration::from_secs(30);
-        while (self.disk.in_flight() > 0 || !self.verifier.is_idle()) && Instant::now() < until {
+        while (self.disk.in_flight() > 0 || !self.verifier.is_idle() || self.flush_waits())
+            && Instant::now() < until
+        {
             self.verify(true);
+            self.submit_flushes();
             self.disk.kick();
             self.reap(Wait::For(Duration::from_millis(100)));
         }

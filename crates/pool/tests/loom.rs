@@ -158,6 +158,39 @@ fn an_epoch_is_durable_only_when_all_lanes_arrived_and_the_device_was_flushed() 
     });
 }
 
+/// The flush of an epoch has the device to itself, and none waits for ever.
+#[test]
+fn an_epoch_is_not_flushed_beside_a_checkpoint() {
+    model(|| {
+        let pool = Pool::new();
+        let under_way = Arc::new(AtomicU64::new(0));
+        let other = {
+            let (pool, under_way) = (pool.clone(), under_way.clone());
+            thread::spawn(move || {
+                while !pool.commit.begin_other_flush() {
+                    pool.wakers[1].wait();
+                }
+                assert!(under_way.fetch_add(1, Ordering::AcqRel) < 100);
+                under_way.fetch_sub(1, Ordering::AcqRel);
+                if pool.commit.end_other_flush() {
+                    pool.wake_all();
+                }
+            })
+        };
+        assert!(pool.commit.try_close(0));
+        pool.commit.want_flush();
+        while !pool.commit.may_flush() {
+            pool.wakers[0].wait();
+        }
+        assert_eq!(under_way.fetch_add(100, Ordering::AcqRel), 0);
+        under_way.fetch_sub(100, Ordering::AcqRel);
+        pool.commit.done();
+        pool.wake_all();
+        other.join().unwrap();
+        assert!(pool.commit.begin_other_flush(), "the epoch's is over");
+    });
+}
+
 /// One thread closes an epoch and both sleep until they are woken: it becomes durable,
 /// and both learn of it.
 #[test]

@@ -7,6 +7,9 @@ use crate::Op;
 use rustix::io::Errno;
 use std::ops::Range;
 
+/// Of operations whose buffer does not come back.
+pub(super) const REFUSED: Errno = Errno::PERM;
+
 /// A rule: which operations fail, and how. Starts as "the next one, with EIO".
 #[derive(Debug, Clone)]
 pub struct Fault {
@@ -32,6 +35,14 @@ impl Fault {
     pub fn enospc() -> Fault {
         Fault {
             errno: Errno::NOSPC.raw_os_error(),
+            ..Fault::eio()
+        }
+    }
+
+    /// The next operation ends as where the kernel does not serve a queue any longer: with EPERM, and a read's buffer stays with it.
+    pub fn refused() -> Fault {
+        Fault {
+            errno: REFUSED.raw_os_error(),
             ..Fault::eio()
         }
     }

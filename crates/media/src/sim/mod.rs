@@ -302,7 +302,10 @@ impl SimDisk {
         Done {
             token: flight.token,
             result,
-            buf: flight.op.into_buf(),
+            buf: match flight.errno == Some(fault::REFUSED.raw_os_error()) {
+                true => None,
+                false => flight.op.into_buf(),
+            },
         }
     }
 }
