@@ -157,6 +157,8 @@ impl NamedRegion {
         let pages =
             ranges.iter().map(
                 |range| match range.start <= range.end && range.end <= bytes {
+                    // No byte is on no page.
+                    true if range.is_empty() => Ok(0..0),
                     true => Ok((range.start / PAGE_BYTES) as u64..pages_of(range.end as u64)),
                     false => Err(RegionError::Bounds {
                         what: "a byte of the region",
