@@ -116,11 +116,7 @@ impl Table {
 
     /// Replaces an object that is there.
     pub fn put(&self, id: u64, value: &[u8]) -> Result<(), HeapError> {
-        let store = self.heap.store();
-        match store.contains(self.table, id)? {
-            true => Ok(store.put(self.table, id, value)?),
-            false => Err(self.free(id)),
-        }
+        Ok(self.heap.store().replace(self.table, id, value)?)
     }
 
     /// Changes an object in place: `f` gets a copy of its bytes, and what it leaves is stored. `f` is short, calls nothing of the store and touches

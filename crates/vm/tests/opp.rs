@@ -7,7 +7,7 @@ mod common;
 
 use common::Random;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 use terrace_vm::handles::Table;
 use terrace_vm::opp::{Heap, HeapError};
@@ -390,6 +390,37 @@ fn what_is_promised_to_large_objects_is_there_in_small_segments() {
             assert!(seen == object(n as u64 + 1), "object {n}");
         }
     }
+}
+
+#[test]
+fn an_object_that_is_removed_while_it_is_replaced_stays_removed() {
+    const OBJECTS: u64 = 20_000;
+    let (_dir, heap) = heap(Way::InThread, 64 << 20);
+    let table = Table::new(&heap, 64).unwrap();
+    let ids: Vec<u64> = (0..OBJECTS)
+        .map(|_| table.insert(&[1; 64]).unwrap())
+        .collect();
+    let (begun, removed) = (AtomicU64::new(0), AtomicU64::new(0));
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            for (n, id) in (1..).zip(&ids) {
+                begun.store(n, Ordering::Release);
+                while removed.load(Ordering::Acquire) < n {
+                    let _ = table.put(*id, &[2; 64]);
+                }
+            }
+        });
+        for (n, id) in (1..).zip(&ids) {
+            while begun.load(Ordering::Acquire) < n {
+                std::thread::yield_now();
+            }
+            table.remove(*id).unwrap();
+            removed.store(n, Ordering::Release);
+        }
+    });
+    assert!(table.is_empty());
+    let there = |id: &&u64| table.get(**id, &mut [0; 64]).unwrap();
+    assert_eq!(ids.iter().filter(there).count(), 0, "they are back");
 }
 
 #[test]
