@@ -20,15 +20,16 @@ impl Table {
     /// A table of objects of `bytes` bytes.
     pub fn new(heap: &Heap, bytes: u32) -> Result<Table, HeapError> {
         let table = heap.take_table()?;
-        if let Err(e) = heap.store().make_owned_table(table, Shape::Fixed(bytes)) {
-            heap.store().give_table(table);
-            return Err(e.into());
-        }
+        let made = heap.store().make_owned_table(table, Shape::Fixed(bytes));
+        let slots = made
+            .map_err(HeapError::from)
+            .and_then(|()| Slots::new(heap, table, 0));
+        let slots = slots.inspect_err(|_| heap.store().give_table(table))?;
         Ok(Table {
             heap: heap.clone(),
             table,
             bytes,
-            slots: Slots::new(heap, table, 0)?,
+            slots,
             len: AtomicU64::new(0),
         })
     }

@@ -16,7 +16,7 @@ pub use heap::{Heap, HeapError, OBJECTS_MAX_DEFAULT};
 pub use pool::ObjectPool;
 
 use crate::backing::PAGE_BYTES;
-use crate::store::Objects;
+use crate::store::{Objects, Sizes};
 use shown::Shown;
 pub(crate) use slots::Slots;
 use std::sync::atomic::AtomicU64;
@@ -51,8 +51,9 @@ impl Heap {
         bytes_max: u32,
         objects_max: u64,
     ) -> Result<ObjectPool, HeapError> {
+        let sizes = Sizes::new(objects_max)?;
         let objects = Shown::new(self, bytes_max, objects_max, |store, table| {
-            Ok(Objects::of_any_size(store, table, bytes_max, objects_max)?.strict())
+            Ok(Objects::of_any_size(store, table, bytes_max, sizes)?.strict())
         })?;
         Ok(ObjectPool::of(objects))
     }

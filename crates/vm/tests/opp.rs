@@ -452,6 +452,22 @@ fn misuse_is_an_error() {
     );
 }
 
+#[test]
+fn what_is_refused_takes_no_table() {
+    let (_dir, heap) = heap(Way::InThread, 64 << 20);
+    // More than there are tables.
+    for n in 0..5000 {
+        let objects_max = [0, 1 << 40, u64::MAX][n % 3];
+        let refused = heap.pool_of_any_size(100, objects_max).err().unwrap();
+        assert!(refused.to_string().contains("pages of a region"), "{refused}");
+        assert!(heap.pool_of_any_size(4097, 10).is_err());
+        assert!(heap.pool(100, objects_max).is_err());
+        assert!(Table::new(&heap, 1 << 20).is_err());
+    }
+    let pool = heap.pool_of_any_size(100, 1 << 20).unwrap();
+    pool.alloc().unwrap();
+}
+
 /// Threads that together never have more objects than a pool may have, while its last slots come and go: none is refused.
 #[test]
 fn a_number_that_is_free_is_found() {
