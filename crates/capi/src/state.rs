@@ -6,7 +6,6 @@
 use crate::error::Failure;
 use crate::handle::{Handle, Places};
 use ::terrace_pool::{Mutex, RwLock};
-use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Weak};
 use terrace_vm::handles::Table;
 use terrace_vm::heap::PageHeap;
@@ -40,8 +39,6 @@ pub(crate) struct ObjectsState {
 
 pub(crate) struct ArrayState {
     pub array: Array,
-    /// As the array's, for look-ups that take no lock.
-    pub len: AtomicU64,
     pub of: Weak<PoolState>,
 }
 
