@@ -459,7 +459,10 @@ fn what_is_refused_takes_no_table() {
     for n in 0..5000 {
         let objects_max = [0, 1 << 40, u64::MAX][n % 3];
         let refused = heap.pool_of_any_size(100, objects_max).err().unwrap();
-        assert!(refused.to_string().contains("pages of a region"), "{refused}");
+        assert!(
+            refused.to_string().contains("pages of a region"),
+            "{refused}"
+        );
         assert!(heap.pool_of_any_size(4097, 10).is_err());
         assert!(heap.pool(100, objects_max).is_err());
         assert!(Table::new(&heap, 1 << 20).is_err());

@@ -295,7 +295,9 @@ mod tests {
         let region = regions.region("r", 1 << 16, 0).expect("a region");
         device.faults().fail_write(Fault::eio().always());
         for n in 0..3 {
-            region.word(0).store(n + 1, std::sync::atomic::Ordering::Relaxed);
+            region
+                .word(0)
+                .store(n + 1, std::sync::atomic::Ordering::Relaxed);
             let refused = region.sync_all().expect_err("nothing is written");
             let failed = RegionError::Heap(HeapError::Store(ObjectError::ReadOnly));
             assert_eq!(refused.to_string(), failed.to_string(), "sync {n}");
