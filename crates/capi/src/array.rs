@@ -96,12 +96,7 @@ pub extern "C" fn terrace_array_clear(array: *mut terrace_array, index: u64) -> 
 #[unsafe(no_mangle)]
 pub extern "C" fn terrace_array_destroy(array: *mut terrace_array) -> c_int {
     call("terrace_array_destroy", -1, || {
-        let handle = Handle::from_pointer(array);
-        let state = state::remove::<ArrayState>(handle)?;
-        ranges::remove(handle);
-        if let Some(pool) = state.of.upgrade() {
-            pool.disown(handle);
-        }
+        state::destroy::<ArrayState>(Handle::from_pointer(array))?;
         Ok(0)
     })
 }

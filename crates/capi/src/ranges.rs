@@ -47,7 +47,17 @@ mod tests {
         let five = Some(owner(5));
         assert_eq!(
             found,
-            [None, five, five, five, five, None, None, Some(owner(4)), Some(owner(4))]
+            [
+                None,
+                five,
+                five,
+                five,
+                five,
+                None,
+                None,
+                Some(owner(4)),
+                Some(owner(4))
+            ]
         );
         add((1000, 500), owner(1));
         assert_eq!([999, 1499, 1500].map(find), [None, Some(owner(1)), five]);
