@@ -412,7 +412,7 @@ fn an_object_that_is_removed_while_it_is_replaced_stays_removed() {
         });
         for (n, id) in (1..).zip(&ids) {
             while begun.load(Ordering::Acquire) < n {
-                std::thread::yield_now();
+                std::hint::spin_loop();
             }
             table.remove(*id).unwrap();
             removed.store(n, Ordering::Release);
