@@ -210,7 +210,8 @@ int terrace_objects_destroy(struct terrace_objects *objects);
 // `options` points to as many bytes as its size says; its path is a string.
 struct terrace_pool *terrace_open(const struct terrace_options *options);
 
-// Closes a pool and all that is of it: its arrays, tables, regions and memory, which nobody may touch any more.
+// Closes a pool and all that is of it: its arrays, tables, regions and memory, which nobody may touch any more. Calls on it
+// that are under way in other threads end first; 10 s are waited for them.
 int terrace_close(struct terrace_pool *pool);
 
 // Opens the region `name` of a pool that is kept. If there is none, makes it: `bytes` zeros, which can grow to `bytes_max` (0: as many as the

@@ -11,7 +11,6 @@ use crate::ranges;
 use crate::state::{self, ArrayState, PoolState, Thing};
 use std::ffi::{c_int, c_void};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 
 /// An array. Not to be followed.
 #[allow(non_camel_case_types)]
@@ -24,7 +23,7 @@ fn get(array: *const terrace_array) -> Result<Arc<ArrayState>, Failure> {
 }
 
 fn check(state: &ArrayState, index: u64) -> Result<(), Failure> {
-    let len = state.len.load(Ordering::Acquire);
+    let len = state.array.len();
     match index < len {
         true => Ok(()),
         false => Err(Failure::invalid(format!(
@@ -47,7 +46,6 @@ pub extern "C" fn terrace_array_create(
         let addresses = array.addresses();
         let handle = state::add(Thing::Array(Arc::new(ArrayState {
             array,
-            len: AtomicU64::new(len),
             of: Arc::downgrade(&pool),
         })))?;
         ranges::add(addresses, handle);
@@ -70,7 +68,7 @@ pub extern "C" fn terrace_array_at(array: *const terrace_array, index: u64) -> *
 #[unsafe(no_mangle)]
 pub extern "C" fn terrace_array_len(array: *const terrace_array) -> u64 {
     call("terrace_array_len", u64::MAX, || {
-        Ok(get(array)?.len.load(Ordering::Acquire))
+        Ok(get(array)?.array.len())
     })
 }
 
@@ -78,10 +76,7 @@ pub extern "C" fn terrace_array_len(array: *const terrace_array) -> u64 {
 #[unsafe(no_mangle)]
 pub extern "C" fn terrace_array_resize(array: *mut terrace_array, len: u64) -> c_int {
     call("terrace_array_resize", -1, || {
-        let state = get(array)?;
-        state.array.resize(len)?;
-        // Of two threads that resize at a time either may be last here, so the array is asked.
-        state.len.store(state.array.len(), Ordering::Release);
+        get(array)?.array.resize(len)?;
         Ok(0)
     })
 }
@@ -101,12 +96,57 @@ pub extern "C" fn terrace_array_clear(array: *mut terrace_array, index: u64) -> 
 #[unsafe(no_mangle)]
 pub extern "C" fn terrace_array_destroy(array: *mut terrace_array) -> c_int {
     call("terrace_array_destroy", -1, || {
-        let handle = Handle::from_pointer(array);
-        let state = state::remove::<ArrayState>(handle)?;
-        ranges::remove(handle);
-        if let Some(pool) = state.of.upgrade() {
-            pool.disown(handle);
-        }
+        state::destroy::<ArrayState>(Handle::from_pointer(array))?;
         Ok(0)
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::open::{terrace_close, terrace_open, terrace_options};
+    use std::os::unix::ffi::OsStrExt;
+    use std::sync::atomic::{AtomicU64, Ordering};
+
+    const THREADS: u64 = 4;
+    const ROUNDS: u64 = 4000;
+    const RESIZES: u64 = 20;
+
+    #[test]
+    fn its_length_is_the_last_of_several_that_were_asked_for_at_once() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let path = dir.path().join("pool");
+        let path = std::ffi::CString::new(path.as_os_str().as_bytes()).expect("no zero in it");
+        // SAFETY: made of integers and a pointer, all zeros is a value.
+        let mut options: terrace_options = unsafe { std::mem::zeroed() };
+        options.size = size_of::<terrace_options>();
+        options.path = path.as_ptr();
+        (options.cap_bytes, options.ssd_bytes) = (32 << 20, 64 << 20);
+        // SAFETY: options as they should be, with a path that lives on.
+        let pool = unsafe { terrace_open(&options) };
+        let array = Handle::from_pointer(terrace_array_create(pool, 10, 64, 20));
+        let barrier = std::sync::Barrier::new(THREADS as usize);
+        let wrong = AtomicU64::new(0);
+        std::thread::scope(|scope| {
+            for thread in 0..THREADS {
+                let (barrier, wrong) = (&barrier, &wrong);
+                scope.spawn(move || {
+                    for n in 0..ROUNDS {
+                        for n in n..n + RESIZES {
+                            let len = 10 + (thread + n) % 2 * 10;
+                            assert_eq!(terrace_array_resize(array.pointer(), len), 0);
+                        }
+                        barrier.wait();
+                        let state = get(array.pointer()).expect("open");
+                        if terrace_array_len(array.pointer()) != state.array.len() {
+                            wrong.fetch_add(1, Ordering::Relaxed);
+                        }
+                        barrier.wait();
+                    }
+                });
+            }
+        });
+        assert_eq!(wrong.into_inner(), 0, "looks that saw another length");
+        assert_eq!(terrace_close(pool), 0);
+    }
 }

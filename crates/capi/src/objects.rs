@@ -129,12 +129,7 @@ pub extern "C" fn terrace_objects_count(objects: *const terrace_objects) -> u64 
 #[unsafe(no_mangle)]
 pub extern "C" fn terrace_objects_destroy(objects: *mut terrace_objects) -> c_int {
     call("terrace_objects_destroy", -1, || {
-        let handle = Handle::from_pointer(objects);
-        let state = state::remove::<ObjectsState>(handle)?;
-        ranges::remove(handle);
-        if let Some(pool) = state.of.upgrade() {
-            pool.disown(handle);
-        }
+        state::destroy::<ObjectsState>(Handle::from_pointer(objects))?;
         Ok(0)
     })
 }

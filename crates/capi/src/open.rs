@@ -145,26 +145,27 @@ pub unsafe extern "C" fn terrace_open(options: *const terrace_options) -> *mut t
     })
 }
 
-/// Closes a pool and all that is of it: its arrays, tables, regions and memory, which nobody may touch any more.
+/// Closes a pool and all that is of it: its arrays, tables, regions and memory, which nobody may touch any more. Calls on it
+/// that are under way in other threads end first; 10 s are waited for them.
 #[unsafe(no_mangle)]
 pub extern "C" fn terrace_close(pool: *mut terrace_pool) -> c_int {
     call("terrace_close", -1, || {
         let handle = Handle::from_pointer(pool);
         let state = state::remove::<PoolState>(handle)?;
+        // They may make something of it yet.
+        state::await_calls(&state);
         ranges::remove(handle);
-        // Dropping them does I/O: not with the lock in hand.
+        let malloc = state.malloc.lock().take();
+        malloc.iter().for_each(state::await_calls);
         let children = std::mem::take(&mut *state.children.lock());
         for child in children {
-            ranges::remove(child);
-            // Gone if another thread closes it right now.
-            match state::any(child).ok() {
-                Some(Thing::Objects(_)) => drop(state::remove::<ObjectsState>(child)),
-                Some(Thing::Array(_)) => drop(state::remove::<ArrayState>(child)),
-                Some(Thing::Table(_)) => drop(state::remove::<TableState>(child)),
-                Some(Thing::Region(_)) => drop(state::remove::<RegionState>(child)),
-                Some(Thing::Pool(_)) | None => {}
-            }
+            // One that another thread closes right now is gone, and that thread has the pool in hand.
+            let _ = state::close::<ObjectsState>(child)
+                .or_else(|_| state::close::<ArrayState>(child))
+                .or_else(|_| state::close::<TableState>(child))
+                .or_else(|_| state::close::<RegionState>(child));
         }
+        state::await_calls(&state);
         Ok(0)
     })
 }

@@ -199,12 +199,7 @@ pub unsafe extern "C" fn terrace_region_sync(
 #[unsafe(no_mangle)]
 pub extern "C" fn terrace_region_close(region: *mut terrace_region) -> c_int {
     call("terrace_region_close", -1, || {
-        let handle = Handle::from_pointer(region);
-        let state = state::remove::<RegionState>(handle)?;
-        ranges::remove(handle);
-        if let Some(pool) = state.of.upgrade() {
-            pool.disown(handle);
-        }
+        state::destroy::<RegionState>(Handle::from_pointer(region))?;
         Ok(0)
     })
 }

@@ -1,17 +1,23 @@
 //! What stands behind the handles that C holds: pools, and the objects, arrays, tables and regions in them.
 //!
-//! Promises: a handle of another kind is told from one of the kind that is wanted; what a call works on stays until the call ends. Never: knows what
-//! a call does with it.
+//! Promises: a handle of another kind is told from one of the kind that is wanted; what a call works on stays until the call ends, and what is closed
+//! ends with it, in the thread that closes. Never: knows what a call does with it.
 
 use crate::error::Failure;
 use crate::handle::{Handle, Places};
+use crate::ranges;
 use ::terrace_pool::{Mutex, RwLock};
-use std::sync::atomic::AtomicU64;
+use std::sync::atomic::{Ordering, fence};
 use std::sync::{Arc, Weak};
+use std::time::{Duration, Instant};
 use terrace_vm::handles::Table;
 use terrace_vm::heap::PageHeap;
 use terrace_vm::kept::{NamedRegion, Regions};
 use terrace_vm::opp::{Array, Heap, ObjectPool};
+
+/// Longest that closing waits for calls under way. One may be of the thread that closes, if a signal's handler does.
+const UNDER_WAY_MAX: Duration = Duration::from_secs(10);
+const LOOK_EVERY: Duration = Duration::from_millis(1);
 
 pub(crate) struct PoolState {
     pub heap: Heap,
@@ -40,8 +46,6 @@ pub(crate) struct ObjectsState {
 
 pub(crate) struct ArrayState {
     pub array: Array,
-    /// As the array's, for look-ups that take no lock.
-    pub len: AtomicU64,
     pub of: Weak<PoolState>,
 }
 
@@ -96,6 +100,23 @@ macro_rules! kind {
         }
     };
 }
+
+/// A kind of thing that is in a pool.
+pub(crate) trait Child: Kind {
+    fn pool(&self) -> Option<Arc<PoolState>>;
+}
+
+macro_rules! child {
+    ($($state:ty)*) => {
+        $(impl Child for $state {
+            fn pool(&self) -> Option<Arc<PoolState>> {
+                self.of.upgrade()
+            }
+        })*
+    };
+}
+child!(ObjectsState ArrayState TableState RegionState);
+
 kind!(PoolState, Pool, "terrace_pool");
 kind!(ObjectsState, Objects, "terrace_objects");
 kind!(ArrayState, Array, "terrace_array");
@@ -133,4 +154,34 @@ pub(crate) fn remove<T: Kind>(handle: Handle) -> Result<Arc<T>, Failure> {
     let state = typed(places.get(handle, T::NAME)?.clone())?;
     places.close(handle, T::NAME)?;
     Ok(state)
+}
+
+/// Waits until calls that have it have ended; no handle leads to it any more.
+pub(crate) fn await_calls<T>(last: &Arc<T>) {
+    let until = Instant::now() + UNDER_WAY_MAX;
+    while Arc::strong_count(last) > 1 && Instant::now() < until {
+        std::thread::sleep(LOOK_EVERY);
+    }
+    // What they did is seen from here on.
+    fence(Ordering::Acquire);
+}
+
+/// Closes what is in a pool, after calls under way on it.
+pub(crate) fn close<T: Child>(handle: Handle) -> Result<(), Failure> {
+    let state = remove::<T>(handle)?;
+    await_calls(&state);
+    // Before its addresses can be another's.
+    ranges::remove(handle);
+    Ok(())
+}
+
+/// The same of what ends before its pool.
+pub(crate) fn destroy<T: Child>(handle: Handle) -> Result<(), Failure> {
+    // In hand until it is gone: whoever closes the pool meanwhile waits for that.
+    let pool = get::<T>(handle)?.pool();
+    close::<T>(handle)?;
+    if let Some(pool) = pool {
+        pool.disown(handle);
+    }
+    Ok(())
 }

@@ -221,11 +221,7 @@ pub extern "C" fn terrace_table_count(table: *const terrace_table) -> u64 {
 #[unsafe(no_mangle)]
 pub extern "C" fn terrace_table_destroy(table: *mut terrace_table) -> c_int {
     call("terrace_table_destroy", -1, || {
-        let handle = Handle::from_pointer(table);
-        let state = state::remove::<TableState>(handle)?;
-        if let Some(pool) = state.of.upgrade() {
-            pool.disown(handle);
-        }
+        state::destroy::<TableState>(Handle::from_pointer(table))?;
         Ok(0)
     })
 }

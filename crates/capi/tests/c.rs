@@ -130,6 +130,15 @@ fn a_named_region_is_as_at_its_last_sync() {
 }
 
 #[test]
+fn closing_ends_after_the_calls_of_other_threads() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let program = dir.path().join("closing");
+    compile(&c("closing.c"), &program, &[], Link::Shared);
+    let ended = run(start(&program, dir.path()).arg(dir.path()));
+    assert!(String::from_utf8_lossy(&ended.stdout).contains("nothing outlived its pool"));
+}
+
+#[test]
 fn every_misuse_is_an_error_or_a_clear_end() {
     let dir = tempfile::tempdir().expect("a directory");
     let program = dir.path().join("misuse");

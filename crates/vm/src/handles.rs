@@ -20,15 +20,16 @@ impl Table {
     /// A table of objects of `bytes` bytes.
     pub fn new(heap: &Heap, bytes: u32) -> Result<Table, HeapError> {
         let table = heap.take_table()?;
-        if let Err(e) = heap.store().make_owned_table(table, Shape::Fixed(bytes)) {
-            heap.store().give_table(table);
-            return Err(e.into());
-        }
+        let made = heap.store().make_owned_table(table, Shape::Fixed(bytes));
+        let slots = made
+            .map_err(HeapError::from)
+            .and_then(|()| Slots::new(heap, table, 0));
+        let slots = slots.inspect_err(|_| heap.store().give_table(table))?;
         Ok(Table {
             heap: heap.clone(),
             table,
             bytes,
-            slots: Slots::new(heap, table, 0)?,
+            slots,
             len: AtomicU64::new(0),
         })
     }
@@ -116,11 +117,7 @@ impl Table {
 
     /// Replaces an object that is there.
     pub fn put(&self, id: u64, value: &[u8]) -> Result<(), HeapError> {
-        let store = self.heap.store();
-        match store.contains(self.table, id)? {
-            true => Ok(store.put(self.table, id, value)?),
-            false => Err(self.free(id)),
-        }
+        Ok(self.heap.store().replace(self.table, id, value)?)
     }
 
     /// Changes an object in place: `f` gets a copy of its bytes, and what it leaves is stored. `f` is short, calls nothing of the store and touches

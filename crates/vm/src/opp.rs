@@ -16,10 +16,10 @@ pub use heap::{Heap, HeapError, OBJECTS_MAX_DEFAULT};
 pub use pool::ObjectPool;
 
 use crate::backing::PAGE_BYTES;
-use crate::store::Objects;
+use crate::store::{Objects, Sizes};
 use shown::Shown;
 pub(crate) use slots::Slots;
-use std::sync::atomic::AtomicU64;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 
 impl Heap {
@@ -33,7 +33,8 @@ impl Heap {
         objects.slots.reach(len)?;
         Ok(Array {
             objects,
-            len: Mutex::new(len),
+            len: AtomicU64::new(len),
+            resizing: Mutex::new(()),
         })
     }
 
@@ -51,8 +52,9 @@ impl Heap {
         bytes_max: u32,
         objects_max: u64,
     ) -> Result<ObjectPool, HeapError> {
+        let sizes = Sizes::new(objects_max)?;
         let objects = Shown::new(self, bytes_max, objects_max, |store, table| {
-            Ok(Objects::of_any_size(store, table, bytes_max, objects_max)?.strict())
+            Ok(Objects::of_any_size(store, table, bytes_max, sizes)?.strict())
         })?;
         Ok(ObjectPool::of(objects))
     }
@@ -61,7 +63,9 @@ impl Heap {
 /// Objects by index. Dropping it frees them all.
 pub struct Array {
     objects: Shown,
-    len: Mutex<u64>,
+    /// Changed by who has `resizing`, and read without a lock.
+    len: AtomicU64,
+    resizing: Mutex<()>,
 }
 
 impl Array {
@@ -82,7 +86,7 @@ impl Array {
 
     /// Objects it has.
     pub fn len(&self) -> u64 {
-        *self.len.lock().unwrap_or_else(PoisonError::into_inner)
+        self.len.load(Ordering::Acquire)
     }
 
     /// Whether it has none.
@@ -92,22 +96,24 @@ impl Array {
 
     /// Changes how many objects it has. New ones are zeros. Nobody may use those that go.
     pub fn resize(&self, len: u64) -> Result<(), HeapError> {
-        let mut held = self.len.lock().unwrap_or_else(PoisonError::into_inner);
+        let resizing = self.resizing.lock();
+        let _resizing = resizing.unwrap_or_else(PoisonError::into_inner);
+        let before = self.len();
         let max = self.objects.objects_max();
         if len > max {
             return Err(HeapError::TooMany { asked: len, max });
         }
-        if len > *held {
-            let more = len - *held;
+        if len > before {
+            let more = len - before;
             self.objects.promise(more, self.objects.bytes)?;
             let slots = self.objects.slots.reach(len);
             slots.inspect_err(|_| self.objects.unpromise(more, self.objects.bytes))?;
         } else {
-            self.objects.region().discard(len..*held)?;
-            self.objects.unpromise(*held - len, self.objects.bytes);
+            self.objects.region().discard(len..before)?;
+            self.objects.unpromise(before - len, self.objects.bytes);
             self.objects.slots.let_go(len);
         }
-        *held = len;
+        self.len.store(len, Ordering::Release);
         Ok(())
     }
 

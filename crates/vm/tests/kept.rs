@@ -188,6 +188,26 @@ fn a_region_grows_and_its_end_is_told() {
 }
 
 #[test]
+fn a_range_without_a_byte_syncs_no_page() {
+    let dir = tempfile::tempdir().unwrap();
+    let regions = open(dir.path(), Way::InThread);
+    let region = regions.region("r", 8192, 0).unwrap();
+    region.word(0).store(1, Relaxed);
+    region.sync_all().unwrap();
+    region.word(0).store(2, Relaxed);
+    region.word(512).store(2, Relaxed);
+    region.set_root(Some(8)).unwrap();
+    let ranges = [0..0, 100..100, 5000..5000, 8192..8192];
+    region.sync(&ranges).unwrap();
+    assert!(sync(&region, 8193..8193).is_err());
+    drop((region, regions));
+    let regions = open(dir.path(), Way::InThread);
+    let region = regions.region("r", 1, 0).unwrap();
+    let words = [0, 512].map(|at| region.word(at).load(Relaxed));
+    assert_eq!((words, region.root()), ([1, 0], Some(8)));
+}
+
+#[test]
 fn regions_are_listed_removed_and_open_once() {
     let dir = tempfile::tempdir().unwrap();
     let regions = open(dir.path(), Way::InThread);

@@ -7,7 +7,7 @@ mod common;
 
 use common::Random;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 use terrace_vm::handles::Table;
 use terrace_vm::opp::{Heap, HeapError};
@@ -393,6 +393,37 @@ fn what_is_promised_to_large_objects_is_there_in_small_segments() {
 }
 
 #[test]
+fn an_object_that_is_removed_while_it_is_replaced_stays_removed() {
+    const OBJECTS: u64 = 20_000;
+    let (_dir, heap) = heap(Way::InThread, 64 << 20);
+    let table = Table::new(&heap, 64).unwrap();
+    let ids: Vec<u64> = (0..OBJECTS)
+        .map(|_| table.insert(&[1; 64]).unwrap())
+        .collect();
+    let (begun, removed) = (AtomicU64::new(0), AtomicU64::new(0));
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            for (n, id) in (1..).zip(&ids) {
+                begun.store(n, Ordering::Release);
+                while removed.load(Ordering::Acquire) < n {
+                    let _ = table.put(*id, &[2; 64]);
+                }
+            }
+        });
+        for (n, id) in (1..).zip(&ids) {
+            while begun.load(Ordering::Acquire) < n {
+                std::hint::spin_loop();
+            }
+            table.remove(*id).unwrap();
+            removed.store(n, Ordering::Release);
+        }
+    });
+    assert!(table.is_empty());
+    let there = |id: &&u64| table.get(**id, &mut [0; 64]).unwrap();
+    assert_eq!(ids.iter().filter(there).count(), 0, "they are back");
+}
+
+#[test]
 fn misuse_is_an_error() {
     let (_dir, heap) = heap(Way::InThread, 64 << 20);
     let pool = heap.pool(100, 1000).unwrap();
@@ -419,6 +450,25 @@ fn misuse_is_an_error() {
         refused.contains("21 objects") && refused.contains("20"),
         "{refused}"
     );
+}
+
+#[test]
+fn what_is_refused_takes_no_table() {
+    let (_dir, heap) = heap(Way::InThread, 64 << 20);
+    // More than there are tables.
+    for n in 0..5000 {
+        let objects_max = [0, 1 << 40, u64::MAX][n % 3];
+        let refused = heap.pool_of_any_size(100, objects_max).err().unwrap();
+        assert!(
+            refused.to_string().contains("pages of a region"),
+            "{refused}"
+        );
+        assert!(heap.pool_of_any_size(4097, 10).is_err());
+        assert!(heap.pool(100, objects_max).is_err());
+        assert!(Table::new(&heap, 1 << 20).is_err());
+    }
+    let pool = heap.pool_of_any_size(100, 1 << 20).unwrap();
+    pool.alloc().unwrap();
 }
 
 /// Threads that together never have more objects than a pool may have, while its last slots come and go: none is refused.

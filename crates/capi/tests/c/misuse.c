@@ -174,6 +174,8 @@ static void sizes_out_of_bounds(void) {
     REFUSED(terrace_objects_create(pool, 5000, 10) == NULL, EINVAL, "5000 bytes");
     REFUSED(terrace_objects_create(pool, (size_t)1 << 32, 10) == NULL, EINVAL, "bytes");
     REFUSED(terrace_objects_create(pool, 8, UINT64_MAX) == NULL, EINVAL, "pages of a region");
+    REFUSED(terrace_objects_create_sized(pool, 100, 1ull << 40) == NULL, EINVAL, "pages of a region");
+    REFUSED(terrace_objects_create_sized(pool, 100, UINT64_MAX) == NULL, EINVAL, "pages of a region");
     REFUSED(terrace_table_create(pool, 1 << 20) == NULL, EINVAL, "bytes");
     REFUSED(terrace_array_at(array, 100) == NULL, EINVAL, "object 100 of an array of 100");
     REFUSED(terrace_array_at(array, UINT64_MAX) == NULL, EINVAL, "of an array of 100");

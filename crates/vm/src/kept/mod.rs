@@ -57,7 +57,10 @@ impl Regions {
             durable: true,
             ..options.clone()
         };
-        let store = Store::open(&options)?;
+        Regions::on_store(Store::open(&options)?, way)
+    }
+
+    fn on_store(store: Arc<Store>, way: Way) -> Result<Regions, RegionError> {
         let mut catalogue = Catalogue::read(&store)?;
         let place = catalogue.place;
         let (memory, place) = memory_at(&store, place, way)?;
@@ -270,3 +273,34 @@ fn memory_at(
 }
 
 const _: () = assert!(NAMED_MAX as usize * 3 < crate::store::TABLES_MAX);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::opp::HeapError;
+    use crate::store::ObjectError;
+    use crate::store::tests::{device, options, pool};
+    use terrace_media::sim::Fault;
+    use terrace_pool::Options;
+
+    #[test]
+    fn a_device_that_failed_is_told_by_every_sync() {
+        let options = Options {
+            dram_bytes: 32 << 20,
+            ..options(true)
+        };
+        let device = device(&options, 1024, 1);
+        let store = Store::on_pool(pool(&device, options), true).expect("a store");
+        let regions = Regions::on_store(store, Way::InThread).expect("regions");
+        let region = regions.region("r", 1 << 16, 0).expect("a region");
+        device.faults().fail_write(Fault::eio().always());
+        for n in 0..3 {
+            region
+                .word(0)
+                .store(n + 1, std::sync::atomic::Ordering::Relaxed);
+            let refused = region.sync_all().expect_err("nothing is written");
+            let failed = RegionError::Heap(HeapError::Store(ObjectError::ReadOnly));
+            assert_eq!(refused.to_string(), failed.to_string(), "sync {n}");
+        }
+    }
+}

@@ -7,10 +7,11 @@ use super::catalogue::Record;
 use super::error::{RegionError, out_of_bounds};
 use super::shared::{Shared, pages_of};
 use crate::PAGE_BYTES;
+use crate::error::VmError;
 use crate::inside::Inside;
 use crate::policy;
 use crate::region::Region;
-use crate::store::Named;
+use crate::store::{Named, ObjectError};
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -159,6 +160,8 @@ impl NamedRegion {
         let pages =
             ranges.iter().map(
                 |range| match range.start <= range.end && range.end <= bytes {
+                    // No byte is on no page.
+                    true if range.is_empty() => Ok(0..0),
                     true => Ok((range.start / PAGE_BYTES) as u64..pages_of(range.end as u64)),
                     false => Err(RegionError::Bounds {
                         what: "a byte of the region",
@@ -170,7 +173,14 @@ impl NamedRegion {
         let pages = pages.collect::<Result<Vec<Range<u64>>, RegionError>>()?;
         let inside = Inside::enter(self.region().memory_core())?;
         for range in &pages {
-            self.region().write_back(range.clone())?;
+            let written = self.region().write_back(range.clone());
+            written.map_err(|e| match e {
+                // Of a page that could not be stored it is not known why.
+                VmError::Store(_) if self.shared.store().failure().is_some() => {
+                    ObjectError::ReadOnly.into()
+                }
+                e => RegionError::from(e),
+            })?;
         }
         self.named().sync(&pages)?;
         drop(inside);

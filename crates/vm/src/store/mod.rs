@@ -35,6 +35,7 @@ pub use check::{check, info};
 pub use error::ObjectError;
 pub use named::{NAMED_MAX, NAMED_PAGES_MAX, Named, SYNC_OUTSIDE_PAGES_MAX};
 pub use objects::Objects;
+pub(crate) use objects::Sizes;
 pub(crate) use open::Chunks;
 pub use open::{Store, StoreOptions};
 pub use pages::Pages;

@@ -18,7 +18,9 @@ use super::pack::{PACKED_FROM_BYTES, Packer, Packing, one_byte, unpack, unpack_u
 use super::pages::{copied, discard, fetch_error, from, store_packed, unpack_copied};
 use super::read::Value;
 use super::table::Shape;
-use crate::{Backing, Changed, FetchError, Fetched, PAGE_BYTES, Page, StoreError};
+use crate::region::REGION_PAGES_MAX;
+use crate::sys;
+use crate::{Backing, Changed, FetchError, Fetched, PAGE_BYTES, Page, StoreError, VmError};
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU16, Ordering};
@@ -31,12 +33,20 @@ const LINE_BYTES: usize = 64;
 const PACKED: u16 = 1 << 15;
 
 /// How long each object of a table is, where they differ, and whether it is packed, which its length in the log does not say then.
-pub(crate) struct Sizes(Box<[AtomicU16]>);
+pub(crate) struct Sizes(sys::Table<AtomicU16>);
 
 impl Sizes {
-    fn new(objects_max: u64) -> Sizes {
-        // SAFETY: all zeros is a value of an AtomicU16. From the system's zeroed pages, so that what is not used takes no DRAM.
-        Sizes(unsafe { Box::<[AtomicU16]>::new_zeroed_slice(objects_max as usize).assume_init() })
+    /// Of up to `objects_max` objects: not more than a region shows.
+    pub fn new(objects_max: u64) -> Result<Sizes, VmError> {
+        // As the region that shows them, which is made when a table is taken already.
+        if !(1..=REGION_PAGES_MAX).contains(&objects_max) {
+            return Err(VmError::Bounds {
+                what: "pages of a region",
+                asked: objects_max,
+                allowed: format!("1 to {REGION_PAGES_MAX}"),
+            });
+        }
+        Ok(Sizes(sys::Table::new(objects_max as usize)?))
     }
 
     pub fn get(&self, object: u64) -> usize {
@@ -93,12 +103,12 @@ impl Objects {
         })
     }
 
-    /// Objects of up to `bytes_max` bytes, each as long as it is said to be ([`Objects::sizes`]): up to `objects_max` of them.
+    /// Objects of up to `bytes_max` bytes, each as long as `sizes` says.
     pub(crate) fn of_any_size(
         store: Arc<Store>,
         table: u16,
         bytes_max: u32,
-        objects_max: u64,
+        sizes: Sizes,
     ) -> Result<Objects, ObjectError> {
         check_bytes(table, bytes_max)?;
         store.make_owned_table(table, Shape::Any)?;
@@ -106,7 +116,7 @@ impl Objects {
             store,
             table,
             bytes: bytes_max as usize,
-            sizes: Some(Sizes::new(objects_max)),
+            sizes: Some(sizes),
             strict: false,
             packing: Packing::default(),
         })

@@ -159,6 +159,16 @@ impl Store {
         })
     }
 
+    /// Stores an object in the place of one that is there: nobody frees it in between.
+    pub fn replace(&self, table: u16, id: u64, value: &[u8]) -> Result<(), ObjectError> {
+        let counted = self.check_length(table, value.len())?;
+        let (oid, lane) = self.place(table, id)?;
+        self.with_room(lane, value.len(), |lane| match lane.dir.get(oid) {
+            State::Free => Err(Refusal::Final(ObjectError::Free { table, id })),
+            _ => self.put_counted(lane, oid, value, counted),
+        })
+    }
+
     /// What an entry takes of the SSD, with the ends of segments.
     pub(crate) fn ends_too(&self, entry_bytes: u64) -> u64 {
         room::of_segments(entry_bytes, self.pool.superblock().segment_bytes.into())

@@ -66,6 +66,8 @@ impl<T: ZeroIsValid> Drop for Table<T> {
 unsafe impl ZeroIsValid for std::sync::atomic::AtomicU64 {}
 // SAFETY: an integer; all bits may be zero.
 unsafe impl ZeroIsValid for std::sync::atomic::AtomicU32 {}
+// SAFETY: an integer; all bits may be zero.
+unsafe impl ZeroIsValid for std::sync::atomic::AtomicU16 {}
 
 #[cfg(test)]
 mod tests {
