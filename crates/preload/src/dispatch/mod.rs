@@ -41,7 +41,7 @@ const PR_SYS_DISPATCH_ON: c_long = 1;
 const PAGE_BYTES: usize = 4096;
 /// A thread's stack for signals: a fault reads a page back on it, and handlers of the program's may run on it, too.
 const STACK_BYTES: usize = 256 << 10;
-/// Stacks of ended threads that are looked at before a new one is made.
+/// Threads that are looked at for one that has ended before a new one is made.
 const LOOKS_MAX: usize = 8;
 
 /// Calls of this process's threads go to the kernel.
@@ -104,6 +104,8 @@ const NO_STACK: libc::stack_t = libc::stack_t {
 
 /// All that were ever made: each is a thread's, or free for the next.
 static THREADS: AtomicPtr<Thread> = AtomicPtr::new(std::ptr::null_mut());
+/// Which of them is looked at next for one that is free: the search goes round, so that all are looked at in time, however many live. Null: the first.
+static LOOKED: AtomicPtr<Thread> = AtomicPtr::new(std::ptr::null_mut());
 
 /// Whether calls of this process's threads are dispatched.
 #[inline]
@@ -235,19 +237,23 @@ fn number() -> c_int {
 
 /// One whose thread has ended.
 fn taken() -> Option<*mut Thread> {
-    let (mut at, own) = (THREADS.load(Ordering::Acquire), number());
+    let own = number();
+    let mut at = LOOKED.load(Ordering::Acquire);
     for _ in 0..LOOKS_MAX {
+        if at.is_null() {
+            at = THREADS.load(Ordering::Acquire);
+        }
         // SAFETY: made by `made`, never unmapped.
         let thread = unsafe { at.as_ref() }?;
         let before = thread.tid.load(Ordering::Acquire);
-        let is_gone = before != own && thread.has_ended();
-        // After a fork this thread finds its own again.
-        if (is_gone || before == own)
+        // One of this number, which is this thread's or was another's before, is nobody else's.
+        if (before == own || thread.has_ended())
             && thread
                 .tid
                 .compare_exchange(before, own, Ordering::AcqRel, Ordering::Relaxed)
                 .is_ok()
         {
+            LOOKED.store(thread.next, Ordering::Release);
             // SAFETY: nobody else's, from the exchange on.
             unsafe {
                 (*at).asked = NO_STACK;
@@ -259,6 +265,7 @@ fn taken() -> Option<*mut Thread> {
         }
         at = thread.next;
     }
+    LOOKED.store(at, Ordering::Release);
     None
 }
 
