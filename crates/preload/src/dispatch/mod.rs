@@ -17,6 +17,7 @@ mod front;
 mod in_place;
 mod memory;
 mod mutexes;
+mod named;
 mod own_stack;
 mod process;
 mod route;
