@@ -146,7 +146,8 @@ impl<'a> Frame<'a> {
         self.take_aligned(bytes, align_of(named, bytes))
     }
 
-    fn take_aligned(&mut self, bytes: usize, align: usize) -> Option<*mut u8> {
+    /// Room at a multiple of a power of two up to a page.
+    pub fn take_aligned(&mut self, bytes: usize, align: usize) -> Option<*mut u8> {
         let from = self.used.next_multiple_of(align);
         if align <= SECTOR_BYTES && bytes <= SMALL_BYTES && from + bytes <= SMALL_BYTES {
             self.used = from + bytes;
@@ -165,9 +166,9 @@ impl<'a> Frame<'a> {
         Some(unsafe { self.large.add(from) })
     }
 
-    /// Bytes that [`take`](Frame::take) still has in one, if they need no better alignment.
-    pub fn left(&self) -> usize {
-        BUFFER_BYTES - self.large_used.next_multiple_of(ALIGN_BYTES)
+    /// Bytes that [`take_aligned`](Frame::take_aligned) still has in one.
+    pub fn left(&self, align: usize) -> usize {
+        BUFFER_BYTES.saturating_sub(self.large_used.next_multiple_of(align))
     }
 
     #[cold]

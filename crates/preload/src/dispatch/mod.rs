@@ -15,10 +15,12 @@
 mod bounce;
 mod front;
 mod in_place;
+mod many;
 mod memory;
 mod mutexes;
 mod named;
 mod own_stack;
+mod positions;
 mod process;
 mod route;
 mod section;

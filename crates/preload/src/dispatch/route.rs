@@ -8,7 +8,8 @@ use super::bounce::{
 };
 use super::memory::{Bytes, Piece, Way};
 use super::named::{Named, addressed, option};
-use super::{in_place, memory, process, signals, vectors};
+use super::positions::{self, What};
+use super::{in_place, many, memory, process, signals, vectors};
 use crate::{raw, sandbox};
 use libc::c_long;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -41,8 +42,8 @@ pub unsafe fn call(number: c_long, args: Args) -> c_long {
             }
             libc::SYS_sendmsg => vectors::send(args),
             libc::SYS_recvmsg => vectors::receive(args),
-            libc::SYS_sendmmsg => vectors::send_many(args),
-            libc::SYS_recvmmsg => vectors::receive_many(args),
+            libc::SYS_sendmmsg => many::send_many(args),
+            libc::SYS_recvmmsg => many::receive_many(args),
             libc::SYS_process_vm_readv => vectors::of_process(number, args, true),
             libc::SYS_process_vm_writev => vectors::of_process(number, args, false),
             libc::SYS_io_uring_setup | libc::SYS_io_setup => by_kernel(number, args),
@@ -139,13 +140,27 @@ unsafe fn served(number: c_long, args: Args) -> c_long {
 #[inline(never)]
 unsafe fn read_copied(args: Args) -> c_long {
     // SAFETY: the program's promise.
-    unsafe { read(libc::SYS_read, args, 1, None, goes_on_reading) }
+    unsafe {
+        let at_offset = |at| {
+            let now = [args[0], args[1], args[2], at, 0, 0];
+            read(libc::SYS_pread64, now, 1, Some(3), |_| Next::Same)
+        };
+        positions::claimed(args[0], args[2] as usize, What::Reads, at_offset)
+            .unwrap_or_else(|| read(libc::SYS_read, args, 1, None, goes_on_reading))
+    }
 }
 
 #[inline(never)]
 unsafe fn write_copied(args: Args) -> c_long {
     // SAFETY: the program's promise.
-    unsafe { write(libc::SYS_write, args, 1, None) }
+    unsafe {
+        let at_offset = |at| {
+            let now = [args[0], args[1], args[2], at, 0, 0];
+            write(libc::SYS_pwrite64, now, 1, Some(3))
+        };
+        positions::claimed(args[0], args[2] as usize, What::Writes, at_offset)
+            .unwrap_or_else(|| write(libc::SYS_write, args, 1, None))
+    }
 }
 
 /// A call with a mask of signals at one of its arguments.
