@@ -33,7 +33,15 @@ fn e2e_the_same_while_threads_take_faults() {
 }
 
 /// What `alike.c` looks at.
-const ALIKE: [&str; 6] = ["threads", "options", "many", "messages", "positions", "started"];
+const ALIKE: [&str; 7] = [
+    "threads",
+    "options",
+    "many",
+    "messages",
+    "positions",
+    "started",
+    "stacks",
+];
 
 #[test]
 fn e2e_what_the_kernel_answers_is_alike_either_way() {

@@ -80,6 +80,9 @@ fn e2e_a_child_with_memory_may_do_what_its_parent_may() {
         in_child("auto", source, &[]);
     }
     in_child("auto", "in_place.c", &["rules", "copied"]);
+    let alike = ["threads", "options", "many", "messages", "positions"];
+    in_child("auto", "alike.c", &alike);
+    in_child("auto", "alike.c", &["started", "stacks"]);
 }
 
 /// A child that was forked while another thread opened the pool, or had a lock of the runtime's, waited for it for ever.

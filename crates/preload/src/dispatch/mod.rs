@@ -12,6 +12,7 @@
 //! | SIGBUS, SIGSYS | the program's to block and to handle | never blocked; handled here, then by the program's handlers (`signals`) |
 //! | alternate signal stack | the program's | ours, since a fault must find one; the program is told what it set |
 
+mod altstack;
 mod bounce;
 mod front;
 mod in_place;
@@ -30,6 +31,7 @@ mod vectors;
 mod waited;
 
 use crate::{loaded, raw, tls};
+use altstack::Longer;
 use libc::{c_int, c_long};
 use std::sync::atomic::{AtomicPtr, AtomicU8, AtomicUsize, Ordering};
 
@@ -67,6 +69,8 @@ pub struct Thread {
     stack: *mut u8,
     /// The stack for signals that the program asked for.
     asked: libc::stack_t,
+    /// Ours in its place, where that is longer than `stack`.
+    longer: Longer,
     buffers: bounce::Buffers,
     section: section::Section,
     /// What programs are started with is copied to; null until one is.
@@ -76,6 +80,9 @@ pub struct Thread {
     next: *mut Thread,
 }
 
+/// It has a page.
+const _: () = assert!(size_of::<Thread>() <= PAGE_BYTES);
+
 impl Thread {
     /// Whether the call that had its frame at `stack` was left by a jump, seen from a frame at `here`.
     fn has_left(&self, stack: usize, here: usize) -> bool {
@@ -84,7 +91,7 @@ impl Thread {
 
     /// Whether an address is of its stack for signals.
     fn is_for_signals(&self, at: usize) -> bool {
-        at.wrapping_sub(self.stack as usize) < STACK_BYTES
+        at.wrapping_sub(self.stack as usize) < STACK_BYTES || self.longer.has(at)
     }
 
     /// Whether there is no such thread any more.
@@ -260,6 +267,7 @@ fn taken() -> Option<*mut Thread> {
             // SAFETY: nobody else's, from the exchange on.
             unsafe {
                 (*at).asked = NO_STACK;
+                (*at).longer.free();
                 (*at).buffers.free();
                 (*at).section.end();
                 (*at).texts_taken = false;
@@ -286,6 +294,7 @@ fn made() -> Option<*mut Thread> {
             tid: number().into(),
             stack: stack.add(PAGE_BYTES),
             asked: NO_STACK,
+            longer: Longer::NONE,
             buffers: bounce::Buffers::default(),
             section: section::Section::new(),
             texts: std::ptr::null_mut(),

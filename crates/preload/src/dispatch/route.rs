@@ -9,7 +9,7 @@ use super::bounce::{
 use super::memory::{Bytes, Piece, Way};
 use super::named::{Named, addressed, option};
 use super::positions::{self, What};
-use super::{in_place, many, memory, process, signals, vectors};
+use super::{altstack, in_place, many, memory, process, signals, vectors};
 use crate::{raw, sandbox};
 use libc::c_long;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -30,7 +30,7 @@ pub unsafe fn call(number: c_long, args: Args) -> c_long {
         match number {
             libc::SYS_rt_sigaction => signals::action(args),
             libc::SYS_rt_sigprocmask => signals::procmask(args),
-            libc::SYS_sigaltstack => signals::altstack(args),
+            libc::SYS_sigaltstack => altstack::set(args),
             libc::SYS_rt_sigsuspend => masked(number, args, 0),
             libc::SYS_ppoll => masked(number, args, 3),
             libc::SYS_epoll_pwait | libc::SYS_epoll_pwait2 => masked(number, args, 4),
