@@ -43,6 +43,14 @@ struct Turn(UnsafeCell<Option<Forking>>);
 // SAFETY: only the thread that has FORKING reaches it.
 unsafe impl Sync for Turn {}
 
+/// The same of a fork without a pool: the signals that its thread held back.
+struct Bare(UnsafeCell<Option<libc::sigset_t>>);
+
+// SAFETY: only the thread that has all locks of the arena reaches it.
+unsafe impl Sync for Bare {}
+
+static BARE: Bare = Bare(UnsafeCell::new(None));
+
 static TURN: Turn = Turn(UnsafeCell::new(None));
 /// One fork at a time.
 static FORKING: AtomicBool = AtomicBool::new(false);
@@ -93,11 +101,12 @@ pub unsafe extern "C" fn __register_atfork(
 /// As there.
 #[cfg_attr(not(test), unsafe(no_mangle))]
 pub unsafe extern "C" fn fork() -> libc::pid_t {
-    if let Some(runtime) = runtime::get()
-        && !tls::is_inside()
-    {
+    if !tls::is_inside() {
         let _inside = tls::enter();
-        if !runtime.may_fork() {
+        let errno = raw::errno();
+        opening::wait_before_fork();
+        raw::set_errno(errno);
+        if runtime::get().is_some_and(|runtime| !runtime.may_fork()) {
             raw::set_errno(libc::ENOMEM);
             return -1;
         }
@@ -153,7 +162,7 @@ unsafe extern "C" fn before() {
         return;
     }
     let Some(runtime) = runtime::get() else {
-        return;
+        return before_bare();
     };
     let inside = tls::enter();
     let signals = raw::block_signals();
@@ -177,9 +186,32 @@ unsafe extern "C" fn before() {
     ARENA.lock_all();
 }
 
+/// Where there is no pool: another thread may have a lock of the arena all the same, and a child would wait for it for ever.
+fn before_bare() {
+    // Held back until it is done: a handler's allocation would wait for its own thread.
+    let signals = raw::block_signals();
+    ARENA.lock_all();
+    // SAFETY: only who has the arena's locks reaches it.
+    unsafe { *BARE.0.get() = Some(signals) };
+}
+
+/// Ends that, in the thread that began it: it is the one that comes here from outside. Whether it was so.
+fn after_bare() -> bool {
+    if tls::is_inside() {
+        return false;
+    }
+    // SAFETY: this thread has the arena's locks.
+    let signals = unsafe { (*BARE.0.get()).take() };
+    ARENA.unlock_all();
+    if let Some(signals) = signals {
+        raw::restore_signals(&signals);
+    }
+    true
+}
+
 /// What `before` left, if it was there.
 fn turn() -> Option<Forking> {
-    if !tls::is_inside() || !FORKING.load(Ordering::Acquire) {
+    if after_bare() || !FORKING.load(Ordering::Acquire) {
         return None;
     }
     ARENA.unlock_all();
@@ -203,7 +235,13 @@ unsafe extern "C" fn after_in_child() {
     token::not_here();
     opening::forked();
     answer::close();
-    let Some(mut forking) = turn() else { return };
+    let Some(mut forking) = turn() else {
+        if !tls::is_inside() && runtime::get().is_some() {
+            // Opened by another thread during the fork: nobody made a view of it, and nothing of this child's is in it.
+            opening::serve_no_more();
+        }
+        return;
+    };
     let signals = forking.signals;
     small::bound_from_now(own::beside_bytes(forking.runtime.cap_bytes));
     let (base, bytes) = forking.runtime.addresses;

@@ -222,35 +222,72 @@ impl Area {
             self.unmap(pages.start + wants..pages.end);
             return Ok(self.at(&pages).0);
         }
-        let closed = self.mappings().closed.look(pages.clone());
+        let prot = match self.mappings().closed.look(pages.clone()).as_slice() {
+            [] => OPEN,
+            [(piece, prot)] if *piece == pages => *prot,
+            // Of several protections it is several mappings.
+            _ => return Err(libc::EFAULT),
+        };
         let end = pages.start + wants;
-        if closed.is_empty() && self.heap.map_at(pages.end, wants - has, room) {
+        if prot == OPEN && self.heap.map_at(pages.end, wants - has, room) {
             self.mappings().mapped.add(pages.end..end, room);
             return Ok(self.at(&pages).0);
         }
         if !may_move {
             return Err(libc::ENOMEM);
         }
-        let new = self.map(new_len, OPEN)?;
-        let (old, len) = self.at(&pages);
-        let all_closed = closed
-            .iter()
-            .any(|(_, prot)| prot & (libc::PROT_READ | libc::PROT_WRITE) == 0);
-        if !all_closed {
-            // SAFETY: both are mapped with so many bytes, and do not overlap; the program gives the old one up.
-            unsafe {
-                new.cast::<u8>()
-                    .copy_from_nonoverlapping(old.cast::<u8>(), len)
-            };
-        }
-        if let [(piece, prot)] = closed.as_slice()
-            && *piece == pages
-            && let Some(new_pages) = self.pages(new as usize, new_len)
-        {
-            self.protect(new_pages, *prot)?;
-        }
+        let new = match room {
+            true => self.copied(&pages, new_len, prot)?,
+            // Nothing was ever there, and nothing is promised.
+            false => self.map(new_len, libc::PROT_NONE)?,
+        };
         self.unmap(pages);
         Ok(new)
+    }
+
+    /// A longer mapping with what is in these pages, and their protection.
+    fn copied(
+        &self,
+        pages: &Range<u32>,
+        new_len: usize,
+        prot: c_int,
+    ) -> Result<*mut c_void, Refused> {
+        let new = self.map(new_len, OPEN)?;
+        let range = self.pages(new as usize, new_len).ok_or(libc::EFAULT)?;
+        let done = self
+            .copy_protected(pages, new, prot)
+            .and_then(|()| match prot {
+                OPEN => Ok(()),
+                prot => self.protect(range.clone(), prot),
+            });
+        if let Err(errno) = done {
+            self.unmap(range);
+            if is_unreadable(prot) {
+                // As it was. If that fails, too, it can be read, and the call's error stays the first.
+                let _ = self.protect(pages.clone(), prot);
+            }
+            return Err(errno);
+        }
+        Ok(new)
+    }
+
+    /// Copies pages; closed ones can be read from then on.
+    fn copy_protected(
+        &self,
+        pages: &Range<u32>,
+        to: *mut c_void,
+        prot: c_int,
+    ) -> Result<(), Refused> {
+        let (from, len) = self.at(pages);
+        if is_unreadable(prot) {
+            self.protect(pages.clone(), libc::PROT_READ)?;
+        }
+        // SAFETY: both are mapped with so many bytes and can be read, and the new one written; they do not overlap; the program gives the old one up.
+        unsafe {
+            to.cast::<u8>()
+                .copy_from_nonoverlapping(from.cast::<u8>(), len)
+        };
+        Ok(())
     }
 }
 

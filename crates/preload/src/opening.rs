@@ -23,6 +23,9 @@ const WAITING: u8 = 1;
 const OPENING: u8 = 2;
 const READY: u8 = 3;
 
+/// Of a tenth of a millisecond each: 10 s.
+const FORK_WAITS_MAX: u32 = 100_000;
+
 /// Exit status when the pool cannot be had: what env, nohup and others use for failures of their own.
 pub const EXIT_CANNOT: i32 = 125;
 
@@ -97,8 +100,22 @@ fn is_small(bytes: usize) -> bool {
     has > 0 && has.saturating_add(bytes) < HAS_OF_SEVERAL_BYTES
 }
 
-/// In the child of a fork: what its parent had to say of itself it has not said.
+/// A thread that is about to fork waits for one that opens the pool, since the child would have it half open; not for ever, as that one may wait for a lock of the first.
+pub fn wait_before_fork() {
+    for _ in 0..FORK_WAITS_MAX {
+        if STATE.load(Ordering::Acquire) != OPENING {
+            break;
+        }
+        // SAFETY: sleeps a tenth of a millisecond.
+        unsafe { libc::usleep(100) };
+    }
+}
+
+/// In the child of a fork: what its parent had to say of itself it has not said, and a thread that was opening the pool is not there.
 pub fn forked() {
+    let (before, now) = (Ordering::AcqRel, Ordering::Acquire);
+    // Else it is in another state, which holds.
+    let _ = STATE.compare_exchange(OPENING, WAITING, before, now);
     if SAID.swap(false, Ordering::Relaxed) {
         ASKED.store(0, Ordering::Relaxed);
         FIRST.store(FIRST_BYTES, Ordering::Relaxed);

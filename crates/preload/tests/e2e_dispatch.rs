@@ -32,6 +32,23 @@ fn e2e_the_same_while_threads_take_faults() {
     is_ok("thread", "asked.c", &[], &[]);
 }
 
+/// What `alike.c` looks at.
+const ALIKE: [&str; 7] = [
+    "threads",
+    "options",
+    "many",
+    "messages",
+    "positions",
+    "started",
+    "stacks",
+];
+
+#[test]
+fn e2e_what_the_kernel_answers_is_alike_either_way() {
+    is_ok("dispatch", "alike.c", &[], &ALIKE);
+    is_ok("thread", "alike.c", &[], &ALIKE);
+}
+
 /// What `in_place.c` says with these arguments, and how many pages left.
 fn in_place(faults: &str, args: &[&str]) -> u64 {
     let dir = tempfile::tempdir().expect("a directory");

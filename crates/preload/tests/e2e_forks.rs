@@ -80,6 +80,23 @@ fn e2e_a_child_with_memory_may_do_what_its_parent_may() {
         in_child("auto", source, &[]);
     }
     in_child("auto", "in_place.c", &["rules", "copied"]);
+    let alike = ["threads", "options", "many", "messages", "positions"];
+    in_child("auto", "alike.c", &alike);
+    in_child("auto", "alike.c", &["started", "stacks"]);
+}
+
+/// A child that was forked while another thread opened the pool, or had a lock of the runtime's, waited for it for ever.
+#[test]
+fn e2e_forks_while_another_thread_opens_the_pool() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let program = compiled(dir.path(), "opens.c", &[]);
+    for nth in 0..20 {
+        let mut command = command(CAP_MIB, &["--ssd", "1G", "--report", "none"], None);
+        let microseconds = (nth * 97).to_string();
+        let ended = ended_within(command.arg(&program).arg(microseconds), LONGEST);
+        let said = String::from_utf8_lossy(&ended.stdout);
+        assert!(ended.status.success() && said == "OK\n", "{ended:?}");
+    }
 }
 
 /// Children get of the cap what their parent does not use, and give it back when it does.

@@ -25,8 +25,6 @@ pub const BUFFERS_MAX: usize = 4;
 const ALIGN_BYTES: usize = 16;
 /// What devices transfer directly.
 const SECTOR_BYTES: usize = 512;
-/// Of names of sockets and their options, so much is copied.
-const AT_BYTES_MAX: usize = 256;
 /// The longest text that the kernel takes, and its zero.
 const TEXT_BYTES_MAX: usize = 4096;
 /// How often a call that is not known is tried again.
@@ -148,7 +146,8 @@ impl<'a> Frame<'a> {
         self.take_aligned(bytes, align_of(named, bytes))
     }
 
-    fn take_aligned(&mut self, bytes: usize, align: usize) -> Option<*mut u8> {
+    /// Room at a multiple of a power of two up to a page.
+    pub fn take_aligned(&mut self, bytes: usize, align: usize) -> Option<*mut u8> {
         let from = self.used.next_multiple_of(align);
         if align <= SECTOR_BYTES && bytes <= SMALL_BYTES && from + bytes <= SMALL_BYTES {
             self.used = from + bytes;
@@ -167,9 +166,9 @@ impl<'a> Frame<'a> {
         Some(unsafe { self.large.add(from) })
     }
 
-    /// Bytes that [`take`](Frame::take) still has in one, if they need no better alignment.
-    pub fn left(&self) -> usize {
-        BUFFER_BYTES - self.large_used.next_multiple_of(ALIGN_BYTES)
+    /// Bytes that [`take_aligned`](Frame::take_aligned) still has in one.
+    pub fn left(&self, align: usize) -> usize {
+        BUFFER_BYTES.saturating_sub(self.large_used.next_multiple_of(align))
     }
 
     #[cold]
@@ -260,10 +259,6 @@ pub unsafe fn flat(number: c_long, args: Args, pieces: &[Piece]) -> c_long {
                 }
                 Bytes::Message(arg) => (number_of(arg) & 0x7fff_ffff) + size_of::<c_long>(),
                 Bytes::Polled(arg) => (number_of(arg) & 0x7fff_ffff) * size_of::<libc::pollfd>(),
-                Bytes::At(arg) => match args[usize::from(arg)] {
-                    0 => 0,
-                    at => (at as *const i32).read_unaligned().max(0) as usize,
-                },
                 Bytes::Ioctl => memory::of_ioctl(args[1]).unwrap_or(0),
                 Bytes::Text => text_bytes(from),
             }
@@ -271,8 +266,6 @@ pub unsafe fn flat(number: c_long, args: Args, pieces: &[Piece]) -> c_long {
         // More than any of these calls takes; an answer may be cut.
         let bytes = match piece.bytes {
             Bytes::Answered(..) => bytes.min(PIECE_BYTES),
-            // A length that nobody set may be anything.
-            Bytes::At(_) => bytes.min(AT_BYTES_MAX),
             _ => bytes,
         };
         let Some(to) = frame.take(bytes) else {

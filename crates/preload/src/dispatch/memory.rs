@@ -1,7 +1,7 @@
 //! What memory each system call takes: which argument names it, which way its bytes go, and how many they are.
 //!
 //! Promises: every call of x86_64 Linux that names memory by its arguments alone, as far as programs of ours use them; those that name it by structures
-//! (vectors, messages, sets of files) are `vectors` and `bounce`'s own. Never: looks at memory.
+//! (vectors, messages, sets of files, lengths that lie in memory themselves) are `vectors`', `named`'s and `bounce`'s own. Never: looks at memory.
 
 use libc::c_long;
 
@@ -31,8 +31,6 @@ pub enum Bytes {
     Message(u8),
     /// So many pollfds as an argument says, of which the kernel writes what was seen only.
     Polled(u8),
-    /// What lies at an argument: a length of 32 bits.
-    At(u8),
     /// An ioctl's argument: what its number says.
     Ioctl,
 }
@@ -80,11 +78,6 @@ const fn answers(arg: u8, len: u8) -> Piece {
     of(arg, Way::Out, Bytes::Answered(len, 1))
 }
 
-/// An address with its length behind it.
-const fn named(arg: u8, len: u8) -> [Piece; 2] {
-    [both(len, 4), of(arg, Way::Out, Bytes::At(len))]
-}
-
 macro_rules! table {
     ($($($number:ident)|+ => $pieces:expr;)*) => {
         /// The memory of a call; none if it is not known.
@@ -119,10 +112,8 @@ table! {
     SYS_sendfile => [both(2, 8)];
     SYS_splice | SYS_copy_file_range => [both(1, 8), both(3, 8)];
     SYS_connect | SYS_bind => [reads_len(1, 2)];
-    SYS_accept | SYS_accept4 | SYS_getsockname | SYS_getpeername => named(1, 2);
     SYS_socketpair => [writes(3, 8)];
     SYS_setsockopt => [reads_len(3, 4)];
-    SYS_getsockopt => [both(4, 4), of(3, Way::Both, Bytes::At(4))];
     SYS_wait4 => [both(1, 4), both(3, USAGE)];
     SYS_waitid => [both(2, INFO), both(4, USAGE)];
     SYS_uname => [writes(0, 390)];

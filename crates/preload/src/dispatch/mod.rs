@@ -12,12 +12,16 @@
 //! | SIGBUS, SIGSYS | the program's to block and to handle | never blocked; handled here, then by the program's handlers (`signals`) |
 //! | alternate signal stack | the program's | ours, since a fault must find one; the program is told what it set |
 
+mod altstack;
 mod bounce;
 mod front;
 mod in_place;
+mod many;
 mod memory;
 mod mutexes;
+mod named;
 mod own_stack;
+mod positions;
 mod process;
 mod route;
 mod section;
@@ -27,6 +31,7 @@ mod vectors;
 mod waited;
 
 use crate::{loaded, raw, tls};
+use altstack::Longer;
 use libc::{c_int, c_long};
 use std::sync::atomic::{AtomicPtr, AtomicU8, AtomicUsize, Ordering};
 
@@ -41,7 +46,7 @@ const PR_SYS_DISPATCH_ON: c_long = 1;
 const PAGE_BYTES: usize = 4096;
 /// A thread's stack for signals: a fault reads a page back on it, and handlers of the program's may run on it, too.
 const STACK_BYTES: usize = 256 << 10;
-/// Stacks of ended threads that are looked at before a new one is made.
+/// Threads that are looked at for one that has ended before a new one is made.
 const LOOKS_MAX: usize = 8;
 
 /// Calls of this process's threads go to the kernel.
@@ -64,6 +69,8 @@ pub struct Thread {
     stack: *mut u8,
     /// The stack for signals that the program asked for.
     asked: libc::stack_t,
+    /// Ours in its place, where that is longer than `stack`.
+    longer: Longer,
     buffers: bounce::Buffers,
     section: section::Section,
     /// What programs are started with is copied to; null until one is.
@@ -73,6 +80,9 @@ pub struct Thread {
     next: *mut Thread,
 }
 
+/// It has a page.
+const _: () = assert!(size_of::<Thread>() <= PAGE_BYTES);
+
 impl Thread {
     /// Whether the call that had its frame at `stack` was left by a jump, seen from a frame at `here`.
     fn has_left(&self, stack: usize, here: usize) -> bool {
@@ -81,7 +91,7 @@ impl Thread {
 
     /// Whether an address is of its stack for signals.
     fn is_for_signals(&self, at: usize) -> bool {
-        at.wrapping_sub(self.stack as usize) < STACK_BYTES
+        at.wrapping_sub(self.stack as usize) < STACK_BYTES || self.longer.has(at)
     }
 
     /// Whether there is no such thread any more.
@@ -104,6 +114,8 @@ const NO_STACK: libc::stack_t = libc::stack_t {
 
 /// All that were ever made: each is a thread's, or free for the next.
 static THREADS: AtomicPtr<Thread> = AtomicPtr::new(std::ptr::null_mut());
+/// Which of them is looked at next for one that is free: the search goes round, so that all are looked at in time, however many live. Null: the first.
+static LOOKED: AtomicPtr<Thread> = AtomicPtr::new(std::ptr::null_mut());
 
 /// Whether calls of this process's threads are dispatched.
 #[inline]
@@ -235,22 +247,27 @@ fn number() -> c_int {
 
 /// One whose thread has ended.
 fn taken() -> Option<*mut Thread> {
-    let (mut at, own) = (THREADS.load(Ordering::Acquire), number());
+    let own = number();
+    let mut at = LOOKED.load(Ordering::Acquire);
     for _ in 0..LOOKS_MAX {
+        if at.is_null() {
+            at = THREADS.load(Ordering::Acquire);
+        }
         // SAFETY: made by `made`, never unmapped.
         let thread = unsafe { at.as_ref() }?;
         let before = thread.tid.load(Ordering::Acquire);
-        let is_gone = before != own && thread.has_ended();
-        // After a fork this thread finds its own again.
-        if (is_gone || before == own)
+        // One of this number, which is this thread's or was another's before, is nobody else's.
+        if (before == own || thread.has_ended())
             && thread
                 .tid
                 .compare_exchange(before, own, Ordering::AcqRel, Ordering::Relaxed)
                 .is_ok()
         {
+            LOOKED.store(thread.next, Ordering::Release);
             // SAFETY: nobody else's, from the exchange on.
             unsafe {
                 (*at).asked = NO_STACK;
+                (*at).longer.free();
                 (*at).buffers.free();
                 (*at).section.end();
                 (*at).texts_taken = false;
@@ -259,6 +276,7 @@ fn taken() -> Option<*mut Thread> {
         }
         at = thread.next;
     }
+    LOOKED.store(at, Ordering::Release);
     None
 }
 
@@ -276,6 +294,7 @@ fn made() -> Option<*mut Thread> {
             tid: number().into(),
             stack: stack.add(PAGE_BYTES),
             asked: NO_STACK,
+            longer: Longer::NONE,
             buffers: bounce::Buffers::default(),
             section: section::Section::new(),
             texts: std::ptr::null_mut(),

@@ -55,7 +55,6 @@ fn is_quick(number: c_long) -> bool {
             | libc::SYS_set_tid_address
             | libc::SYS_rseq
             | libc::SYS_arch_prctl
-            | libc::SYS_sigaltstack
             | libc::SYS_rt_sigaction
             | libc::SYS_getpid
             | libc::SYS_gettid
@@ -128,13 +127,16 @@ unsafe fn keep_mask(context: *mut ucontext_t, mask: u64) {
     unsafe { (&raw mut (*context).uc_sigmask).cast::<u64>().write(mask) };
 }
 
-/// With the program's mask, so that what it lets through comes; what a handler changed of it is kept.
+/// With the program's mask, so that what it lets through comes; what a handler changed of it is kept, and the stack for signals that it set.
 unsafe extern "C-unwind" fn waits(context: *mut ucontext_t) {
     // SAFETY: as `make`.
     unsafe {
         raw::set_mask(mask_of(context));
         answer(context);
         keep_mask(context, raw::block_all());
+        if let Some(thread) = own() {
+            (*context).uc_stack = thread.for_signals();
+        }
     }
 }
 

@@ -288,7 +288,8 @@ impl Copied {
         }
     }
 
-    fn take(&mut self, bytes: usize) -> Option<*mut u8> {
+    /// Room for so many bytes, until it ends.
+    pub fn take(&mut self, bytes: usize) -> Option<*mut u8> {
         if self.at.is_null() {
             self.make();
         }

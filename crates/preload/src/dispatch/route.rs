@@ -7,7 +7,9 @@ use super::bounce::{
     touch, touched, write,
 };
 use super::memory::{Bytes, Piece, Way};
-use super::{in_place, memory, process, signals, vectors};
+use super::named::{Named, addressed, option};
+use super::positions::{self, What};
+use super::{altstack, in_place, many, memory, process, signals, vectors};
 use crate::{raw, sandbox};
 use libc::c_long;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -28,7 +30,7 @@ pub unsafe fn call(number: c_long, args: Args) -> c_long {
         match number {
             libc::SYS_rt_sigaction => signals::action(args),
             libc::SYS_rt_sigprocmask => signals::procmask(args),
-            libc::SYS_sigaltstack => signals::altstack(args),
+            libc::SYS_sigaltstack => altstack::set(args),
             libc::SYS_rt_sigsuspend => masked(number, args, 0),
             libc::SYS_ppoll => masked(number, args, 3),
             libc::SYS_epoll_pwait | libc::SYS_epoll_pwait2 => masked(number, args, 4),
@@ -40,8 +42,8 @@ pub unsafe fn call(number: c_long, args: Args) -> c_long {
             }
             libc::SYS_sendmsg => vectors::send(args),
             libc::SYS_recvmsg => vectors::receive(args),
-            libc::SYS_sendmmsg => vectors::send_many(args),
-            libc::SYS_recvmmsg => vectors::receive_many(args),
+            libc::SYS_sendmmsg => many::send_many(args),
+            libc::SYS_recvmmsg => many::receive_many(args),
             libc::SYS_process_vm_readv => vectors::of_process(number, args, true),
             libc::SYS_process_vm_writev => vectors::of_process(number, args, false),
             libc::SYS_io_uring_setup | libc::SYS_io_setup => by_kernel(number, args),
@@ -98,6 +100,11 @@ unsafe fn served(number: c_long, args: Args) -> c_long {
             libc::SYS_pread64 => read(number, args, 1, Some(3), goes_on_reading),
             libc::SYS_getrandom => read(number, args, 0, None, |_| Next::Same),
             libc::SYS_recvfrom => receive_from(args),
+            libc::SYS_accept
+            | libc::SYS_accept4
+            | libc::SYS_getsockname
+            | libc::SYS_getpeername => addressed(number, args),
+            libc::SYS_getsockopt => option(args),
             libc::SYS_write => match in_place::send(number, args) {
                 Some(said) => said,
                 None => write_copied(args),
@@ -133,13 +140,27 @@ unsafe fn served(number: c_long, args: Args) -> c_long {
 #[inline(never)]
 unsafe fn read_copied(args: Args) -> c_long {
     // SAFETY: the program's promise.
-    unsafe { read(libc::SYS_read, args, 1, None, goes_on_reading) }
+    unsafe {
+        let at_offset = |at| {
+            let now = [args[0], args[1], args[2], at, 0, 0];
+            read(libc::SYS_pread64, now, 1, Some(3), |_| Next::Same)
+        };
+        positions::claimed(args[0], args[2] as usize, What::Reads, at_offset)
+            .unwrap_or_else(|| read(libc::SYS_read, args, 1, None, goes_on_reading))
+    }
 }
 
 #[inline(never)]
 unsafe fn write_copied(args: Args) -> c_long {
     // SAFETY: the program's promise.
-    unsafe { write(libc::SYS_write, args, 1, None) }
+    unsafe {
+        let at_offset = |at| {
+            let now = [args[0], args[1], args[2], at, 0, 0];
+            write(libc::SYS_pwrite64, now, 1, Some(3))
+        };
+        positions::claimed(args[0], args[2] as usize, What::Writes, at_offset)
+            .unwrap_or_else(|| write(libc::SYS_write, args, 1, None))
+    }
 }
 
 /// A call with a mask of signals at one of its arguments.
@@ -218,7 +239,7 @@ unsafe fn receive_from_copied(args: Args) -> c_long {
     let mut now = args;
     // SAFETY: the program's promise.
     unsafe {
-        let Some(sender) = Sender::new(&mut frame, &mut now, 4, 5) else {
+        let Some(sender) = Named::address(&mut frame, &mut now, 4, 5) else {
             return touched(libc::SYS_recvfrom, args);
         };
         let goes_on = |args: &Args| vectors::next_received(args[0], args[3] as i32);
@@ -228,63 +249,6 @@ unsafe fn receive_from_copied(args: Args) -> c_long {
         };
         sender.put_back(said);
         said
-    }
-}
-
-/// An address that a call answers, with its length.
-pub struct Sender {
-    address: *mut u8,
-    address_at: *mut u8,
-    len: *mut u32,
-    len_at: *mut u32,
-    room: usize,
-}
-
-impl Sender {
-    /// Takes its place in a call's arguments; none if there is no room for it.
-    pub unsafe fn new(
-        frame: &mut Frame,
-        args: &mut Args,
-        at: usize,
-        len_at: usize,
-    ) -> Option<Sender> {
-        let mut sender = Sender {
-            address: std::ptr::null_mut(),
-            address_at: args[at] as *mut u8,
-            len: std::ptr::null_mut(),
-            len_at: args[len_at] as *mut u32,
-            room: 0,
-        };
-        if !(is_served(args[at]) || is_served(args[len_at])) || args[len_at] == 0 {
-            return Some(sender);
-        }
-        // SAFETY: the program's promise.
-        unsafe {
-            let room = (sender.len_at.read_unaligned() as usize).min(SMALL_BYTES / 4);
-            sender.len = frame.take(4)?.cast();
-            sender.len.write(room as u32);
-            sender.room = room;
-            sender.address = frame.take(room)?;
-        }
-        if args[at] != 0 {
-            args[at] = sender.address as c_long;
-        }
-        args[len_at] = sender.len as c_long;
-        Some(sender)
-    }
-
-    pub unsafe fn put_back(&self, said: c_long) {
-        if said < 0 || self.len.is_null() {
-            return;
-        }
-        // SAFETY: the frame's own, and the program's promise.
-        unsafe {
-            let len = self.len.read();
-            if !self.address_at.is_null() {
-                copy(self.address_at, self.address, (len as usize).min(self.room));
-            }
-            self.len_at.write_unaligned(len);
-        }
     }
 }
 

@@ -4,7 +4,7 @@
 //! of the program's returns to the kernel without being dispatched. Never: allocates.
 
 use super::own_stack::{self, MUST_COME, mask_of};
-use super::{STACK_BYTES, Thread, own, process};
+use super::{Thread, altstack, process};
 use crate::{raw, runtime, tls};
 use libc::{c_int, c_long, c_void};
 use std::cell::UnsafeCell;
@@ -168,13 +168,7 @@ fn word(set: &libc::sigset_t) -> u64 {
 
 /// The two signals come to this thread, on a stack of its own.
 pub fn begin_thread(thread: &Thread) {
-    let stack = libc::stack_t {
-        ss_sp: thread.stack.cast(),
-        ss_flags: 0,
-        ss_size: STACK_BYTES,
-    };
     let mask = MUST_COME;
-    let stack_args = [(&raw const stack) as c_long, 0, 0, 0, 0, 0];
     let mask_args = [
         libc::SIG_UNBLOCK.into(),
         (&raw const mask) as c_long,
@@ -183,11 +177,9 @@ pub fn begin_thread(thread: &Thread) {
         0,
         0,
     ];
-    // SAFETY: the stack is this thread's as long as it lives.
-    unsafe {
-        raw::call(libc::SYS_sigaltstack, stack_args);
-        raw::call(libc::SYS_rt_sigprocmask, mask_args);
-    }
+    altstack::install(thread);
+    // SAFETY: the kernel's mask, on this stack.
+    unsafe { raw::call(libc::SYS_rt_sigprocmask, mask_args) };
 }
 
 unsafe extern "C-unwind" fn on_sigsys(
@@ -428,29 +420,4 @@ pub unsafe fn procmask([how, new, old, bytes, ..]: [c_long; 6]) -> c_long {
         unsafe { (old as *mut u64).write_unaligned(was) };
     }
     said
-}
-
-/// As sigaltstack: the thread keeps ours, which is larger, and the program is told what it asked for.
-///
-/// # Safety
-/// As there.
-pub unsafe fn altstack(args @ [new, old, ..]: [c_long; 6]) -> c_long {
-    let Some(thread) = own() else {
-        // SAFETY: the program's promise.
-        return unsafe { raw::call(libc::SYS_sigaltstack, args) };
-    };
-    let was = thread.asked;
-    if new != 0 {
-        // SAFETY: the program's promise.
-        let wanted = unsafe { (new as *const libc::stack_t).read_unaligned() };
-        if wanted.ss_flags & libc::SS_DISABLE == 0 && wanted.ss_size < libc::MINSIGSTKSZ {
-            return -c_long::from(libc::ENOMEM);
-        }
-        thread.asked = wanted;
-    }
-    if old != 0 {
-        // SAFETY: the program's promise.
-        unsafe { (old as *mut libc::stack_t).write_unaligned(was) };
-    }
-    0
 }

@@ -8,13 +8,14 @@ use super::bounce::{
     next_piece, read_at_once, touched,
 };
 use super::in_place;
+use super::positions::{self, What};
 use crate::raw;
-use libc::{c_long, c_uint, iovec, mmsghdr, msghdr};
+use libc::{c_long, iovec, msghdr};
 
 type Args = [c_long; 6];
 
 /// Parts of a vector, as the kernel has it.
-const PARTS_MAX: usize = 1024;
+pub const PARTS_MAX: usize = 1024;
 /// Of a message's control data.
 const CONTROL_BYTES_MAX: usize = 16 << 10;
 const NAME_BYTES_MAX: usize = 1024;
@@ -55,7 +56,7 @@ unsafe fn replaced(
     filled: bool,
 ) -> Option<Parts> {
     let at: *mut iovec = frame.take(size_of_val(parts))?.cast();
-    let mut left = PIECE_BYTES.min(frame.left());
+    let mut left = PIECE_BYTES;
     let mut now = Parts {
         at,
         count: 0,
@@ -75,15 +76,17 @@ unsafe fn replaced(
         let mut to = base;
         if is_served(base as c_long) {
             let align = align_of(base as usize, len);
-            // Of a part that is cut whole pages are taken.
-            let room = left.saturating_sub(align) / align * align;
+            let room = left.min(frame.left(align));
             now.whole = len <= room;
-            len = len.min(room);
+            if !now.whole {
+                // Of a part that is cut whole pages are taken.
+                len = room / align * align;
+            }
             if len == 0 {
                 break;
             }
-            left -= len + align;
-            to = frame.take_for(base as usize, len)?.cast();
+            left -= len;
+            to = frame.take_aligned(len, align)?.cast();
             if filled {
                 // SAFETY: the program's promise, and the frame's room.
                 unsafe { copy(to.cast(), base.cast(), len) };
@@ -135,6 +138,12 @@ pub unsafe fn read(number: c_long, args: Args) -> c_long {
         else {
             return raw::call(number, args);
         };
+        let at_offset = |at| read(libc::SYS_preadv, offset(args, at));
+        if number == libc::SYS_readv
+            && let Some(said) = positions::claimed(args[0], bytes_of(parts), What::Reads, at_offset)
+        {
+            return said;
+        }
         let has_offset = number != libc::SYS_readv && args[3] != -1;
         let (mut done, mut next) = (0, Next::Same);
         let mut small = Small::new();
@@ -167,6 +176,17 @@ pub unsafe fn read(number: c_long, args: Args) -> c_long {
     }
 }
 
+/// All that a vector asks for.
+pub fn bytes_of(parts: &[iovec]) -> usize {
+    let sum = |sum: usize, part: &iovec| sum.saturating_add(part.iov_len);
+    parts.iter().fold(0, sum)
+}
+
+/// The same vector from an offset of its own on.
+fn offset(args: Args, at: c_long) -> Args {
+    [args[0], args[1], args[2], at, 0, 0]
+}
+
 fn with(mut args: Args, now: &Parts) -> Args {
     (args[1], args[2]) = (now.at as c_long, now.count as c_long);
     args
@@ -184,6 +204,13 @@ pub unsafe fn write(number: c_long, args: Args) -> c_long {
         let mut done = 0;
         if number == libc::SYS_writev
             && let Some(said) = in_place::send_parts(args)
+        {
+            return said;
+        }
+        let at_offset = |at| write(libc::SYS_pwritev, offset(args, at));
+        if number == libc::SYS_writev
+            && let Some(said) =
+                positions::claimed(args[0], bytes_of(parts), What::Writes, at_offset)
         {
             return said;
         }
@@ -219,12 +246,16 @@ fn after(done: &mut usize, said: c_long, now: &Parts) -> Option<c_long> {
 }
 
 /// A message as the kernel is given it.
-struct Message {
+pub struct Message {
     header: msghdr,
     theirs: *mut msghdr,
 }
 
-unsafe fn message(at: c_long) -> Option<Message> {
+/// The one that lies at an address; none if nothing can.
+///
+/// # Safety
+/// The program's promises for it.
+pub unsafe fn message(at: c_long) -> Option<Message> {
     if is_nowhere(at) {
         return None;
     }
@@ -236,7 +267,10 @@ unsafe fn message(at: c_long) -> Option<Message> {
 
 impl Message {
     /// None: a vector that the kernel refuses.
-    unsafe fn parts<'a>(&self) -> Option<&'a [iovec]> {
+    ///
+    /// # Safety
+    /// The program's promises for it.
+    pub unsafe fn parts<'a>(&self) -> Option<&'a [iovec]> {
         match self.header.msg_iovlen as c_long {
             0 => Some(&[]),
             // SAFETY: the program's promise.
@@ -244,7 +278,8 @@ impl Message {
         }
     }
 
-    fn names_served(&self, parts: &[iovec]) -> bool {
+    /// Whether anything of it is served memory.
+    pub fn names_served(&self, parts: &[iovec]) -> bool {
         let header = &self.header;
         is_served(self.theirs as c_long)
             || is_served(header.msg_name as c_long)
@@ -422,81 +457,6 @@ pub unsafe fn receive(args: Args) -> c_long {
                 Next::Ends | Next::Pipe => return done as c_long,
             }
         }
-    }
-}
-
-unsafe fn any_served(at: c_long, count: c_long) -> bool {
-    let count = (count.max(0) as usize).min(PARTS_MAX);
-    is_served(at)
-        || (0..count).any(|n| {
-            // SAFETY: the program's promise.
-            unsafe {
-                let message = Message {
-                    header: (at as *const mmsghdr).add(n).read_unaligned().msg_hdr,
-                    theirs: std::ptr::null_mut(),
-                };
-                message.names_served(message.parts().unwrap_or(&[]))
-            }
-        })
-}
-
-/// sendmmsg, one after the other.
-pub unsafe fn send_many(args: Args) -> c_long {
-    // SAFETY: the program's promise, all along.
-    unsafe {
-        many(libc::SYS_sendmmsg, args, |at, _| {
-            let said = send([args[0], at, args[3], 0, 0, 0]);
-            let parts = message(at).and_then(|message| message.parts());
-            let sum = |sum: usize, part: &iovec| sum.saturating_add(part.iov_len);
-            let bytes = parts.unwrap_or(&[]).iter().fold(0, sum);
-            (said, said >= 0 && said as usize >= bytes)
-        })
-    }
-}
-
-/// recvmmsg, likewise; its time is looked at by the kernel only between messages, and is not here.
-pub unsafe fn receive_many(args: Args) -> c_long {
-    let only_first = args[3] & c_long::from(libc::MSG_WAITFORONE) != 0;
-    let flags = args[3] & !c_long::from(libc::MSG_WAITFORONE);
-    // SAFETY: the program's promise, all along.
-    unsafe {
-        many(libc::SYS_recvmmsg, args, |at, nth| {
-            let now = match only_first && nth > 0 {
-                true => flags | c_long::from(libc::MSG_DONTWAIT),
-                false => flags,
-            };
-            (receive([args[0], at, now, 0, 0, 0]), true)
-        })
-    }
-}
-
-/// One message after the other, as long as each goes well and, by what `one` says, another may follow: after one of which a socket took a part the rest of it is next.
-///
-/// # Safety
-/// The program's promises for the call.
-unsafe fn many(
-    number: c_long,
-    args: Args,
-    one: impl Fn(c_long, usize) -> (c_long, bool),
-) -> c_long {
-    // SAFETY: the program's promise, all along.
-    unsafe {
-        if is_nowhere(args[1]) || !any_served(args[1], args[2]) {
-            return raw::call(number, args);
-        }
-        let count = (args[2].max(0) as usize).min(PARTS_MAX);
-        for nth in 0..count {
-            let at = (args[1] as *mut mmsghdr).add(nth);
-            let (said, goes_on) = one((&raw mut (*at).msg_hdr) as c_long, nth);
-            if said < 0 {
-                return if nth > 0 { nth as c_long } else { said };
-            }
-            (&raw mut (*at).msg_len).write_unaligned(said as c_uint);
-            if !goes_on {
-                return nth as c_long + 1;
-            }
-        }
-        count as c_long
     }
 }
 

@@ -88,6 +88,38 @@ static void moved(void) {
     MUST(munmap(again, 4 * MIB) == 0 && munmap(fence, MIB) == 0);
 }
 
+// Closed memory that grows keeps what is in it, and its protection; what is only reserved needs no room.
+static void closed_and_moved(void) {
+    char *at = map(MIB, PROT_READ | PROT_WRITE), *fence = map(MIB, PROT_READ | PROT_WRITE);
+    memset(at, 5, MIB);
+    MUST(mprotect(at, MIB, PROT_NONE) == 0);
+    char *grown = mremap(at, MIB, 8 * MIB, MREMAP_MAYMOVE);
+    MUST(grown != MAP_FAILED && faults(grown, 0) == SIGSEGV && faults(grown + 7 * MIB, 1) == SIGSEGV);
+    MUST(mprotect(grown, 8 * MIB, PROT_READ | PROT_WRITE) == 0);
+    MUST(is_all(grown, MIB, 5) && is_all(grown + MIB, 7 * MIB, 0));
+    MUST(munmap(fence, MIB) == 0);
+    fence = map(MIB, PROT_READ | PROT_WRITE);
+    memset(grown, 6, 8 * MIB);
+    MUST(mprotect(grown, 8 * MIB, PROT_READ) == 0);
+    push_out();
+    at = mremap(grown, 8 * MIB, 12 * MIB, MREMAP_MAYMOVE);
+    MUST(at != MAP_FAILED && is_all(at, 8 * MIB, 6) && is_all(at + 8 * MIB, 4 * MIB, 0) && faults(at + 9 * MIB, 1) == SIGSEGV);
+    // Of several protections it is several mappings, which do not grow, and shrink.
+    for (int prot = PROT_NONE; prot <= PROT_READ; prot++) {
+        MUST(mprotect(at, 12 * MIB, PROT_READ | PROT_WRITE) == 0 && mprotect(at + 3 * MIB, PAGE, prot) == 0);
+        MUST(mremap(at, 12 * MIB, 16 * MIB, MREMAP_MAYMOVE) == MAP_FAILED && errno == EFAULT);
+        MUST(is_all(at, 3 * MIB, 6) && is_all(at + 3 * MIB + PAGE, 5 * MIB - PAGE, 6) && faults(at + 3 * MIB, 1) == SIGSEGV);
+    }
+    MUST(mremap(at, 12 * MIB, 4 * MIB, 0) == at && at[3 * MIB] == 6 && munmap(at, 4 * MIB) == 0 && munmap(fence, MIB) == 0);
+    // More than the SSD has.
+    at = map(256 * MIB, PROT_NONE);
+    fence = map(MIB, PROT_READ | PROT_WRITE);
+    grown = mremap(at, 256 * MIB, 4096UL * MIB, MREMAP_MAYMOVE);
+    MUST(grown != MAP_FAILED && faults(grown + 2048UL * MIB, 0) == SIGSEGV);
+    MUST(mprotect(grown + 2048UL * MIB, MIB, PROT_READ | PROT_WRITE) == 0 && is_all(grown + 2048UL * MIB, MIB, 0));
+    MUST(munmap(grown, 4096UL * MIB) == 0 && munmap(fence, MIB) == 0);
+}
+
 static void closed(void) {
     char *at = map(4 * MIB, PROT_READ | PROT_WRITE);
     memset(at, 7, 4 * MIB);
@@ -192,6 +224,7 @@ int main(void) {
     mappings();
     moved();
     closed();
+    closed_and_moved();
     refused();
     allocations();
     puts("OK");
