@@ -112,43 +112,6 @@ fn a_failed_flush_makes_the_pool_read_only_and_acknowledges_nothing() {
     }
 }
 
-/// A flush that fails leaves nothing that was written before it sure, and one beside it may end well all the same: checkpoints have their own.
-#[test]
-fn no_epoch_is_acknowledged_beside_a_flush_that_failed() {
-    let mut failed = 0;
-    for seed in 0..150 {
-        let shape = Shape {
-            lanes: 1 + seed as usize % 2,
-            ..Shape::default()
-        };
-        let (device, mut rig, mut model) = filled(shape, seed, 20);
-        let mut rng = Rng::new(seed);
-        // Flushes of epochs are most: what fails is one of them, or a checkpoint's among them.
-        device
-            .faults()
-            .fail_flush(Fault::eio().after(rng.below(40) as u64));
-        for n in 0..60 {
-            let lanes = rig.pool.superblock().lanes;
-            (0..lanes).for_each(|l| rig.pool.with_lane(l, |lane| lane.ask_checkpoint()));
-            let key = format!("new:{n}").into_bytes();
-            let v = value(&mut rng, 200);
-            let mut new = rig.value(&v).unwrap();
-            match rig.run_durable(|w, t| terrace_kv::put(w, t, &key, &mut new, Expiry::None)) {
-                Ok(_) => drop(model.insert(key, v)),
-                Err(_) => break,
-            }
-        }
-        failed += u32::from(rig.worker.failed().is_some());
-        let device = SimDevice::with_image(device.crash_image(seed), seed);
-        let mut rig = Rig::open(&device, shape, clock());
-        for (k, v) in &model {
-            let key = String::from_utf8_lossy(k);
-            assert_eq!(rig.get(k).unwrap().as_ref(), Some(v), "seed {seed}, {key}");
-        }
-    }
-    assert!(failed > 100, "{failed} pools failed");
-}
-
 #[test]
 fn a_read_that_fails_harms_one_key() {
     let shape = Shape {
@@ -209,27 +172,6 @@ fn flip(image: &[u8], shape: Shape, model: &Model, offset: usize, bit: u8) -> (u
         }
     }
     (errors, found)
-}
-
-/// A ring that the kernel does not serve any longer keeps the buffers of what it had.
-#[test]
-fn a_read_whose_buffer_does_not_come_back_is_an_error() {
-    let (device, rig, model) = filled(Shape::default(), 9, 40);
-    drop(rig);
-    let device = SimDevice::with_image(device.durable_image(), 9);
-    let mut rig = Rig::open(&device, Shape::default(), clock());
-    device.faults().fail_read(Fault::refused());
-    let mut errors = 0;
-    for (k, v) in &model {
-        match rig.get(k) {
-            Ok(got) => assert_eq!(got.as_ref(), Some(v)),
-            Err(e) => {
-                assert!(e.contains("cannot be read back"), "{e}");
-                errors += 1;
-            }
-        }
-    }
-    assert_eq!(errors, 1);
 }
 
 #[test]

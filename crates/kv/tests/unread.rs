@@ -1,13 +1,15 @@
 //! Starts of a pool of which the device does not give something, a segment's header or all of it, or gives a header that is damaged.
 //!
+//! And what a worker makes of a queue that keeps a read's buffer, and of flushes that fail beside others.
+//!
 //! What must hold: a key that is not found any more lies where damage was told of, or the start was refused. It was not so: without a
 //! checkpoint such a header counted as none, and what was in the segment as no longer in use.
 
 mod common;
 
-use common::{Rig, SEGMENT, Shape, clock, filled};
+use common::{Rig, SEGMENT, Shape, clock, filled, value};
 use terrace_kv::Expiry;
-use terrace_media::sim::{Fault, SimDevice};
+use terrace_media::sim::{Fault, Rng, SimDevice};
 
 /// Bits of both roots of the only lane, so that there is no checkpoint.
 const ROOTS: [u64; 2] = [2 * 4096 + 8, 3 * 4096 + 8];
@@ -111,4 +113,108 @@ fn roots_that_cannot_be_read_keep_no_pool_closed() {
             assert!(rig.get(key.as_bytes()).unwrap().is_some(), "{key}");
         }
     }
+}
+
+/// What a start could not read may be read by the next one: it is older than what was acknowledged in between.
+#[test]
+fn a_segment_that_was_unreadable_for_a_moment_replaces_nothing_newer() {
+    let shape = Shape::default();
+    let (device, mut rig, model) = filled(shape, 11, 60);
+    rig.pool.with_lane(0, |lane| lane.ask_checkpoint());
+    while rig.pool.with_lane(0, |lane| lane.checkpointing()) {
+        rig.turn();
+    }
+    for (key, value) in &model {
+        rig.set(key, value, Expiry::None).unwrap();
+    }
+    rig.settle();
+    drop(rig);
+    let before = device.durable_image();
+    let mut judged = 0;
+    for segment in 1..=shape.segments_per_lane {
+        let device = SimDevice::with_image(before.clone(), segment);
+        let at = shape.device_bytes() - segment * SEGMENT as u64;
+        let all = at..at + SEGMENT as u64;
+        device
+            .faults()
+            .fail_read(Fault::eio().in_range(all).always());
+        let opened = Rig::try_open(&device, shape, clock());
+        device.faults().clear();
+        let Ok(mut rig) = opened else { continue };
+        judged += u32::from(!rig.pool.damage().is_empty());
+        for key in model.keys().take(8) {
+            let mut newer = rig.value(b"newer").unwrap();
+            rig.run_durable(|w, t| terrace_kv::put(w, t, key, &mut newer, Expiry::None))
+                .unwrap();
+        }
+        let device = SimDevice::with_image(device.crash_image(segment), segment);
+        let mut rig = Rig::open(&device, shape, clock());
+        for key in model.keys().take(8) {
+            let found = rig.get(key).unwrap();
+            assert!(
+                found.as_deref() == Some(b"newer"),
+                "segment {segment}, {}",
+                String::from_utf8_lossy(key)
+            );
+        }
+    }
+    assert!(judged > 0, "nothing was judged");
+}
+
+/// A ring that the kernel does not serve any longer keeps the buffers of what it had.
+#[test]
+fn a_read_whose_buffer_does_not_come_back_is_an_error() {
+    let (device, rig, model) = filled(Shape::default(), 9, 40);
+    drop(rig);
+    let device = SimDevice::with_image(device.durable_image(), 9);
+    let mut rig = Rig::open(&device, Shape::default(), clock());
+    device.faults().fail_read(Fault::refused());
+    let mut errors = 0;
+    for (k, v) in &model {
+        match rig.get(k) {
+            Ok(got) => assert_eq!(got.as_ref(), Some(v)),
+            Err(e) => {
+                assert!(e.contains("cannot be read back"), "{e}");
+                errors += 1;
+            }
+        }
+    }
+    assert_eq!(errors, 1);
+}
+
+/// A flush that fails leaves nothing that was written before it sure, and one beside it may end well all the same: checkpoints have their own.
+#[test]
+fn no_epoch_is_acknowledged_beside_a_flush_that_failed() {
+    let mut failed = 0;
+    for seed in 0..150 {
+        let shape = Shape {
+            lanes: 1 + seed as usize % 2,
+            ..Shape::default()
+        };
+        let (device, mut rig, mut model) = filled(shape, seed, 20);
+        let mut rng = Rng::new(seed);
+        // Flushes of epochs are most: what fails is one of them, or a checkpoint's among them.
+        device
+            .faults()
+            .fail_flush(Fault::eio().after(rng.below(40) as u64));
+        for n in 0..60 {
+            let lanes = rig.pool.superblock().lanes;
+            (0..lanes).for_each(|l| rig.pool.with_lane(l, |lane| lane.ask_checkpoint()));
+            let key = format!("new:{n}").into_bytes();
+            let v = value(&mut rng, 200);
+            let mut new = rig.value(&v).unwrap();
+            match rig.run_durable(|w, t| terrace_kv::put(w, t, &key, &mut new, Expiry::None)) {
+                Ok(_) => drop(model.insert(key, v)),
+                Err(_) => break,
+            }
+        }
+        failed += u32::from(rig.worker.failed().is_some());
+        let device = SimDevice::with_image(device.crash_image(seed), seed);
+        let mut rig = Rig::open(&device, shape, clock());
+        for (k, v) in &model {
+            let key = String::from_utf8_lossy(k);
+            assert_eq!(rig.get(k).unwrap().as_ref(), Some(v), "seed {seed}, {key}");
+        }
+    }
+    assert!(failed > 100, "{failed} pools failed");
 }

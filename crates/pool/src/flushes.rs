@@ -3,10 +3,14 @@
 //! Promises: an epoch is flushed only if no flush failed before, with no other under way (`commit`); what the pool's failure keeps from being flushed is told as
 //! failed. Never: waits.
 
-use crate::worker::{TOKEN_FLUSH, TOKEN_LANE_SHIFT, TOKEN_OF_CHECKPOINT, Worker};
+use crate::worker::Worker;
 use terrace_log::Snapshot;
 use terrace_media::{Buf, MediaError, Op};
 
+pub(crate) const TOKEN_FLUSH: u64 = 1 << 61;
+/// Beside the token of its lane: a flush of a checkpoint.
+pub(crate) const TOKEN_OF_CHECKPOINT: u64 = 1 << 60;
+pub(crate) const TOKEN_LANE_SHIFT: u32 = 44;
 /// As the device says it.
 const EIO: i32 = rustix::io::Errno::IO.raw_os_error();
 

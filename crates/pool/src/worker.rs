@@ -6,7 +6,7 @@
 //! Promises: `turn` does a bounded slice and never blocks; no lock is held
 //! across a system call. Never: acknowledges; it says which epoch is durable.
 
-use crate::flushes::Flushes;
+use crate::flushes::{Flushes, TOKEN_FLUSH, TOKEN_LANE_SHIFT, TOKEN_OF_CHECKPOINT};
 use crate::held::Held;
 use crate::ledger::Part;
 use crate::near::Near;
@@ -26,10 +26,6 @@ use terrace_media::{Disk, Done, Op, Wait};
 use terrace_tiers::{ReadPlan, Rule, policy};
 
 const TOKEN_READ: u64 = 1 << 62;
-pub(crate) const TOKEN_FLUSH: u64 = 1 << 61;
-/// Beside the token of its lane: a flush of a checkpoint.
-pub(crate) const TOKEN_OF_CHECKPOINT: u64 = 1 << 60;
-pub(crate) const TOKEN_LANE_SHIFT: u32 = 44;
 /// Slices of background work in one turn.
 const SLICES_PER_TURN_MAX: usize = 4;
 /// Turns between two looks at the cap; what grows in between is within the ledger's slack.
@@ -435,7 +431,9 @@ impl<D: Snapshot + Send> Worker<D> {
             };
             lane.wants_epoch(&p)
         });
-        let closed = due && self.pool.commit.try_close(now);
+        let mut lanes = self.pool.lanes.iter();
+        let may = due && !lanes.any(|lane| lane.lock().checkpoint_comes_first());
+        let closed = may && self.pool.commit.try_close(now);
         if closed {
             self.wake_others();
         }

@@ -55,6 +55,12 @@ impl<D: Snapshot> Lane<D> {
         self.checkpoint.is_some() || self.checkpoint_asked
     }
 
+    /// Whether no epoch is to end before the next checkpoint: a segment was not readable at the start. What is in it has numbers that are given out anew, and a start that
+    /// can read it would take it for what was written since; it is set aside for good with the checkpoint. Not where none can be made as it is.
+    pub fn checkpoint_comes_first(&self) -> bool {
+        self.checkpoint_first && self.failed.is_none() && self.flushing_all.is_none()
+    }
+
     fn checkpoint_due(&self) -> bool {
         let appended = self.appended_total - self.appended_at_checkpoint;
         let lane_bytes = (self.ssd.count() * self.cfg.segment_bytes) as u64;
@@ -71,7 +77,11 @@ impl<D: Snapshot> Lane<D> {
             return false;
         }
         if self.checkpoint.is_none() {
-            if !self.checkpoint_due() || (!clean && self.puts_off_checkpoint()) {
+            if !self.checkpoint_due() {
+                return false;
+            }
+            if !clean && self.puts_off_checkpoint() {
+                self.checkpoint_first = false;
                 return false;
             }
             self.start_checkpoint(clean);
@@ -318,6 +328,7 @@ impl<D: Snapshot> Lane<D> {
 
     fn finish_checkpoint(&mut self, job: CheckpointJob) {
         self.checkpoint_number = job.root.number;
+        self.checkpoint_first = false;
         self.stats.checkpoints += 1;
         self.stats.written_image_bytes += job.image.written_bytes + BLOCK_BYTES as u64;
         for &id in job.image.segments() {
@@ -331,6 +342,7 @@ impl<D: Snapshot> Lane<D> {
 
     /// Gives up the checkpoint under way; it starts over when its writes are finished.
     fn drop_checkpoint(&mut self, job: CheckpointJob) {
+        self.checkpoint_first = false;
         if self.io.images() > 0 || job.waiting {
             self.checkpoint = Some(CheckpointJob {
                 failed: true,

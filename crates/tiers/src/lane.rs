@@ -94,6 +94,8 @@ pub struct Lane<D> {
     pub(crate) cleaning_ssd: VecDeque<CleanJob>,
     pub(crate) checkpoint: Option<CheckpointJob>,
     pub(crate) checkpoint_asked: bool,
+    /// See [`Lane::checkpoint_comes_first`].
+    pub(crate) checkpoint_first: bool,
     /// The epoch in which one that was due was first put off.
     pub(crate) checkpoint_put_off: Option<u64>,
     pub(crate) image_segments: Vec<u32>,
@@ -184,6 +186,7 @@ impl<D: Snapshot> Lane<D> {
             cleaning_ssd: VecDeque::new(),
             checkpoint: None,
             checkpoint_asked: false,
+            checkpoint_first: false,
             checkpoint_put_off: None,
             image_segments: Vec::new(),
             image_segments_max: 1,

@@ -111,7 +111,8 @@ impl<D: Snapshot> Lane<D> {
         self.live_estimate = self.ssd.live_bytes();
         self.measure_checkpoint();
         self.checkpoint_number = s.root.map_or(s.newest_number, |r| r.number);
-        self.checkpoint_asked = s.root.is_none();
+        self.checkpoint_first = s.damage.iter().any(|d| d.unknown);
+        self.checkpoint_asked = s.root.is_none() || self.checkpoint_first;
         self.warm_or_release(&s);
         s.damage
     }

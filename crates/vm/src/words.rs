@@ -1,4 +1,4 @@
-//! Tests of the words of pages and blocks by one thread. Apart from them, since `tests/loom.rs` includes those files and runs them
+//! Tests of the words of pages and blocks by one thread. Apart from them, since `tests/loom` includes those files and runs them
 //! with other atomics.
 
 mod of_page {

@@ -1,60 +1,32 @@
-//! The words of pages and blocks between threads, under a model checker: each test is run in every order of its threads' steps (up
-//! to a bound on preemptions), with every value that an atomic may give under its memory ordering.
-//!
-//! What is checked is `src/page.rs` and `src/block.rs` themselves, with loom's atomics in the place of std's. Around them is a
-//! machine of one block with two pages: page tables that can be absent or protected, a backing, and the steps that `fault.rs`,
-//! `evict.rs` and `region.rs` take with the real ones, in the same order. Waiting is without time-outs: a lost wake-up is a
-//! deadlock, which loom reports.
+//! A machine of one block with two pages, as the processor and the steps of `fault.rs`, `evict.rs`, `write_back.rs` and `region.rs` see it. Waiting is without time-outs.
 
-mod backing {
-    pub const PAGE_BYTES: usize = 4096;
-}
-#[path = "../src/block.rs"]
-#[allow(dead_code)]
-mod block;
-#[path = "../src/page.rs"]
-#[allow(dead_code)]
-mod page;
-mod sync {
-    pub(crate) use loom::sync::atomic;
-}
-
-use block::{BlockWord, Pin, Unpin};
+use crate::block::{BlockWord, Pin, Unpin};
+use crate::page::{PageState, Phase, Then};
 use loom::sync::atomic::AtomicBool;
 use loom::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed};
 use loom::sync::{Arc, Condvar, Mutex};
-use loom::thread;
-use page::{PageState, Phase, Then};
 
-/// Times that a thread is interrupted at most in one schedule.
-const PREEMPTIONS_MAX: usize = 3;
 const PAGES: usize = 2;
-
-fn model(f: impl Fn() + Send + Sync + 'static) {
-    let mut builder = loom::model::Builder::new();
-    builder.preemption_bound = Some(PREEMPTIONS_MAX);
-    builder.check(f);
-}
 
 /// A page as the processor sees it.
 #[derive(Clone, Copy)]
-struct Mapped {
-    value: u32,
-    protected: bool,
+pub struct Mapped {
+    pub value: u32,
+    pub protected: bool,
 }
 
-struct Machine {
-    block: BlockWord,
+pub struct Machine {
+    pub block: BlockWord,
     /// Its bit in the summary of blocks that are not empty.
-    shown: AtomicBool,
-    records: [[PageState; PAGES]; 3],
-    free: Mutex<Vec<u32>>,
-    mapped: Mutex<[Option<Mapped>; PAGES]>,
-    stored: Mutex<[Option<u32>; PAGES]>,
-    fetches: Mutex<u32>,
+    pub shown: AtomicBool,
+    pub records: [[PageState; PAGES]; 3],
+    pub free: Mutex<Vec<u32>>,
+    pub mapped: Mutex<[Option<Mapped>; PAGES]>,
+    pub stored: Mutex<[Option<u32>; PAGES]>,
+    pub fetches: Mutex<u32>,
     /// One waiting room: how often it was woken.
-    room: Mutex<u32>,
-    woken: Condvar,
+    pub room: Mutex<u32>,
+    pub woken: Condvar,
 }
 
 const CLEAN: Then = Then::Clean { heat: 0 };
@@ -64,7 +36,7 @@ const DIRTY: Then = Then::Dirty {
 };
 
 impl Machine {
-    fn new(stored: [Option<u32>; PAGES]) -> Arc<Machine> {
+    pub fn new(stored: [Option<u32>; PAGES]) -> Arc<Machine> {
         let record = || [PageState::new(), PageState::new()];
         Arc::new(Machine {
             block: BlockWord::new(),
@@ -79,25 +51,25 @@ impl Machine {
         })
     }
 
-    fn ticket(&self) -> u32 {
+    pub fn ticket(&self) -> u32 {
         *self.room.lock().unwrap()
     }
 
-    fn wait(&self, ticket: u32) {
+    pub fn wait(&self, ticket: u32) {
         let mut room = self.room.lock().unwrap();
         while *room == ticket {
             room = self.woken.wait(room).unwrap();
         }
     }
 
-    fn wake_if(&self, awaited: bool) {
+    pub fn wake_if(&self, awaited: bool) {
         if awaited {
             *self.room.lock().unwrap() += 1;
             self.woken.notify_all();
         }
     }
 
-    fn pin(&self) -> u32 {
+    pub fn pin(&self) -> u32 {
         loop {
             let ticket = self.ticket();
             match self.block.pin() {
@@ -127,20 +99,20 @@ impl Machine {
         }
     }
 
-    fn show(&self) {
+    pub fn show(&self) {
         if !self.shown.load(Relaxed) {
             self.shown.fetch_or(true, AcqRel);
         }
     }
 
-    fn unpin(&self, users: u32) {
+    pub fn unpin(&self, users: u32) {
         if let Unpin::Last(record) = self.block.unpin(users) {
             *self.mapped.lock().unwrap() = [None; PAGES];
             self.vacate(record);
         }
     }
 
-    fn vacate(&self, record: u32) {
+    pub fn vacate(&self, record: u32) {
         for page in &self.records[record as usize] {
             assert_eq!(
                 page.look().phase(),
@@ -154,7 +126,7 @@ impl Machine {
         self.wake_if(awaited);
     }
 
-    fn read(&self, page: usize) -> u32 {
+    pub fn read(&self, page: usize) -> u32 {
         loop {
             if let Some(mapped) = self.mapped.lock().unwrap()[page] {
                 return mapped.value;
@@ -163,7 +135,7 @@ impl Machine {
         }
     }
 
-    fn write(&self, page: usize, value: u32) {
+    pub fn write(&self, page: usize, value: u32) {
         loop {
             if let Some(mapped) = &mut self.mapped.lock().unwrap()[page]
                 && !mapped.protected
@@ -175,7 +147,7 @@ impl Machine {
         }
     }
 
-    fn fault(&self, page: usize, write: bool) {
+    pub fn fault(&self, page: usize, write: bool) {
         let record = self.pin();
         let ticket = self.ticket();
         let state = &self.records[record as usize][page];
@@ -219,7 +191,7 @@ impl Machine {
     }
 
     /// One batch that takes whatever can leave.
-    fn evict(&self, stores: bool) {
+    pub fn evict(&self, stores: bool) {
         let Pin::Live(record) = self.block.pin() else {
             return;
         };
@@ -280,7 +252,7 @@ impl Machine {
     }
 
     /// The same where a pipe holds what is changed: all is unmapped first; what was there then is stored, or comes back.
-    fn evict_captured(&self, stores: bool) {
+    pub fn evict_captured(&self, stores: bool) {
         let Pin::Live(record) = self.block.pin() else {
             return;
         };
@@ -329,7 +301,7 @@ impl Machine {
     }
 
     /// Becomes a user of the block, if it has pages.
-    fn pin_filled(&self) -> Option<u32> {
+    pub fn pin_filled(&self) -> Option<u32> {
         if !self.shown.load(Acquire) {
             return None;
         }
@@ -345,7 +317,7 @@ impl Machine {
     }
 
     /// Gives changed pages to the backing; they stay. What others own is waited for, as `write_back.rs` does.
-    fn write_back(&self) {
+    pub fn write_back(&self) {
         let Some(record) = self.pin_filled() else {
             return;
         };
@@ -378,7 +350,7 @@ impl Machine {
         self.unpin(1);
     }
 
-    fn discard(&self, page: usize) {
+    pub fn discard(&self, page: usize) {
         let record = self.pin();
         let state = &self.records[record as usize][page];
         let was = loop {
@@ -402,220 +374,4 @@ impl Machine {
         self.wake_if(state.end(Phase::Discarding, Then::Absent));
         self.unpin(1 + u32::from(was != Phase::Absent));
     }
-}
-
-fn both(
-    machine: &Arc<Machine>,
-    here: impl Fn(&Machine),
-    there: impl Fn(&Machine) + Send + 'static,
-) {
-    let other = machine.clone();
-    let thread = thread::spawn(move || there(&other));
-    here(machine);
-    thread.join().unwrap();
-}
-
-#[test]
-fn two_faults_on_a_page_fetch_it_once() {
-    model(|| {
-        let machine = Machine::new([Some(5), None]);
-        both(
-            &machine,
-            |m| assert_eq!(m.read(0), 5),
-            |m| assert_eq!(m.read(0), 5),
-        );
-        assert_eq!(*machine.fetches.lock().unwrap(), 1);
-    });
-}
-
-#[test]
-fn a_write_and_an_eviction_lose_nothing() {
-    model(|| {
-        let machine = Machine::new([Some(5), None]);
-        machine.read(0);
-        both(&machine, |m| m.write(0, 6), |m| m.evict(true));
-        assert_eq!(machine.read(0), 6);
-    });
-}
-
-#[test]
-fn a_write_and_a_capture_lose_nothing() {
-    model(|| {
-        let machine = Machine::new([Some(5), None]);
-        machine.write(0, 1);
-        both(
-            &machine,
-            |m| {
-                m.write(0, 6);
-                m.write(0, 7);
-            },
-            |m| m.evict_captured(true),
-        );
-        assert_eq!(machine.read(0), 7);
-        machine.evict_captured(true);
-        assert_eq!(machine.read(0), 7);
-    });
-}
-
-#[test]
-fn what_a_capture_does_not_store_comes_back_with_its_block() {
-    model(|| {
-        let machine = Machine::new([Some(5), Some(6)]);
-        machine.write(0, 1);
-        both(&machine, |m| m.write(1, 8), |m| m.evict_captured(false));
-        assert_eq!((machine.read(0), machine.read(1)), (1, 8));
-        assert_eq!(
-            machine.stored.lock().unwrap()[0],
-            Some(5),
-            "nothing was stored"
-        );
-        machine.evict_captured(true);
-        assert_eq!((machine.read(0), machine.read(1)), (1, 8));
-        assert!(machine.free.lock().unwrap().len() == 2, "a record was lost");
-    });
-}
-
-#[test]
-fn two_captures_and_a_neighbour_lose_nothing() {
-    model(|| {
-        let machine = Machine::new([Some(5), Some(6)]);
-        machine.write(0, 7);
-        both(
-            &machine,
-            |m| {
-                m.write(1, 8);
-                m.evict_captured(true);
-            },
-            |m| m.evict_captured(true),
-        );
-        assert_eq!((machine.read(0), machine.read(1)), (7, 8));
-    });
-}
-
-#[test]
-fn two_writes_and_two_evictions_lose_nothing() {
-    model(|| {
-        let machine = Machine::new([None, None]);
-        machine.write(0, 1);
-        both(
-            &machine,
-            |m| {
-                m.write(0, 2);
-                m.write(0, 3);
-            },
-            |m| m.evict(true),
-        );
-        machine.evict(true);
-        assert_eq!(machine.read(0), 3);
-    });
-}
-
-#[test]
-fn a_neighbour_survives_the_release_of_its_block() {
-    model(|| {
-        let machine = Machine::new([Some(5), Some(6)]);
-        machine.write(0, 7);
-        both(&machine, |m| m.write(1, 8), |m| m.evict(true));
-        assert_eq!((machine.read(0), machine.read(1)), (7, 8));
-        assert!(machine.free.lock().unwrap().len() == 2, "a record was lost");
-    });
-}
-
-#[test]
-fn what_is_not_stored_stays() {
-    model(|| {
-        let machine = Machine::new([None, None]);
-        machine.write(0, 1);
-        both(&machine, |m| m.write(0, 2), |m| m.evict(false));
-        assert_eq!(*machine.fetches.lock().unwrap(), 1, "it never left");
-        assert_eq!(machine.read(0), 2);
-    });
-}
-
-#[test]
-fn what_was_written_before_a_write_back_is_stored_after_it() {
-    for evicts in [Machine::evict, Machine::evict_captured] {
-        model(move || {
-            let machine = Machine::new([None, None]);
-            machine.write(0, 1);
-            both(
-                &machine,
-                |m| {
-                    m.write_back();
-                    assert!(m.stored.lock().unwrap()[0] >= Some(1));
-                },
-                move |m| evicts(m, true),
-            );
-            assert_eq!(machine.read(0), 1);
-        });
-    }
-    model(|| {
-        let machine = Machine::new([None, None]);
-        machine.write(0, 1);
-        both(
-            &machine,
-            |m| {
-                m.write_back();
-                assert!(m.stored.lock().unwrap()[0] >= Some(1));
-            },
-            |m| m.write(0, 2),
-        );
-        machine.evict(true);
-        assert_eq!(
-            machine.read(0),
-            2,
-            "a page written back is clean and protected"
-        );
-    });
-}
-
-/// Who occupies a block may not have come to showing it when another has written there.
-#[test]
-fn what_was_written_in_a_block_that_another_occupies_is_found() {
-    model(|| {
-        let machine = Machine::new([Some(5), None]);
-        both(
-            &machine,
-            |m| {
-                m.write(1, 7);
-                m.write_back();
-                assert_eq!(m.stored.lock().unwrap()[1], Some(7));
-            },
-            |m| assert_eq!(m.read(0), 5),
-        );
-    });
-}
-
-#[test]
-fn a_freed_page_is_gone_whoever_evicts_or_reads_it() {
-    model(|| {
-        let machine = Machine::new([Some(5), None]);
-        machine.write(0, 6);
-        both(&machine, |m| m.discard(0), |m| m.evict(true));
-        assert_eq!(machine.read(0), 0);
-        assert_eq!(machine.stored.lock().unwrap()[0], None);
-    });
-    model(|| {
-        let machine = Machine::new([Some(5), None]);
-        both(
-            &machine,
-            |m| m.discard(0),
-            |m| assert!([0, 5].contains(&m.read(0))),
-        );
-        assert_eq!(machine.read(0), 0);
-    });
-}
-
-#[test]
-fn three_threads_that_fault_write_and_evict() {
-    model(|| {
-        let machine = Machine::new([Some(5), None]);
-        let (a, b) = (machine.clone(), machine.clone());
-        let reader = thread::spawn(move || assert!([5, 6].contains(&a.read(0))));
-        let evictor = thread::spawn(move || b.evict(true));
-        machine.write(0, 6);
-        reader.join().unwrap();
-        evictor.join().unwrap();
-        assert_eq!(machine.read(0), 6);
-    });
 }
