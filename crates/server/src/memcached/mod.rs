@@ -157,10 +157,16 @@ fn authenticate<S: Store>(cx: &mut Cx<'_, S>, words: &[&[u8]]) -> Flow<S::Large>
     Flow::Done
 }
 
+/// The words of a storage command without its data block. Where the length cannot be read there is none: the last word is the line's.
+fn line_of<'w, 'a>(words: &'w [&'a [u8]]) -> &'w [&'a [u8]] {
+    let has_block = words.len() > 5 && unsigned(words[4]).is_some();
+    &words[..words.len() - usize::from(has_block)]
+}
+
 /// Whether the line ends with `noreply`; a data block behind it does not count.
 fn is_noreply(words: &[&[u8]]) -> bool {
-    let line = match is_storage(words[0]) && words.len() > 5 {
-        true => &words[..words.len() - 1],
+    let line = match is_storage(words[0]) {
+        true => line_of(words),
         false => words,
     };
     let takes = is_storage(words[0])
