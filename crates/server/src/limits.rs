@@ -21,6 +21,10 @@ pub const LINGER_MAX_MS: u64 = 10_000;
 pub const LINGERING_MAX: usize = 256;
 /// The most arguments of one command.
 pub const MULTIBULK_MAX_ARGS: i64 = 1_048_576;
+/// The most arguments of one command of a client that has not said the password (Redis's bound).
+pub const UNTRUSTED_ARGS_MAX: i64 = 10;
+/// And the longest of them.
+pub const UNTRUSTED_BULK_MAX_BYTES: i64 = 16 << 10;
 /// The longest inline command, and the longest header line (Redis's `PROTO_INLINE_MAX_SIZE`).
 pub const INLINE_COMMAND_MAX_BYTES: usize = 64 << 10;
 /// The longest line of memcached's protocol, data blocks not counted.

@@ -250,7 +250,8 @@ fn run<S: Store>(env: &mut Env<S>, conn: &mut Conn<S>, data: &[u8]) -> usize {
     let mut at = 0;
     let mut commands = 0;
     'batches: while !is_full(env, conn) {
-        let behind = parse_batch(&data[at..], &mut args, &mut batch);
+        let trusted = conn.session.trusted;
+        let behind = parse_batch(&data[at..], &mut args, &mut batch, trusted);
         if batch.len() > 1 {
             let firsts = std::iter::once(0).chain(batch.iter().map(|b| b.args_end));
             let words = firsts.zip(&batch).map(|(from, b)| &args[from..b.args_end]);
@@ -292,7 +293,7 @@ fn run<S: Store>(env: &mut Env<S>, conn: &mut Conn<S>, data: &[u8]) -> usize {
                 conn.need_more = true;
             }
             Some(Parsed::Incomplete | Parsed::Large) => {
-                conn.work().assembly = Some(Assembly::default());
+                conn.work().assembly = Some(Assembly::new(conn.session.trusted));
             }
             Some(Parsed::Bad(text)) => protocol_error(env, conn, text),
         }
@@ -322,12 +323,19 @@ struct InBatch {
 }
 
 /// Parses the next commands of `data`; answers what stands behind them, unless it is nothing or one more.
-fn parse_batch<'a>(data: &'a [u8], args: &mut Vec<&'a [u8]>, batch: &mut Batch) -> Option<Parsed> {
+fn parse_batch<'a>(
+    data: &'a [u8],
+    args: &mut Vec<&'a [u8]>,
+    batch: &mut Batch,
+    trusted: bool,
+) -> Option<Parsed> {
     args.clear();
     batch.clear();
+    // The first may say the password, and what stands behind it is then judged by other bounds.
+    let most = if trusted { BATCH_MAX } else { 1 };
     let mut at = 0;
-    while at < data.len() && batch.len() < BATCH_MAX && args.len() <= ARGS_FREE {
-        match parse::command(&data[at..], args) {
+    while at < data.len() && batch.len() < most && args.len() <= ARGS_FREE {
+        match parse::command(&data[at..], args, trusted) {
             Parsed::Command(len_bytes) => {
                 at += len_bytes;
                 batch.push(InBatch {
