@@ -86,8 +86,14 @@ pub const EXEC_MADE_MAX_BYTES: usize = 4 << 20;
 pub const WATCHED_KEYS_MAX: usize = 1_024;
 /// What KEYS asks of the budget first; then it doubles.
 pub const KEYS_GRANT_BYTES: usize = 256 << 10;
-/// Steps of KEYS before others are served.
+/// Steps of KEYS, or of one SCAN, before others are served.
 pub const KEYS_STEPS_MAX: usize = 16;
+/// The longest pattern of KEYS and SCAN: a key may take as many steps as its length times the pattern's.
+pub const PATTERN_MAX_BYTES: usize = 1 << 10;
+/// And so many such steps before others are served.
+pub const PATTERN_WORK_MAX: usize = 16 << 20;
+/// With a longer pattern than this a step asks the store for fewer keys than `SCAN_STEP_KEYS`.
+pub const PATTERN_SHORT_BYTES: usize = 16;
 /// Pieces of a long value that one step of a change makes before others are served.
 pub const LONG_STEPS_MAX: usize = 16;
 /// Pairs of bytes that one step of LCS compares before others are served: some milliseconds.
