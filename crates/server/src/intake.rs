@@ -9,9 +9,8 @@ use crate::limits::{ARGS_FREE, INLINE_MAX_BYTES, KEY_MAX_BYTES, PIECE_BYTES};
 use crate::memcached::{BAD_CHUNK, TOO_LARGE, say};
 use crate::resp::assemble::{Assembly, Event};
 use crate::resp::encode;
-use crate::step::{block_of, protocol_error};
+use crate::step::{block_of, protocol_error, was_executed};
 use crate::store::{Step, Store, StoreError};
-use crate::sync::add;
 use crate::table;
 
 /// Hands `data` to the assembly and does what it asks for.
@@ -249,7 +248,7 @@ pub(crate) fn execute_assembled<S: Store>(env: &mut Env<S>, conn: &mut Conn<S>) 
         conn.work().assembly = Some(assembly);
         return;
     }
-    add(&env.counters().commands, 1);
+    was_executed(env, conn, 1);
     for upload in assembly.large.into_iter().filter_map(|l| l.upload) {
         env.store.upload_abort(upload);
     }

@@ -9,9 +9,8 @@ use crate::memcached::{
     BAD_CHUNK, BAD_LINE, KEY_MAX_BYTES, TOO_LARGE, Words, is_storage, say, unsigned,
 };
 use crate::resp::assemble::Assembly;
-use crate::step::is_full;
+use crate::step::{is_full, was_executed};
 use crate::store::Store;
-use crate::sync::add;
 
 /// What a line is followed by.
 #[derive(Debug, PartialEq, Eq)]
@@ -105,7 +104,7 @@ pub(crate) fn run<S: Store>(env: &mut Env<S>, conn: &mut Conn<S>, data: &[u8]) -
             say(&mut env.out, "ERROR");
         }
         at += len;
-        add(&env.counters().commands, 1);
+        was_executed(env, conn, 1);
         if conn.closing || conn.work.is_some() {
             break;
         }

@@ -2,7 +2,6 @@
 //! connection's state, from which the next call goes on; nothing is done twice and nothing is forgotten.
 
 use std::io;
-use std::sync::atomic::Ordering;
 
 use smallvec::SmallVec;
 
@@ -16,7 +15,7 @@ use crate::limits::{
 use crate::outgo::pump;
 use crate::resp::assemble::Assembly;
 use crate::resp::parse::{self, Parsed};
-use crate::step::{Advance, Status, is_full, protocol_error, read_some};
+use crate::step::{Advance, Status, is_full, protocol_error, read_some, was_executed};
 use crate::store::Store;
 use crate::sync::add;
 
@@ -300,11 +299,7 @@ fn run<S: Store>(env: &mut Env<S>, conn: &mut Conn<S>, data: &[u8]) -> usize {
         break;
     }
     if commands > 0 {
-        add(&env.counters().commands, commands);
-        conn.session
-            .client
-            .active_s
-            .store((env.now_ms / 1000) as u32, Ordering::Relaxed);
+        was_executed(env, conn, commands);
     }
     env.args = recycle(args);
     at

@@ -109,6 +109,31 @@ fn replies_can_be_switched_off_and_skipped() {
     server.stop();
 }
 
+/// Whoever sends a command is not idle: in memcached's words, too, and where a command came in parts.
+#[test]
+fn each_command_ends_the_time_without_one() {
+    use super::memcached::{ask, connect, start};
+    let server = start(plain());
+    let (mut m, mut r, mut long) = (connect(&server), server.client(), server.client());
+    ask(&mut m, b"get k\r\n");
+    long.ask(&["CLIENT", "SETNAME", "long"]);
+    std::thread::sleep(Duration::from_millis(3_100));
+    ask(&mut m, b"get k\r\n");
+    assert_eq!(long.ask(&["SET", "k", &"x".repeat(100_000)]), "+OK\r\n");
+    assert_eq!(r.ask(&["PING"]), "+PONG\r\n");
+    for line in r
+        .ask(&["CLIENT", "LIST"])
+        .lines()
+        .filter(|l| l.contains("id="))
+    {
+        let idle = line.split(" idle=").nth(1).unwrap().split(' ').next();
+        let idle: u32 = idle.unwrap().parse().unwrap();
+        assert!(idle <= 1, "{line}");
+    }
+    drop(m);
+    server.stop();
+}
+
 /// Such a command was taken for one that waits, for ever: told that a durable write was not made durable, once the pool failed.
 #[test]
 fn a_durable_command_that_says_nothing_leaves_nothing_that_waits() {
