@@ -66,6 +66,8 @@ pub struct Assembly<U> {
     refused: Option<String>,
     /// Whoever sends it may come in.
     trusted: bool,
+    /// Whether its client wants no reply (memcached's noreply).
+    pub noreply: bool,
     /// The last argument was not followed by a line end.
     pub bad_end: bool,
 }
@@ -86,6 +88,7 @@ impl<U> Assembly<U> {
             filled: 0,
             refused: None,
             trusted,
+            noreply: false,
             bad_end: false,
         }
     }

@@ -126,6 +126,8 @@ const CASES: &[(&str, &str)] = &[
         "CLIENT_ERROR bad command line format\r\nERROR\r\n",
     ),
     ("get u a\r\n", "VALUE a 5 6\r\n_abcde\r\nEND\r\n"),
+    // What is refused is not told with noreply either; the second line here is empty.
+    ("set a 0 0 3 noreply\r\nabcde\r\n", "ERROR\r\n"),
     ("get\r\n", "ERROR\r\n"),
     ("foo\r\n", "ERROR\r\n"),
     ("\r\n", "ERROR\r\n"),
