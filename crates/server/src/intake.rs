@@ -9,9 +9,9 @@ use crate::limits::{ARGS_FREE, INLINE_MAX_BYTES, KEY_MAX_BYTES, PIECE_BYTES};
 use crate::memcached::{BAD_CHUNK, TOO_LARGE, say};
 use crate::resp::assemble::{Assembly, Event};
 use crate::resp::encode;
-use crate::step::{block_of, protocol_error};
+use crate::session::Reply;
+use crate::step::{block_of, protocol_error, was_executed};
 use crate::store::{Step, Store, StoreError};
-use crate::sync::add;
 use crate::table;
 
 /// Hands `data` to the assembly and does what it asks for.
@@ -213,6 +213,20 @@ fn refuse<S: Store>(env: &mut Env<S>, conn: &mut Conn<S>, text: String) {
     work.assembly_granted_bytes = work.assembly_granted_bytes.min(held);
 }
 
+/// Tells why a command was not executed, if its client wants to be told (CLIENT REPLY).
+fn tell_refusal<S: Store>(env: &mut Env<S>, conn: &mut Conn<S>, text: &str) {
+    let (prefix, rest) = text.split_once(' ').unwrap_or(("ERR", text));
+    match conn.session.reply {
+        Reply::On => encode::error(&mut env.out, prefix, rest),
+        Reply::Skip => conn.session.reply = Reply::On,
+        Reply::Off | Reply::SkipNext => {}
+    }
+    env.shared.count_error(env.counters(), prefix);
+    if let Some(multi) = conn.multi.as_mut() {
+        multi.spoil();
+    }
+}
+
 /// Executes (or goes on with) a command that came in parts.
 pub(crate) fn execute_assembled<S: Store>(env: &mut Env<S>, conn: &mut Conn<S>) {
     env.look_at_clock();
@@ -221,17 +235,16 @@ pub(crate) fn execute_assembled<S: Store>(env: &mut Env<S>, conn: &mut Conn<S>) 
     };
     let mut through = true;
     if conn.session.memcached && (assembly.refusal().is_some() || assembly.bad_end) {
-        say(&mut env.out, assembly.refusal().unwrap_or(BAD_CHUNK));
         let text = assembly.refusal().unwrap_or(BAD_CHUNK);
+        // As with short commands: who may not come in is told so.
+        let unsaid = assembly.noreply && conn.session.trusted;
+        if !unsaid || text.starts_with("SERVER_ERROR") {
+            say(&mut env.out, text);
+        }
         let kind = text.split(' ').next().unwrap_or_default();
         env.shared.count_error(env.counters(), kind);
     } else if let Some(text) = assembly.refusal() {
-        let (prefix, rest) = text.split_once(' ').unwrap_or(("ERR", text));
-        encode::error(&mut env.out, prefix, rest);
-        env.shared.count_error(env.counters(), prefix);
-        if let Some(multi) = conn.multi.as_mut() {
-            multi.spoil();
-        }
+        tell_refusal(env, conn, text);
     } else if assembly.args_len() > 0 {
         let args_bytes = assembly.args_len().saturating_sub(ARGS_FREE) * size_of::<&[u8]>();
         if args_bytes > 0 && !env.budget.ask(&mut env.store, args_bytes) {
@@ -249,7 +262,7 @@ pub(crate) fn execute_assembled<S: Store>(env: &mut Env<S>, conn: &mut Conn<S>) 
         conn.work().assembly = Some(assembly);
         return;
     }
-    add(&env.counters().commands, 1);
+    was_executed(env, conn, 1);
     for upload in assembly.large.into_iter().filter_map(|l| l.upload) {
         env.store.upload_abort(upload);
     }

@@ -21,6 +21,10 @@ pub const LINGER_MAX_MS: u64 = 10_000;
 pub const LINGERING_MAX: usize = 256;
 /// The most arguments of one command.
 pub const MULTIBULK_MAX_ARGS: i64 = 1_048_576;
+/// The most arguments of one command of a client that has not said the password (Redis's bound).
+pub const UNTRUSTED_ARGS_MAX: i64 = 10;
+/// And the longest of them.
+pub const UNTRUSTED_BULK_MAX_BYTES: i64 = 16 << 10;
 /// The longest inline command, and the longest header line (Redis's `PROTO_INLINE_MAX_SIZE`).
 pub const INLINE_COMMAND_MAX_BYTES: usize = 64 << 10;
 /// The longest line of memcached's protocol, data blocks not counted.
@@ -82,8 +86,14 @@ pub const EXEC_MADE_MAX_BYTES: usize = 4 << 20;
 pub const WATCHED_KEYS_MAX: usize = 1_024;
 /// What KEYS asks of the budget first; then it doubles.
 pub const KEYS_GRANT_BYTES: usize = 256 << 10;
-/// Steps of KEYS before others are served.
+/// Steps of KEYS, or of one SCAN, before others are served.
 pub const KEYS_STEPS_MAX: usize = 16;
+/// The longest pattern of KEYS and SCAN: a key may take as many steps as its length times the pattern's.
+pub const PATTERN_MAX_BYTES: usize = 1 << 10;
+/// And so many such steps before others are served.
+pub const PATTERN_WORK_MAX: usize = 16 << 20;
+/// With a longer pattern than this a step asks the store for fewer keys than `SCAN_STEP_KEYS`.
+pub const PATTERN_SHORT_BYTES: usize = 16;
 /// Pieces of a long value that one step of a change makes before others are served.
 pub const LONG_STEPS_MAX: usize = 16;
 /// Pairs of bytes that one step of LCS compares before others are served: some milliseconds.

@@ -6,12 +6,12 @@ use crate::env::Env;
 use crate::execute::execute_args;
 use crate::limits::{ASSEMBLE_ABOVE_BYTES, MEMCACHED_LINE_MAX_BYTES, VALUE_MAX_BYTES};
 use crate::memcached::{
-    BAD_CHUNK, BAD_LINE, KEY_MAX_BYTES, TOO_LARGE, Words, is_storage, say, unsigned,
+    BAD_CHUNK, BAD_LINE, KEY_MAX_BYTES, NOREPLY, TOO_LARGE, Words, ends_with_noreply, is_storage,
+    say, unsigned,
 };
 use crate::resp::assemble::Assembly;
-use crate::step::is_full;
+use crate::step::{is_full, was_executed};
 use crate::store::Store;
-use crate::sync::add;
 
 /// What a line is followed by.
 #[derive(Debug, PartialEq, Eq)]
@@ -71,6 +71,7 @@ pub(crate) fn run<S: Store>(env: &mut Env<S>, conn: &mut Conn<S>, data: &[u8]) -
             .filter(|w| !w.is_empty())
             .collect();
         let mut len = end + 1;
+        let noreply = ends_with_noreply(&words);
         match block_of(&words) {
             Block::None => {}
             Block::Bytes(bytes) => {
@@ -80,19 +81,25 @@ pub(crate) fn run<S: Store>(env: &mut Env<S>, conn: &mut Conn<S>, data: &[u8]) -
                     match &rest[len + bytes as usize..whole as usize] == b"\r\n" {
                         true => words.push(block),
                         // It becomes a command that only tells that its data did not end with its line.
-                        false => words = Words::from_slice(&[BAD_CHUNK.as_bytes()]),
+                        false => {
+                            words = Words::from_slice(&[BAD_CHUNK.as_bytes(), NOREPLY]);
+                            words.truncate(1 + usize::from(noreply));
+                        }
                     }
                     len = whole as usize;
                 } else if whole <= ASSEMBLE_ABOVE_BYTES as u64 {
                     conn.need_more = true;
                     break;
                 } else {
-                    conn.work().assembly = Some(Assembly::of_block(&words, bytes));
+                    let mut assembly = Assembly::of_block(&words, bytes);
+                    assembly.noreply = noreply;
+                    conn.work().assembly = Some(assembly);
                     return at + len;
                 }
             }
             Block::Refused(text, bytes) => {
                 let mut assembly = Assembly::of_block(&[], bytes);
+                assembly.noreply = noreply;
                 assembly.refuse(text.to_string());
                 conn.work().assembly = Some(assembly);
                 return at + len;
@@ -105,7 +112,7 @@ pub(crate) fn run<S: Store>(env: &mut Env<S>, conn: &mut Conn<S>, data: &[u8]) -
             say(&mut env.out, "ERROR");
         }
         at += len;
-        add(&env.counters().commands, 1);
+        was_executed(env, conn, 1);
         if conn.closing || conn.work.is_some() {
             break;
         }

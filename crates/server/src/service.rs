@@ -2,7 +2,6 @@
 //! connection's state, from which the next call goes on; nothing is done twice and nothing is forgotten.
 
 use std::io;
-use std::sync::atomic::Ordering;
 
 use smallvec::SmallVec;
 
@@ -16,7 +15,7 @@ use crate::limits::{
 use crate::outgo::pump;
 use crate::resp::assemble::Assembly;
 use crate::resp::parse::{self, Parsed};
-use crate::step::{Advance, Status, is_full, protocol_error, read_some};
+use crate::step::{Advance, Status, is_full, protocol_error, read_some, was_executed};
 use crate::store::Store;
 use crate::sync::add;
 
@@ -250,7 +249,8 @@ fn run<S: Store>(env: &mut Env<S>, conn: &mut Conn<S>, data: &[u8]) -> usize {
     let mut at = 0;
     let mut commands = 0;
     'batches: while !is_full(env, conn) {
-        let behind = parse_batch(&data[at..], &mut args, &mut batch);
+        let trusted = conn.session.trusted;
+        let behind = parse_batch(&data[at..], &mut args, &mut batch, trusted);
         if batch.len() > 1 {
             let firsts = std::iter::once(0).chain(batch.iter().map(|b| b.args_end));
             let words = firsts.zip(&batch).map(|(from, b)| &args[from..b.args_end]);
@@ -292,18 +292,14 @@ fn run<S: Store>(env: &mut Env<S>, conn: &mut Conn<S>, data: &[u8]) -> usize {
                 conn.need_more = true;
             }
             Some(Parsed::Incomplete | Parsed::Large) => {
-                conn.work().assembly = Some(Assembly::default());
+                conn.work().assembly = Some(Assembly::new(conn.session.trusted));
             }
             Some(Parsed::Bad(text)) => protocol_error(env, conn, text),
         }
         break;
     }
     if commands > 0 {
-        add(&env.counters().commands, commands);
-        conn.session
-            .client
-            .active_s
-            .store((env.now_ms / 1000) as u32, Ordering::Relaxed);
+        was_executed(env, conn, commands);
     }
     env.args = recycle(args);
     at
@@ -322,12 +318,19 @@ struct InBatch {
 }
 
 /// Parses the next commands of `data`; answers what stands behind them, unless it is nothing or one more.
-fn parse_batch<'a>(data: &'a [u8], args: &mut Vec<&'a [u8]>, batch: &mut Batch) -> Option<Parsed> {
+fn parse_batch<'a>(
+    data: &'a [u8],
+    args: &mut Vec<&'a [u8]>,
+    batch: &mut Batch,
+    trusted: bool,
+) -> Option<Parsed> {
     args.clear();
     batch.clear();
+    // The first may say the password, and what stands behind it is then judged by other bounds.
+    let most = if trusted { BATCH_MAX } else { 1 };
     let mut at = 0;
-    while at < data.len() && batch.len() < BATCH_MAX && args.len() <= ARGS_FREE {
-        match parse::command(&data[at..], args) {
+    while at < data.len() && batch.len() < most && args.len() <= ARGS_FREE {
+        match parse::command(&data[at..], args, trusted) {
             Parsed::Command(len_bytes) => {
                 at += len_bytes;
                 batch.push(InBatch {

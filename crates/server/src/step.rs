@@ -2,6 +2,7 @@
 
 use std::borrow::Cow;
 use std::io;
+use std::sync::atomic::Ordering;
 
 use crate::conn::{Block, Conn};
 use crate::env::Env;
@@ -10,6 +11,7 @@ use crate::linger::Linger;
 use crate::resp::encode;
 use crate::store::{Store, Wait};
 use crate::stream::Stream;
+use crate::sync::add;
 
 /// How a connection was left.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -56,6 +58,14 @@ pub(crate) fn read_some(
 #[inline]
 pub(crate) fn is_full<S: Store>(env: &Env<S>, conn: &Conn<S>) -> bool {
     env.out.len() + conn.output.pending() > OUTPUT_LIMIT_BYTES
+}
+
+/// Counts commands that were executed, and notes when.
+#[inline]
+pub(crate) fn was_executed<S: Store>(env: &Env<S>, conn: &Conn<S>, commands: u64) {
+    add(&env.counters().commands, commands);
+    let now_s = (env.now_ms / 1000) as u32;
+    conn.session.client.active_s.store(now_s, Ordering::Relaxed);
 }
 
 /// Tells of an error of the protocol; the connection ends.

@@ -3,6 +3,7 @@
 use super::admin::lines;
 use super::{Cx, Done, Fault, Flow, SYNTAX, help, key_positions, unknown_subcommand, wrong_arity};
 use crate::glob;
+use crate::limits::OUTPUT_LIMIT_BYTES;
 use crate::metadata::{self, Of};
 use crate::resp::encode;
 use crate::store::Store;
@@ -11,16 +12,13 @@ use crate::table;
 /// COMMAND [COUNT | LIST [FILTERBY …] | INFO [name …] | DOCS [name …] | GETKEYS command … | HELP]
 pub fn command<S: Store>(cx: &mut Cx<'_, S>, args: &[&[u8]]) -> Done<S> {
     let Some(sub) = args.get(1) else {
-        info(cx, &all());
-        return Ok(Flow::Done);
+        return describe(cx, Of::Info, &[]);
     };
     match (sub.to_ascii_lowercase().as_slice(), args.len()) {
         (b"count", 2) => encode::count(cx.out, table::COUNT as u64),
         (b"list", _) => list(cx, &args[2..])?,
-        (b"info", 2) => info(cx, &all()),
-        (b"info", _) => info(cx, &named(&args[2..])),
-        (b"docs", 2) => docs(cx, &all()),
-        (b"docs", _) => docs(cx, &named(&args[2..])),
+        (b"info", _) => return describe(cx, Of::Info, &args[2..]),
+        (b"docs", _) => return describe(cx, Of::Docs, &args[2..]),
         (b"getkeys", 4..) => return get_keys(cx, &args[2..]),
         (b"count", _) => return Err(wrong_arity("command|count")),
         (b"getkeys", _) => return Err(wrong_arity("command|getkeys")),
@@ -34,13 +32,6 @@ pub fn command<S: Store>(cx: &mut Cx<'_, S>, args: &[&[u8]]) -> Done<S> {
 fn all() -> Vec<String> {
     let commands = table::COMMANDS.iter();
     commands.map(|c| c.name.to_string()).collect()
-}
-
-fn named(names: &[&[u8]]) -> Vec<String> {
-    let names = names.iter();
-    names
-        .map(|name| String::from_utf8_lossy(name).to_ascii_lowercase())
-        .collect()
 }
 
 fn list<S: Store>(cx: &mut Cx<'_, S>, filter: &[&[u8]]) -> Result<(), Fault> {
@@ -69,22 +60,42 @@ fn list<S: Store>(cx: &mut Cx<'_, S>, filter: &[&[u8]]) -> Result<(), Fault> {
     Ok(())
 }
 
-fn info<S: Store>(cx: &mut Cx<'_, S>, names: &[String]) {
-    encode::array(cx.out, names.len());
-    for name in names {
-        if !metadata::write(cx.out, cx.session.resp3, Of::Info, name) {
-            encode::null(cx.out, cx.session.resp3);
+/// INFO and DOCS, of all commands where none is named. A name may be there often, so the reply goes in parts.
+fn describe<S: Store>(cx: &mut Cx<'_, S>, of: Of, named: &[&[u8]]) -> Done<S> {
+    let len = match named {
+        [] => table::COUNT,
+        _ => named.len(),
+    };
+    let name = |at: usize| match named {
+        [] => table::COMMANDS[at].name.to_string(),
+        _ => String::from_utf8_lossy(named[at]).to_ascii_lowercase(),
+    };
+    let resp3 = cx.session.resp3;
+    if !cx.progress.begun {
+        cx.progress.begun = true;
+        match of {
+            Of::Info => encode::array(cx.out, len),
+            Of::Docs => {
+                let known = (0..len).filter(|&at| metadata::knows(&name(at)));
+                encode::map(cx.out, resp3, known.count());
+            }
         }
     }
-}
-
-fn docs<S: Store>(cx: &mut Cx<'_, S>, names: &[String]) {
-    let known: Vec<&String> = names.iter().filter(|name| metadata::knows(name)).collect();
-    encode::map(cx.out, cx.session.resp3, known.len());
-    for name in known {
-        encode::bulk(cx.out, name.as_bytes());
-        metadata::write(cx.out, cx.session.resp3, Of::Docs, name);
+    while (cx.progress.next as usize) < len {
+        if cx.out.len() > OUTPUT_LIMIT_BYTES {
+            return Ok(Flow::OutputFull);
+        }
+        let name = name(cx.progress.next as usize);
+        cx.progress.next += 1;
+        match of {
+            Of::Info if !metadata::knows(&name) => encode::null(cx.out, resp3),
+            Of::Docs if !metadata::knows(&name) => continue,
+            Of::Docs => encode::bulk(cx.out, name.as_bytes()),
+            Of::Info => {}
+        }
+        metadata::write(cx.out, resp3, of, &name);
     }
+    Ok(Flow::Done)
 }
 
 fn get_keys<S: Store>(cx: &mut Cx<'_, S>, args: &[&[u8]]) -> Done<S> {

@@ -3,9 +3,9 @@
 use super::long::{self, Job, Keeps, Plan, is_long};
 use super::options::int_arg;
 use super::part::too_long_to_change;
+use super::scan::Turn;
 use super::{Cx, Done, Fault, Flow, SYNTAX, ready, unknown_subcommand, wrong_arity};
-use crate::glob;
-use crate::limits::{KEYS_GRANT_BYTES, KEYS_STEPS_MAX, SCAN_STEP_KEYS};
+use crate::limits::KEYS_GRANT_BYTES;
 use crate::resp::encode;
 use crate::resp::parse::integer;
 use crate::store::{Edit, Held, Step, Store, StoreError, Value, View};
@@ -190,7 +190,8 @@ pub fn randomkey<S: Store>(cx: &mut Cx<'_, S>) -> Done<S> {
 /// KEYS pattern: gathers in steps, between which others are served, and in memory of the connections' budget. When that
 /// is used up, it is refused: SCAN answers in parts.
 pub fn keys<S: Store>(cx: &mut Cx<'_, S>, args: &[&[u8]]) -> Done<S> {
-    for _ in 0..KEYS_STEPS_MAX {
+    let mut turn = Turn::of(args[1])?;
+    while turn.goes_on() {
         if cx.progress.found.capacity() < cx.progress.found.len() + KEYS_GRANT_BYTES / 2
             && !grow(cx)
         {
@@ -208,8 +209,9 @@ pub fn keys<S: Store>(cx: &mut Cx<'_, S>, args: &[&[u8]]) -> Done<S> {
         let found = &mut cx.progress.found;
         let (before, from) = (found.len(), cx.progress.next);
         let mut matched = 0;
-        let step = cx.store.scan(cx.task, from, SCAN_STEP_KEYS, &mut |key| {
-            if glob::matches(args[1], key) {
+        let asked = turn.next_keys();
+        let step = cx.store.scan(cx.task, from, asked, &mut |key| {
+            if turn.matches(key) {
                 matched += 1;
                 encode::bulk(found, key);
             }

@@ -3,10 +3,51 @@
 
 use super::{Cx, Done, Fault, Flow, NOT_AN_INTEGER, SYNTAX, ready};
 use crate::glob;
-use crate::limits::{SCAN_REPLY_BYTES, SCAN_STEP_KEYS};
+use crate::limits::{
+    KEYS_STEPS_MAX, PATTERN_MAX_BYTES, PATTERN_SHORT_BYTES, PATTERN_WORK_MAX, SCAN_REPLY_BYTES,
+    SCAN_STEP_KEYS,
+};
 use crate::resp::encode;
 use crate::resp::parse::integer;
 use crate::store::Store;
+
+/// What a command that goes through all keys does in one go: so many steps, and so much comparing, before others are served.
+pub(super) struct Turn<'a> {
+    pattern: &'a [u8],
+    steps: usize,
+    work: usize,
+}
+
+impl<'a> Turn<'a> {
+    pub(super) fn of(pattern: &'a [u8]) -> Result<Self, Fault> {
+        let len = pattern.len();
+        if len > PATTERN_MAX_BYTES {
+            return Err(Fault::text(format!(
+                "the pattern is {len} bytes long; at most {PATTERN_MAX_BYTES} are allowed"
+            )));
+        }
+        Ok(Turn {
+            pattern,
+            steps: 0,
+            work: 0,
+        })
+    }
+
+    pub(super) fn goes_on(&self) -> bool {
+        self.steps < KEYS_STEPS_MAX && self.work < PATTERN_WORK_MAX
+    }
+
+    /// How many keys the next step asks for: the longer the pattern, the fewer, as each may be as much work as it is long.
+    pub(super) fn next_keys(&mut self) -> usize {
+        self.steps += 1;
+        (SCAN_STEP_KEYS * PATTERN_SHORT_BYTES / self.pattern.len().max(PATTERN_SHORT_BYTES)).max(1)
+    }
+
+    pub(super) fn matches(&mut self, key: &[u8]) -> bool {
+        self.work += self.pattern.len() * key.len();
+        glob::matches(self.pattern, key)
+    }
+}
 
 struct Options<'a> {
     count: u64,
@@ -51,30 +92,21 @@ fn cursor(text: &[u8]) -> Option<u64> {
 pub fn scan<S: Store>(cx: &mut Cx<'_, S>, args: &[&[u8]]) -> Done<S> {
     let start = cursor(args[1]).ok_or_else(|| Fault::text("invalid cursor"))?;
     let options = options(&args[2..])?;
-    let wanted = |key: &[u8]| {
-        options.strings
-            && options
-                .pattern
-                .is_none_or(|pattern| glob::matches(pattern, key))
-    };
+    let mut turn = Turn::of(options.pattern.unwrap_or(b"*"))?;
     if cx.progress.seen == 0 {
         cx.progress.next = start;
     }
-    loop {
-        let left = options
-            .count
-            .saturating_sub(cx.progress.seen)
-            .min(SCAN_STEP_KEYS as u64);
+    while turn.goes_on() {
+        let left = options.count.saturating_sub(cx.progress.seen);
+        let asked = left.min(turn.next_keys() as u64) as usize;
         let (before, mut seen) = (cx.progress.found.len(), 0u64);
         let found = &mut cx.progress.found;
-        let outcome = cx
-            .store
-            .scan(cx.task, cx.progress.next, left as usize, &mut |key| {
-                seen += 1;
-                if wanted(key) {
-                    encode::bulk(found, key);
-                }
-            });
+        let outcome = cx.store.scan(cx.task, cx.progress.next, asked, &mut |key| {
+            seen += 1;
+            if options.strings && turn.matches(key) {
+                encode::bulk(found, key);
+            }
+        });
         let next = match outcome {
             Ok(crate::store::Step::Done(next)) => next,
             other => {
@@ -90,11 +122,11 @@ pub fn scan<S: Store>(cx: &mut Cx<'_, S>, args: &[&[u8]]) -> Done<S> {
             || cx.progress.seen >= options.count
             || cx.progress.found.len() > SCAN_REPLY_BYTES
         {
-            break;
+            answer(cx);
+            return Ok(Flow::Done);
         }
     }
-    answer(cx);
-    Ok(Flow::Done)
+    Ok(Flow::OutputFull)
 }
 
 fn answer<S: Store>(cx: &mut Cx<'_, S>) {

@@ -5,8 +5,8 @@ use terrace_kv::memcached as rules;
 use std::sync::atomic::Ordering;
 
 use super::{
-    BAD_CHUNK, BAD_LINE, Done, Fault, MEMCACHED_VERSION, TOO_LARGE, key_of, line, number, ready,
-    say, told, unsigned,
+    BAD_CHUNK, BAD_LINE, Done, Fault, MEMCACHED_VERSION, TOO_LARGE, key_of, line, line_of, number,
+    ready, say, told, unsigned,
 };
 use crate::commands::long::{self, Job, Layer, Plan, Source};
 use crate::commands::{Cx, Flow, Part, edit_one, put_part};
@@ -39,7 +39,8 @@ pub fn execute<S: Store>(cx: &mut Cx<'_, S>, words: &[&[u8]]) -> Done<S> {
             None => Err(BAD_LINE.into()),
         },
         b"quit" => Ok(Flow::Close),
-        _ if words == [BAD_CHUNK.as_bytes()] => Err(BAD_CHUNK.into()),
+        // No word of a line has spaces.
+        _ if words[0] == BAD_CHUNK.as_bytes() => Err(BAD_CHUNK.into()),
         _ => Err("ERROR".into()),
     }
 }
@@ -192,12 +193,14 @@ struct Line {
 
 fn storage_line(words: &[&[u8]]) -> Result<Line, Fault> {
     let is_cas = words[0] == b"cas";
-    // The data block is the last word; before it may stand `noreply`.
-    let most = if is_cas { 8 } else { 7 };
-    if words.len() < most - 1 || words.len() > most {
+    let line = line_of(words);
+    // The last may be `noreply`.
+    let most = if is_cas { 7 } else { 6 };
+    if line.len() < most - 1 || line.len() > most {
         return Err("ERROR".into());
     }
     key_of(words[1])?;
+    unsigned(words[4]).ok_or(BAD_LINE)?;
     let flags = unsigned(words[2]).and_then(|n| u32::try_from(n).ok());
     let token = match is_cas {
         true => Some(unsigned(words[5]).ok_or(BAD_LINE)?),

@@ -53,6 +53,8 @@ pub(super) fn set<S: Store>(cx: &mut Cx<'_, S>, words: &[&[u8]]) -> Done<S> {
     let Some((data, line)) = words.split_last().filter(|(_, line)| line.len() >= 3) else {
         return Err(BAD_LINE.into());
     };
+    // Without a length there is no data block, and the last word is a flag.
+    unsigned(line[2]).ok_or(BAD_LINE)?;
     let asked = asked(line, &line[3..])?;
     let expiry_ms = rules::expiry_ms(asked.ttl.unwrap_or(0), cx.store.now_ms());
     let mode = asked.mode.unwrap_or(b'S');

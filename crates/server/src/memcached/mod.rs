@@ -19,6 +19,8 @@ pub const MEMCACHED_VERSION: &str = "1.6.18";
 pub(crate) const KEY_MAX_BYTES: usize = 250;
 /// The reply to a data block that does not end where it should.
 pub(crate) const BAD_CHUNK: &str = "CLIENT_ERROR bad data chunk";
+/// The last word of a line whose sender wants no reply.
+pub(crate) const NOREPLY: &[u8] = b"noreply";
 pub(crate) const BAD_LINE: &str = "CLIENT_ERROR bad command line format";
 pub(crate) const TOO_LARGE: &str = "SERVER_ERROR object too large for cache";
 
@@ -157,18 +159,31 @@ fn authenticate<S: Store>(cx: &mut Cx<'_, S>, words: &[&[u8]]) -> Flow<S::Large>
     Flow::Done
 }
 
+/// The words of a storage command without its data block. Where the length cannot be read there is none: the last word is the line's.
+fn line_of<'w, 'a>(words: &'w [&'a [u8]]) -> &'w [&'a [u8]] {
+    let has_block = words.len() > 5 && unsigned(words[4]).is_some();
+    &words[..words.len() - usize::from(has_block)]
+}
+
 /// Whether the line ends with `noreply`; a data block behind it does not count.
 fn is_noreply(words: &[&[u8]]) -> bool {
-    let line = match is_storage(words[0]) && words.len() > 5 {
-        true => &words[..words.len() - 1],
-        false => words,
+    match is_storage(words[0]) {
+        true => ends_with_noreply(line_of(words)),
+        false => ends_with_noreply(words),
+    }
+}
+
+/// The same of a line without its data block.
+pub(crate) fn ends_with_noreply(line: &[&[u8]]) -> bool {
+    let takes = |name: &[u8]| {
+        is_storage(name)
+            || name == BAD_CHUNK.as_bytes()
+            || matches!(
+                name,
+                b"delete" | b"incr" | b"decr" | b"touch" | b"flush_all" | b"verbosity"
+            )
     };
-    let takes = is_storage(words[0])
-        || matches!(
-            words[0],
-            b"delete" | b"incr" | b"decr" | b"touch" | b"flush_all" | b"verbosity"
-        );
-    takes && line.last() == Some(&&b"noreply"[..])
+    line.last() == Some(&NOREPLY) && takes(line[0])
 }
 
 /// A key that memcached takes.

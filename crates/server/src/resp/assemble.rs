@@ -64,12 +64,20 @@ pub struct Assembly<U> {
     piece: Option<Box<[u8]>>,
     filled: usize,
     refused: Option<String>,
+    /// Whoever sends it may come in.
+    trusted: bool,
+    /// Whether its client wants no reply (memcached's noreply).
+    pub noreply: bool,
     /// The last argument was not followed by a line end.
     pub bad_end: bool,
 }
 
-impl<U> Default for Assembly<U> {
-    fn default() -> Self {
+/// Bytes that one argument costs beside its text.
+const ARG_COST_BYTES: usize = 4;
+
+impl<U> Assembly<U> {
+    /// A command of RESP, of a client that may come in or not.
+    pub fn new(trusted: bool) -> Self {
         Assembly {
             state: State::Count,
             args_left: 0,
@@ -79,15 +87,12 @@ impl<U> Default for Assembly<U> {
             piece: None,
             filled: 0,
             refused: None,
+            trusted,
+            noreply: false,
             bad_end: false,
         }
     }
-}
 
-/// Bytes that one argument costs beside its text.
-const ARG_COST_BYTES: usize = 4;
-
-impl<U> Assembly<U> {
     /// A command whose first arguments are there, and whose last one, of `len_bytes`, follows without a header.
     pub fn of_block(words: &[&[u8]], len_bytes: u64) -> Self {
         let mut text = Vec::new();
@@ -107,7 +112,7 @@ impl<U> Assembly<U> {
             args_left: 1,
             text,
             ends,
-            ..Default::default()
+            ..Assembly::new(false)
         }
     }
 
@@ -214,7 +219,8 @@ impl<U> Assembly<U> {
             Line::TooLong => return Err(Event::Bad(Cow::Borrowed("too big bulk count string"))),
         };
         if counting {
-            self.args_left = multibulk_len(digits).map_err(Event::Bad)?.max(0) as u32;
+            let args = multibulk_len(digits, self.trusted).map_err(Event::Bad)?;
+            self.args_left = args.max(0) as u32;
             self.state = if self.args_left == 0 {
                 State::Done
             } else {
@@ -222,7 +228,8 @@ impl<U> Assembly<U> {
             };
             return Ok(len);
         }
-        let bulk = bulk_len(first, digits, self.is_at_name()).map_err(Event::Bad)?;
+        let is_name = self.is_at_name();
+        let bulk = bulk_len(first, digits, is_name, self.trusted).map_err(Event::Bad)?;
         self.state = if self.refused.is_some() {
             State::Skip { left: bulk as u64 }
         } else if bulk > INLINE_MAX_BYTES {

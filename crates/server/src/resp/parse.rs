@@ -6,7 +6,7 @@ use std::borrow::Cow;
 
 use crate::limits::{
     BULK_MAX_BYTES, INLINE_COMMAND_MAX_BYTES, INLINE_MAX_BYTES, MULTIBULK_MAX_ARGS,
-    PASSED_OVER_MAX_BYTES,
+    PASSED_OVER_MAX_BYTES, UNTRUSTED_ARGS_MAX, UNTRUSTED_BULK_MAX_BYTES,
 };
 
 /// What stands at the start of the input.
@@ -107,17 +107,26 @@ pub fn integer(text: &[u8]) -> Option<i64> {
     }
 }
 
-/// The number of arguments that a multibulk header announces.
-pub fn multibulk_len(digits: &[u8]) -> Result<i64, Cow<'static, str>> {
-    integer(digits)
-        .filter(|&n| n <= MULTIBULK_MAX_ARGS)
-        .ok_or(Cow::Borrowed("invalid multibulk length"))
+/// The number of arguments that a multibulk header announces. Who is not `trusted` gets no buffers for many.
+pub fn multibulk_len(digits: &[u8], trusted: bool) -> Result<i64, Cow<'static, str>> {
+    match integer(digits).filter(|&n| n <= MULTIBULK_MAX_ARGS) {
+        None => Err(Cow::Borrowed("invalid multibulk length")),
+        Some(n) if !trusted && n > UNTRUSTED_ARGS_MAX => {
+            Err(Cow::Borrowed("unauthenticated multibulk length"))
+        }
+        Some(n) => Ok(n),
+    }
 }
 
 /// The length that a bulk header announces; `first` is the byte where `$` must stand. What comes behind the command's name may be
-/// longer than is ever taken: it is passed over, and the reply says what is allowed.
+/// longer than is ever taken: it is passed over, and the reply says what is allowed. Who is not `trusted` gets no buffers for long ones.
 #[inline]
-pub fn bulk_len(first: u8, digits: &[u8], is_name: bool) -> Result<usize, Cow<'static, str>> {
+pub fn bulk_len(
+    first: u8,
+    digits: &[u8],
+    is_name: bool,
+    trusted: bool,
+) -> Result<usize, Cow<'static, str>> {
     if first != b'$' {
         return Err(not_a_bulk(first));
     }
@@ -125,9 +134,12 @@ pub fn bulk_len(first: u8, digits: &[u8], is_name: bool) -> Result<usize, Cow<'s
         true => BULK_MAX_BYTES,
         false => PASSED_OVER_MAX_BYTES,
     };
-    match integer(digits) {
-        Some(n) if (0..=most_bytes).contains(&n) => Ok(n as usize),
-        _ => Err(Cow::Borrowed("invalid bulk length")),
+    match integer(digits).filter(|n| (0..=most_bytes).contains(n)) {
+        None => Err(Cow::Borrowed("invalid bulk length")),
+        Some(n) if !trusted && n > UNTRUSTED_BULK_MAX_BYTES => {
+            Err(Cow::Borrowed("unauthenticated bulk length"))
+        }
+        Some(n) => Ok(n as usize),
     }
 }
 
@@ -143,12 +155,12 @@ fn not_a_bulk(first: u8) -> Cow<'static, str> {
 }
 
 /// Parses one command at the start of `data` and puts its arguments behind those in `args`; of one that is not whole,
-/// some may be there too.
+/// some may be there too. `trusted`: whoever sent it may come in.
 #[inline]
-pub fn command<'a>(data: &'a [u8], args: &mut Vec<&'a [u8]>) -> Parsed {
+pub fn command<'a>(data: &'a [u8], args: &mut Vec<&'a [u8]>, trusted: bool) -> Parsed {
     match data.first() {
         None => Parsed::Incomplete,
-        Some(b'*') => multibulk(data, args),
+        Some(b'*') => multibulk(data, args, trusted),
         Some(_) => inline(data, args),
     }
 }
@@ -190,15 +202,17 @@ fn second_word(data: &[u8]) -> Option<&[u8]> {
 }
 
 #[inline]
-fn multibulk<'a>(data: &'a [u8], args: &mut Vec<&'a [u8]>) -> Parsed {
-    let (count, mut at) = match plain_header(data).map_or_else(|| many(data), Ok) {
+fn multibulk<'a>(data: &'a [u8], args: &mut Vec<&'a [u8]>, trusted: bool) -> Parsed {
+    let plain = plain_header(data).filter(|&(n, _)| trusted || n as i64 <= UNTRUSTED_ARGS_MAX);
+    let (count, mut at) = match plain.map_or_else(|| many(data, trusted), Ok) {
         Ok(header) => header,
         Err(parsed) => return parsed,
     };
     for index in 0..count {
         let rest = &data[at..];
+        // Its four digits are fewer bytes than anybody may send.
         let plain = plain_header(rest).filter(|_| rest[0] == b'$');
-        let (len, header) = match plain.map_or_else(|| bulk(rest, index == 0), Ok) {
+        let (len, header) = match plain.map_or_else(|| bulk(rest, index == 0, trusted), Ok) {
             Ok(header) => header,
             Err(parsed) => return parsed,
         };
@@ -217,9 +231,9 @@ fn multibulk<'a>(data: &'a [u8], args: &mut Vec<&'a [u8]>) -> Parsed {
 
 /// How many arguments are announced, and how long the line is; or what else there is.
 #[cold]
-fn many(data: &[u8]) -> Result<(usize, usize), Parsed> {
+fn many(data: &[u8], trusted: bool) -> Result<(usize, usize), Parsed> {
     match header_line(data) {
-        Line::Whole(digits, len) => match multibulk_len(digits) {
+        Line::Whole(digits, len) => match multibulk_len(digits, trusted) {
             Ok(count) => Ok((count.max(0) as usize, len)),
             Err(text) => Err(Parsed::Bad(text)),
         },
@@ -230,12 +244,12 @@ fn many(data: &[u8]) -> Result<(usize, usize), Parsed> {
 
 /// The same of an argument: its length, and that of its header.
 #[cold]
-fn bulk(rest: &[u8], is_name: bool) -> Result<(usize, usize), Parsed> {
+fn bulk(rest: &[u8], is_name: bool, trusted: bool) -> Result<(usize, usize), Parsed> {
     if rest.is_empty() {
         return Err(Parsed::Incomplete);
     }
     match header_line(rest) {
-        Line::Whole(digits, header) => match bulk_len(rest[0], digits, is_name) {
+        Line::Whole(digits, header) => match bulk_len(rest[0], digits, is_name, trusted) {
             Ok(len) => Ok((len, header)),
             Err(text) => Err(Parsed::Bad(text)),
         },

@@ -50,6 +50,70 @@ fn protocol_errors_end_the_connection() {
     server.stop();
 }
 
+fn with_password() -> Running {
+    let options = crate::ServerOptions {
+        password: Some(crate::auth::Password::new(b"secret").unwrap()),
+        ..Default::default()
+    };
+    Running::start_with(plain(), options)
+}
+
+#[test]
+fn who_has_not_said_the_password_gets_no_buffers_for_long_commands() {
+    let server = with_password();
+    let args = "-ERR Protocol error: unauthenticated multibulk length\r\n";
+    let arg = "-ERR Protocol error: unauthenticated bulk length\r\n";
+    for (sent, want) in [
+        ("*11\r\n", args),
+        ("*1048576\r\n$4\r\nMSET\r\n", args),
+        ("*2\r\n$4\r\nAUTH\r\n$16385\r\n", arg),
+        ("*3\r\n$3\r\nSET\r\n$1\r\nk\r\n$100000\r\n", arg),
+        ("*1\r\n$16385\r\n", arg),
+    ] {
+        let mut c = server.client();
+        c.send(sent);
+        assert_eq!(c.rest(), want, "{sent}");
+    }
+    // As much as is allowed; and within a command that comes in parts.
+    let mut c = server.client();
+    let most = "x".repeat(16_384);
+    let needed = "-NOAUTH Authentication required.\r\n";
+    let ten = ["MGET", &most, "3", "4", "5", "6", "7", "8", "9", "10"];
+    assert_eq!(c.ask(&ten), needed);
+    c.send(format!(
+        "*4\r\n$4\r\nMGET\r\n$16384\r\n{most}\r\n$1\r\nk\r\n"
+    ));
+    std::thread::sleep(Duration::from_millis(50));
+    c.send("$16385\r\n");
+    assert_eq!(c.rest(), arg);
+    server.stop();
+}
+
+/// What stands behind the password is judged as what one sends who has said it.
+#[test]
+fn long_commands_may_follow_the_password_at_once() {
+    let server = with_password();
+    let long = "x".repeat(20_000);
+    let auth = encode(&[b"AUTH", b"secret"]);
+    let many = encode(&[&[&b"MSET"[..]][..], &[&b"k"[..]; 12]].concat());
+    let set = encode(&[b"SET", b"long", long.as_bytes()]);
+    let quoted = b"AUTH \"secret\"\r\n";
+    for first in [&auth[..], b"AUTH secret\r\n", quoted] {
+        let mut c = server.client();
+        c.send([first, &many, &set, &many].concat());
+        for _ in 0..4 {
+            assert_eq!(String::from_utf8_lossy(&c.reply()), "+OK\r\n");
+        }
+        assert_eq!(c.ask(&["RESET"]), "+RESET\r\n");
+        c.send("*11\r\n");
+        assert_eq!(
+            c.rest(),
+            "-ERR Protocol error: unauthenticated multibulk length\r\n"
+        );
+    }
+    server.stop();
+}
+
 /// A client that reads nothing before it has sent all gets to read what was wrong, and not that it was reset.
 #[test]
 fn who_sends_on_after_a_protocol_error_can_read_it() {

@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use super::double::Settings;
-use super::{Running, plain};
+use super::{Running, encode, plain};
 use crate::ServerOptions;
 
 #[test]
@@ -106,6 +106,49 @@ fn replies_can_be_switched_off_and_skipped() {
     c.ask(&["SET", "big", &big]);
     c.send("CLIENT REPLY SKIP\r\nGET big\r\nCLIENT REPLY SKIP\r\nMGET big a big\r\nPING\r\n");
     assert_eq!(c.reply(), b"+PONG\r\n");
+    server.stop();
+}
+
+/// A command that is refused for an argument that is too long is one like others there.
+#[test]
+fn a_refused_command_says_nothing_either_and_is_the_one_that_is_skipped() {
+    let server = Running::start(plain(), 1);
+    let mut c = server.client();
+    let refused = encode(&[b"GET", "x".repeat(100_000).as_bytes()]);
+    c.send("CLIENT REPLY OFF\r\n");
+    c.send(&refused);
+    c.send("CLIENT REPLY ON\r\nCLIENT REPLY SKIP\r\n");
+    c.send(&refused);
+    c.send("PING\r\n");
+    assert_eq!(String::from_utf8_lossy(&c.reply()), "+OK\r\n");
+    assert_eq!(String::from_utf8_lossy(&c.reply()), "+PONG\r\n");
+    c.send(&refused);
+    assert!(c.reply().starts_with(b"-ERR argument 1 of 'get'"));
+    server.stop();
+}
+
+/// Whoever sends a command is not idle: in memcached's words, too, and where a command came in parts.
+#[test]
+fn each_command_ends_the_time_without_one() {
+    use super::memcached::{ask, connect, start};
+    let server = start(plain());
+    let (mut m, mut r, mut long) = (connect(&server), server.client(), server.client());
+    ask(&mut m, b"get k\r\n");
+    long.ask(&["CLIENT", "SETNAME", "long"]);
+    std::thread::sleep(Duration::from_millis(3_100));
+    ask(&mut m, b"get k\r\n");
+    assert_eq!(long.ask(&["SET", "k", &"x".repeat(100_000)]), "+OK\r\n");
+    assert_eq!(r.ask(&["PING"]), "+PONG\r\n");
+    for line in r
+        .ask(&["CLIENT", "LIST"])
+        .lines()
+        .filter(|l| l.contains("id="))
+    {
+        let idle = line.split(" idle=").nth(1).unwrap().split(' ').next();
+        let idle: u32 = idle.unwrap().parse().unwrap();
+        assert!(idle <= 1, "{line}");
+    }
+    drop(m);
     server.stop();
 }
 

@@ -104,6 +104,30 @@ const CASES: &[(&str, &str)] = &[
         "set a x 0 3\r\nabc\r\n",
         "CLIENT_ERROR bad command line format\r\n",
     ),
+    // A length that cannot be read: no data block, and nothing is stored.
+    ("set u 0 0 -1 noreply\r\n", ""),
+    ("append a 0 0 x noreply\r\n", ""),
+    (
+        "set u 0 0 -1\r\n",
+        "CLIENT_ERROR bad command line format\r\n",
+    ),
+    (
+        "set u 0 0 abc xyz\r\n",
+        "CLIENT_ERROR bad command line format\r\n",
+    ),
+    (
+        "cas u 0 0 -1 5\r\n",
+        "CLIENT_ERROR bad command line format\r\n",
+    ),
+    ("cas u 0 0 -1\r\n", "ERROR\r\n"),
+    ("set u 0 0 -1 a b\r\n", "ERROR\r\n"),
+    (
+        "ms u S2 T0\r\nhi\r\n",
+        "CLIENT_ERROR bad command line format\r\nERROR\r\n",
+    ),
+    ("get u a\r\n", "VALUE a 5 6\r\n_abcde\r\nEND\r\n"),
+    // What is refused is not told with noreply either; the second line here is empty.
+    ("set a 0 0 3 noreply\r\nabcde\r\n", "ERROR\r\n"),
     ("get\r\n", "ERROR\r\n"),
     ("foo\r\n", "ERROR\r\n"),
     ("\r\n", "ERROR\r\n"),

@@ -124,3 +124,41 @@ fn an_item_does_not_grow_beyond_the_longest() {
     drop(c);
     server.stop();
 }
+
+/// With noreply only errors of the server's are told, as of short commands.
+#[test]
+fn refused_commands_with_noreply_say_nothing() {
+    let server = start(plain());
+    let mut c = connect(&server);
+    let key = "k".repeat(251);
+    let block = "x".repeat(100_000);
+    for (sent, want) in [
+        (format!("set {key} 0 0 3 noreply\r\nabc\r\n"), ""),
+        (
+            format!("set {key} 0 0 3\r\nabc\r\n"),
+            "CLIENT_ERROR bad command line format\r\n",
+        ),
+        (format!("set k 0 0 100000 noreply\r\n{block}yy"), ""),
+        (
+            format!("set k 0 0 100000\r\n{block}yy"),
+            "CLIENT_ERROR bad data chunk\r\n",
+        ),
+        ("get k\r\n".to_string(), "END\r\n"),
+    ] {
+        assert_eq!(
+            ask(&mut c, sent.as_bytes()),
+            want,
+            "{}",
+            &sent[..30.min(sent.len())]
+        );
+    }
+    let mut sent = b"set big 0 0 67108865 noreply\r\n".to_vec();
+    sent.resize(sent.len() + 67_108_865, b'x');
+    sent.extend_from_slice(b"\r\n");
+    assert_eq!(
+        ask(&mut c, &sent),
+        "SERVER_ERROR object too large for cache\r\n"
+    );
+    drop(c);
+    server.stop();
+}

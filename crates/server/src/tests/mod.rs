@@ -18,6 +18,7 @@ mod sight;
 mod tls;
 mod transactions;
 mod walk;
+mod way;
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};

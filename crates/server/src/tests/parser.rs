@@ -51,7 +51,7 @@ fn malformed_input_gets_the_texts_of_redis() {
         (long_bulk.as_str(), "too big bulk count string"),
         (long_inline.as_str(), "too big inline request"),
     ] {
-        let parsed = command(input.as_bytes(), &mut Vec::new());
+        let parsed = command(input.as_bytes(), &mut Vec::new(), true);
         assert_eq!(
             parsed,
             Parsed::Bad(want.to_string().into()),
@@ -65,13 +65,13 @@ fn malformed_input_gets_the_texts_of_redis() {
 fn inline_commands_are_split_as_redis_does() {
     let mut args = Vec::new();
     assert_eq!(
-        command(b"  set  a\tb \r\nrest", &mut args),
+        command(b"  set  a\tb \r\nrest", &mut args, true),
         Parsed::Command(13)
     );
     assert_eq!(args, [b"set".as_slice(), b"a", b"b"]);
     let quoted = br#"set "a\x41\n\"" 'it\'s' "" x"y"
 "#;
-    let Parsed::Inline(len, words) = command(quoted, &mut args) else {
+    let Parsed::Inline(len, words) = command(quoted, &mut args, true) else {
         panic!("quoted")
     };
     assert_eq!(len, quoted.len());
@@ -86,28 +86,36 @@ fn inline_commands_are_split_as_redis_does() {
         ]
     );
     args.clear();
-    assert_eq!(command(b"\r\n", &mut args), Parsed::Command(2));
+    assert_eq!(command(b"\r\n", &mut args, true), Parsed::Command(2));
     assert!(args.is_empty());
-    assert_eq!(command(b"*0\r\n", &mut args), Parsed::Command(4));
-    assert_eq!(command(b"*-1\r\n", &mut args), Parsed::Command(5));
+    assert_eq!(command(b"*0\r\n", &mut args, true), Parsed::Command(4));
+    assert_eq!(command(b"*-1\r\n", &mut args, true), Parsed::Command(5));
     assert!(args.is_empty());
 }
 
 #[test]
 fn a_long_argument_is_reported_at_its_header() {
     assert_eq!(
-        command(b"*3\r\n$3\r\nset\r\n$1\r\nk\r\n$65537\r\n", &mut Vec::new()),
+        command(
+            b"*3\r\n$3\r\nset\r\n$1\r\nk\r\n$65537\r\n",
+            &mut Vec::new(),
+            true
+        ),
         Parsed::Large
     );
     assert_eq!(
-        command(b"*3\r\n$3\r\nset\r\n$1\r\nk\r\n$65536\r\n", &mut Vec::new()),
+        command(
+            b"*3\r\n$3\r\nset\r\n$1\r\nk\r\n$65536\r\n",
+            &mut Vec::new(),
+            true
+        ),
         Parsed::Incomplete
     );
 }
 
 /// Feeds `stream` to an assembly in parts and gathers the arguments, long ones from their pieces.
 fn assemble(stream: &[u8], cuts: &[usize]) -> Vec<Vec<u8>> {
-    let mut assembly: Assembly<Vec<u8>> = Assembly::default();
+    let mut assembly: Assembly<Vec<u8>> = Assembly::new(true);
     let mut cuts = cuts.to_vec();
     cuts.push(stream.len());
     cuts.sort_unstable();
@@ -155,7 +163,7 @@ proptest! {
         for cut in cuts {
             loop {
                 let mut args = Vec::new();
-                match command(&stream[at..cut], &mut args) {
+                match command(&stream[at..cut], &mut args, true) {
                     Parsed::Command(len) => {
                         found.push(args.iter().map(|a| a.to_vec()).collect::<Vec<_>>());
                         at += len;
@@ -184,8 +192,8 @@ proptest! {
     fn garbage_never_panics(bytes in prop::collection::vec(any::<u8>(), 0..300), star in any::<bool>()) {
         let mut bytes = bytes;
         if star { bytes.insert(0, b'*'); }
-        let _ = command(&bytes, &mut Vec::new());
-        let mut assembly: Assembly<()> = Assembly::default();
+        let _ = command(&bytes, &mut Vec::new(), true);
+        let mut assembly: Assembly<()> = Assembly::new(true);
         for _ in 0..1000 {
             match assembly.step(&bytes).1 {
                 Event::Grow(capacity) => assembly.grow(capacity),
