@@ -1,5 +1,5 @@
 //! Redis's glob patterns (`*`, `?`, `[a-z]`, `[^a]`, `\x`), as SCAN and CONFIG GET take them. Runs in at most
-//! pattern × text steps with no recursion, so that no pattern can stall a thread.
+//! pattern × text steps with no recursion; where texts are long, whoever asks bounds that (`commands::scan::Turn`).
 
 /// Whether `text` matches `pattern` as a whole.
 pub fn matches(pattern: &[u8], text: &[u8]) -> bool {
@@ -9,6 +9,10 @@ pub fn matches(pattern: &[u8], text: &[u8]) -> bool {
     loop {
         if p < pattern.len() && pattern[p] == b'*' {
             p += 1;
+            if p == pattern.len() {
+                // It takes all that is left.
+                return true;
+            }
             star = Some((p, t));
             continue;
         }

@@ -210,7 +210,7 @@ fn multibulk<'a>(data: &'a [u8], args: &mut Vec<&'a [u8]>, trusted: bool) -> Par
     };
     for index in 0..count {
         let rest = &data[at..];
-        // Its four digits are fewer bytes than anybody may send.
+        // Four digits are within what anybody may send.
         let plain = plain_header(rest).filter(|_| rest[0] == b'$');
         let (len, header) = match plain.map_or_else(|| bulk(rest, index == 0, trusted), Ok) {
             Ok(header) => header,
