@@ -131,7 +131,9 @@ fn a_segment_that_was_unreadable_for_a_moment_replaces_nothing_newer() {
     drop(rig);
     let before = device.durable_image();
     let mut judged = 0;
-    for segment in 1..=shape.segments_per_lane {
+    // Also where the first try of the checkpoint that comes first fails.
+    let all = (1..=shape.segments_per_lane).flat_map(|segment| [(segment, false), (segment, true)]);
+    for (segment, fails) in all {
         let device = SimDevice::with_image(before.clone(), segment);
         let at = shape.device_bytes() - segment * SEGMENT as u64;
         let all = at..at + SEGMENT as u64;
@@ -141,19 +143,26 @@ fn a_segment_that_was_unreadable_for_a_moment_replaces_nothing_newer() {
         let opened = Rig::try_open(&device, shape, clock());
         device.faults().clear();
         let Ok(mut rig) = opened else { continue };
+        let keys = match fails {
+            true => 1,
+            false => 8,
+        };
+        if fails {
+            device.faults().fail_write(Fault::eio());
+        }
         judged += u32::from(!rig.pool.damage().is_empty());
-        for key in model.keys().take(8) {
+        for key in model.keys().take(keys) {
             let mut newer = rig.value(b"newer").unwrap();
             rig.run_durable(|w, t| terrace_kv::put(w, t, key, &mut newer, Expiry::None))
                 .unwrap();
         }
         let device = SimDevice::with_image(device.crash_image(segment), segment);
         let mut rig = Rig::open(&device, shape, clock());
-        for key in model.keys().take(8) {
+        for key in model.keys().take(keys) {
             let found = rig.get(key).unwrap();
             assert!(
                 found.as_deref() == Some(b"newer"),
-                "segment {segment}, {}",
+                "segment {segment}, {fails}, {}",
                 String::from_utf8_lossy(key)
             );
         }

@@ -3,6 +3,7 @@
 //! Promises: an epoch is flushed only if no flush failed before, with no other under way (`commit`); what the pool's failure keeps from being flushed is told as
 //! failed. Never: waits.
 
+use crate::pool::Pool;
 use crate::worker::Worker;
 use terrace_log::Snapshot;
 use terrace_media::{Buf, MediaError, Op};
@@ -45,18 +46,23 @@ impl<D: Snapshot + Send> Worker<D> {
 
     /// Submits what waited and may begin.
     pub(crate) fn submit_flushes(&mut self) {
-        let failed = self.pool.failure().is_some();
-        if self.flushes.epoch && !failed && self.pool.commit.may_flush() {
+        // Whoever has a flush that fails says so before it ends it: looked at afterwards, that is seen.
+        let has_failed = |pool: &Pool<D>| pool.failure().is_some();
+        if self.flushes.epoch && self.pool.commit.may_flush() && !has_failed(&self.pool) {
             self.flushes.epoch = false;
             self.disk.submit(TOKEN_FLUSH, Op::Flush);
         }
         while let Some(&token) = self.flushes.others.last() {
-            if failed {
-                self.refuse(token);
-            } else if self.pool.commit.begin_other_flush() {
-                self.disk.submit(TOKEN_OF_CHECKPOINT | token, Op::Flush);
-            } else {
-                return;
+            let may = self.pool.commit.begin_other_flush();
+            match (may, has_failed(&self.pool)) {
+                (true, false) => self.disk.submit(TOKEN_OF_CHECKPOINT | token, Op::Flush),
+                (false, false) => return,
+                (began, true) => {
+                    self.refuse(token);
+                    if began {
+                        self.ended_other_flush();
+                    }
+                }
             }
             self.flushes.others.pop();
         }

@@ -163,15 +163,17 @@ fn an_epoch_is_durable_only_when_all_lanes_arrived_and_the_device_was_flushed() 
 fn an_epoch_is_not_flushed_beside_a_checkpoint() {
     model(|| {
         let pool = Pool::new();
-        let under_way = Arc::new(AtomicU64::new(0));
+        let (under_way, failed) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicU64::new(0)));
         let other = {
-            let (pool, under_way) = (pool.clone(), under_way.clone());
+            let (pool, under_way, failed) = (pool.clone(), under_way.clone(), failed.clone());
             thread::spawn(move || {
                 while !pool.commit.begin_other_flush() {
                     pool.wakers[1].wait();
                 }
                 assert!(under_way.fetch_add(1, Ordering::AcqRel) < 100);
                 under_way.fetch_sub(1, Ordering::AcqRel);
+                // It failed, and its worker says so first.
+                failed.store(1, Ordering::Release);
                 if pool.commit.end_other_flush() {
                     pool.wake_all();
                 }
@@ -182,7 +184,10 @@ fn an_epoch_is_not_flushed_beside_a_checkpoint() {
         while !pool.commit.may_flush() {
             pool.wakers[0].wait();
         }
+        // The other's was before this, and is known to have failed, or is after it.
+        let has_failed = failed.load(Ordering::Acquire) == 1;
         assert_eq!(under_way.fetch_add(100, Ordering::AcqRel), 0);
+        assert_eq!(has_failed, failed.load(Ordering::Acquire) == 1);
         under_way.fetch_sub(100, Ordering::AcqRel);
         pool.commit.done();
         pool.wake_all();

@@ -103,6 +103,7 @@ impl<D: Snapshot> Lane<D> {
                 more
             }
             Err(Stalled) => {
+                self.checkpoint_first = false;
                 self.drop_checkpoint(job);
                 false
             }
@@ -342,7 +343,6 @@ impl<D: Snapshot> Lane<D> {
 
     /// Gives up the checkpoint under way; it starts over when its writes are finished.
     fn drop_checkpoint(&mut self, job: CheckpointJob) {
-        self.checkpoint_first = false;
         if self.io.images() > 0 || job.waiting {
             self.checkpoint = Some(CheckpointJob {
                 failed: true,
