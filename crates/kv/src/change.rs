@@ -147,6 +147,14 @@ pub(crate) fn change<'a>(
     })
 }
 
+/// Whether what a value was brought in by is still there. With a lane held that stays so: a deletion of everything holds it, too.
+pub(crate) fn still_there(w: &Worker, value: &NewValue<'_>) -> Result<(), KvError> {
+    match value {
+        NewValue::Large(upload) => upload.usable(w),
+        NewValue::Inline(_) => Ok(()),
+    }
+}
+
 pub(crate) fn lanes_of<'a>(changes: &'a [Change<'_>]) -> impl Iterator<Item = u16> + 'a {
     let uploads = changes.iter().filter_map(|c| c.upload.map(|u| u.0));
     changes.iter().map(|c| c.at.lane).chain(uploads)

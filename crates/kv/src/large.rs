@@ -257,6 +257,8 @@ pub fn upload_piece(
 
 /// Gives an upload up; its pieces go in the background.
 pub fn upload_abort(w: &mut Worker, upload: Upload) {
+    // A deletion of everything holds the lane too, and has given the record back.
+    let _held = w.lane(upload.lane);
     if upload.flushes == w.pool().flushes_of_all() {
         registry(w).registry.lock().doom(Doomed {
             record: upload.record,

@@ -86,7 +86,11 @@ impl Maintainer {
     fn put_off(&mut self, w: &Worker) {
         match &mut self.state {
             State::Pieces(doomed, _) => {
-                registry(w).registry.lock().put_back(*doomed);
+                let held = w.lane(w.place(1, &record_key(doomed.record)).0);
+                if w.pool().flushes_of_all() == self.flushes {
+                    registry(w).registry.lock().put_back(*doomed);
+                }
+                drop(held);
                 self.state = State::Idle;
             }
             // That key is met again when somebody reads it.
@@ -110,7 +114,12 @@ impl Maintainer {
                     }
                     Step::Done(None) => {
                         let lane = w.place(1, &record_key(doomed.record)).0;
-                        registry(w).registry.lock().ended(lane, doomed.record);
+                        // A deletion of everything holds it too, and has given the record back.
+                        let held = w.lane(lane);
+                        if w.pool().flushes_of_all() == self.flushes {
+                            registry(w).registry.lock().ended(lane, doomed.record);
+                        }
+                        drop(held);
                         self.state = State::Idle;
                         Step::Done(true)
                     }

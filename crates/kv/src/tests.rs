@@ -470,3 +470,28 @@ fn what_an_edit_is_shown_is_granted_until_it_is_over() {
     rig.pool.ledger().ungrant(taken);
     assert!(look(&mut rig, KEYS).is_ok());
 }
+
+/// A value that was brought in pieces is set only if they are still there when its lanes are held: whoever deletes everything may have had them until then.
+#[test]
+fn a_big_value_is_not_set_behind_a_deletion_of_everything() {
+    let (_device, mut rig) = rig();
+    let value = big(1);
+    let mut new = rig.value(&value).unwrap();
+    let mut other = rig.pool.worker(1, std::sync::Arc::new(|| {})).unwrap();
+    let pool = rig.pool.clone();
+    let lane = pool.lane(0);
+    std::thread::scope(|scope| {
+        let sets = scope.spawn(move || {
+            let mut task = other.task(7);
+            let set = crate::put(&mut other, &mut task, b"k", &mut new, crate::Expiry::None);
+            other.finish(task);
+            set.err().map(|e| e.to_string())
+        });
+        // It has looked at the value by now, and waits for the lane.
+        std::thread::sleep(std::time::Duration::from_millis(200));
+        pool.note_flush_of_all();
+        drop(lane);
+        let said = sets.join().unwrap();
+        assert!(said.is_some_and(|said| said.contains("FLUSHALL")));
+    });
+}

@@ -5,7 +5,8 @@
 
 use crate::blind;
 use crate::change::{
-    Missing, change, commit, lanes_of, look_at, missing, prepare, put_value, too_many, wait_durable,
+    Missing, change, commit, lanes_of, look_at, missing, prepare, put_value, still_there, too_many,
+    wait_durable,
 };
 use crate::find::may_write;
 use crate::how::{Cond, Expiry, How, NewValue};
@@ -81,6 +82,7 @@ pub fn set_item<R>(
     c[0].unasked = unasked;
     let shared = registry(w);
     let mut held = w.hold(lanes_of(&c));
+    still_there(w, value)?;
     let need = prepare(w, t, &shared, &mut held, &mut c, true)?;
     if let Missing::Reads(reads) = &need
         && let [(lane, plan)] = &reads[..]
@@ -157,6 +159,7 @@ pub fn mset(w: &mut Worker, t: &mut Task, pairs: &mut [(&[u8], NewValue<'_>)]) -
     let mut changes = changes?;
     let shared = registry(w);
     let mut held = w.hold(lanes_of(&changes));
+    pairs.iter().try_for_each(|(_, v)| still_there(w, v))?;
     let need = prepare(w, t, &shared, &mut held, &mut changes, true)?;
     if !matches!(need, Missing::Nothing) {
         drop(held);

@@ -3,7 +3,7 @@
 
 mod common;
 
-use common::{Rig, SEGMENT, Shape, clock, value};
+use common::{Rig, SEGMENT, Shape, clock, filled, value};
 use std::sync::Arc;
 use terrace_kv::Expiry;
 use terrace_log::{Order, Snapshot};
@@ -134,4 +134,17 @@ fn a_crash_loses_no_free_segment() {
         most > 20,
         "{most} segments were emptied between two checkpoints, and could be taken before the second"
     );
+}
+
+/// Until a deletion of everything is durable, a crash brings all of it back: who is told that a key is absent waits for it, too.
+#[test]
+fn what_is_absent_after_a_deletion_of_everything_is_told_once_that_is_durable() {
+    let (_device, mut rig, model) = filled(Shape::default(), 3, 10);
+    let (_, deleted) = rig.run(terrace_kv::flush_all).unwrap();
+    let key = model.keys().next().unwrap();
+    let (found, told) = rig
+        .run(|w, t| terrace_kv::get(w, t, key, |v| !matches!(v, terrace_kv::Value::Absent)))
+        .unwrap();
+    assert!(!found);
+    assert!(deleted.is_some() && told == deleted, "{told:?} {deleted:?}");
 }

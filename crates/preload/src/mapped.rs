@@ -133,6 +133,31 @@ impl Area {
 
     pub fn protect(&self, pages: Range<u32>, prot: c_int) -> Result<(), Refused> {
         self.promise(pages.clone(), prot)?;
+        let done = self.try_protect(pages.clone(), prot);
+        if done.is_err() {
+            self.as_it_was(pages);
+        }
+        done
+    }
+
+    /// After a refusal, of which the kernel may have done a part: all is as it is known here.
+    fn as_it_was(&self, pages: Range<u32>) {
+        let mappings = self.mappings();
+        let pieces = mappings.closed.look(pages.clone());
+        for (piece, prot) in std::iter::once((pages.clone(), OPEN)).chain(pieces) {
+            let (start, len) = self.at(&piece);
+            // SAFETY: addresses of the heap, whose protection the program asked to change.
+            if unsafe { raw::mprotect(start, len, prot) } != 0 {
+                raw::die(format_args!(
+                    "pages at {start:?} keep a protection that was refused: error {}; raise vm.max_map_count",
+                    raw::errno()
+                ));
+            }
+        }
+        self.open_ahead(pages, &mappings);
+    }
+
+    fn try_protect(&self, pages: Range<u32>, prot: c_int) -> Result<(), Refused> {
         let (start, len) = self.at(&pages);
         let closing = is_unreadable(prot).then(|| Closing::new(1));
         if closing.is_some() {

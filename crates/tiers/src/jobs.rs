@@ -58,6 +58,8 @@ pub(crate) struct WarmJob {
     pub(crate) at: usize,
     pub(crate) end: usize,
     pub(crate) left: usize,
+    /// The lane's when it began: in a segment that was taken since lies something else.
+    pub(crate) generation: u32,
 }
 
 /// Emptied segments by what they wait for.

@@ -382,9 +382,9 @@ impl<D: Snapshot> Lane<D> {
         }
     }
 
-    /// The epoch under way: what is absent may be so because of it.
+    /// The epoch under way, or that of a deletion of everything: what is absent may be so because of it.
     pub fn absent_with(&self) -> Option<u64> {
-        self.phase.epoch()
+        self.flushing_all.or(self.phase.epoch())
     }
 
     /// What its device can, from now on: entries are read by as few bytes as that allows, instead of by blocks; and what it writes through needs no flush.

@@ -63,6 +63,7 @@ impl<D: Snapshot> Lane<D> {
             at: 0,
             end: 0,
             left: self.ssd.count(),
+            generation: self.ssd.generation,
         });
         self.read_warm(first);
     }
@@ -126,16 +127,19 @@ impl<D: Snapshot> Lane<D> {
             }
             let e = Entry::in_memory(&buf[job.at..job.end]);
             job.at += e.len_bytes();
-            self.warm_entry(&e);
+            self.warm_entry(&e, job.generation);
         }
         job.buf = Some(buf);
         self.warm = Some(job);
         true
     }
 
-    fn warm_entry(&mut self, e: &Entry<'_>) {
+    fn warm_entry(&mut self, e: &Entry<'_>, generation: u32) {
         let who = e.subject(&self.cfg.hasher);
         let below = e.link();
+        if self.ssd.generation_of(below) > generation {
+            return;
+        }
         let Some(slot) = self.dir.find(who, |s| s.loc() == below) else {
             return;
         };
@@ -168,6 +172,7 @@ impl<D: Snapshot> Lane<D> {
             at: 0,
             end: 0,
             left: job.left - 1,
+            generation: job.generation,
         });
         self.read_warm(next - 1);
     }

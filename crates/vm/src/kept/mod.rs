@@ -169,8 +169,12 @@ impl Regions {
             .and_then(|()| store.make_durable());
         if let Err(e) = made {
             shared.unpromise(0..pages);
-            // Whether it is there after a crash is open; in this process it is not.
-            held.catalogue.records.remove(&number);
+            // It may be in the log already, and durable with what comes: it is taken back there. Where that cannot be, its number and addresses stay taken.
+            if held.catalogue.remove(store, number).is_err()
+                && let Some(record) = held.catalogue.records.get_mut(&number)
+            {
+                record.going = true;
+            }
             return Err(e.into());
         }
         Ok(number)

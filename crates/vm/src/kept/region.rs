@@ -138,7 +138,7 @@ impl NamedRegion {
         }
         self.named().grow(pages)?;
         // The kernel may have been refused there when it was too short.
-        self.region().renew_all(before..pages)?;
+        self.region().renew_all((have / PAGE_BYTES) as u64..pages)?;
         self.count();
         Ok(())
     }
