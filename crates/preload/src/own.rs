@@ -168,13 +168,12 @@ fn settle(home: &Home, cap_bytes: u64, begun: &Begun) {
         .min(given + home.heap.unpromised_bytes());
     let wanted = wanted.next_multiple_of(STEP_BYTES).min(most);
     if wanted > given {
-        home.heap.make_way(wanted - given);
+        let more = home.heap.make_way(wanted - given);
+        given::OWN.set(given + more);
     } else if wanted + STEP_BYTES < given {
         home.heap.count(given, wanted);
-    } else {
-        return;
+        given::OWN.set(wanted);
     }
-    given::OWN.set(wanted);
 }
 
 /// What the process has when the C library has given back what it can, if that is worth asking.

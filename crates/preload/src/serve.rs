@@ -118,31 +118,33 @@ pub fn start(
     given::COPIES.add(copies_bytes);
     let share_bytes = shares::least_bytes(cap_bytes);
     let begun = begin(heap, views, pages, share_bytes, copies_bytes);
+    let counted_bytes = begun.as_ref().map_or(0, |(_, copies)| *copies);
+    given::COPIES.take(copies_bytes - counted_bytes);
     if begun.is_err() {
         LIVE.fetch_sub(1, Ordering::AcqRel);
-        given::COPIES.take(copies_bytes);
     }
-    begun.map(|end| (end, share_bytes))
+    begun.map(|(end, _)| (end, share_bytes))
 }
 
+/// The child's end, and what is counted for copies: less than was asked where pages do not leave now.
 fn begin(
     heap: &Heap,
     views: [&View; 2],
     pages: u64,
     share_bytes: u64,
     copies_bytes: u64,
-) -> Result<OwnedFd, Refused> {
+) -> Result<(OwnedFd, u64), Refused> {
     let [end, childs] = wire::pair()?;
     heap.promise(pages).map_err(|_| libc::ENOMEM)?;
     let (Some(first), Some(second)) = (views[0].fork(), views[1].fork()) else {
         heap.unpromise(pages);
         return Err(libc::ENOMEM);
     };
-    let counted_bytes = share_bytes + copies_bytes;
     // In an order in which a look of `own` in between sees too much rather than too little.
-    given::CHILDREN.add(counted_bytes);
+    given::CHILDREN.add(share_bytes + copies_bytes);
     shares::ALL.add(share_bytes);
-    heap.make_way(counted_bytes);
+    let counted_bytes = heap.make_way(share_bytes + copies_bytes);
+    given::CHILDREN.take(share_bytes + copies_bytes - counted_bytes);
     let service = Service {
         heap: heap.clone(),
         views: [first, second],
@@ -151,6 +153,8 @@ fn begin(
         counted_bytes,
         share_bytes,
     };
+    // Without its share it would have more than is counted.
+    let copies_bytes = counted_bytes.checked_sub(share_bytes).ok_or(libc::ENOMEM)?;
     let slot = Slot::take(service.end.as_raw_fd());
     let thread = std::thread::Builder::new()
         .name("terrace-child".into())
@@ -167,7 +171,9 @@ fn begin(
             LIVE.fetch_sub(1, Ordering::AcqRel);
         });
     // A thread that did not start has dropped both.
-    thread.map(|_| childs).map_err(|_| libc::EAGAIN)
+    thread
+        .map(|_| (childs, copies_bytes))
+        .map_err(|_| libc::EAGAIN)
 }
 
 /// One of [`ENDS`] and [`PROCESSES`].
@@ -277,13 +283,16 @@ impl Service {
             near_read: parents.near_read,
         });
         let more = may.saturating_sub(self.share_bytes);
-        if more > 0 {
-            given::CHILDREN.add(more);
-            self.heap.make_way(more);
-            self.counted_bytes += more;
-            self.share_bytes = may;
+        if more == 0 {
+            return may;
         }
-        may
+        given::CHILDREN.add(more);
+        let counted = self.heap.make_way(more);
+        given::CHILDREN.take(more - counted);
+        shares::ALL.take(more - counted);
+        self.counted_bytes += counted;
+        self.share_bytes += counted;
+        self.share_bytes
     }
 
     /// The child's pages have so many bytes at most.
@@ -387,6 +396,8 @@ impl Service {
                 surely: number & wire::SURELY != 0,
             })
             .collect();
+        // What is stored for a child makes tables of this process longer, which may have no faults of its own that would look.
+        self.heap.keep_terrace();
         let say = match view.store(&changed) {
             Ok(taken) => Say {
                 count: taken as u64,

@@ -79,8 +79,9 @@ impl Balance {
         }
     }
 
-    /// Something else takes so many bytes more of the cap. Pages leave before, if the terrace would have too little: with too few segments it could not take them.
-    pub fn make_way(&self, bytes: u64) {
+    /// Something else takes up to so many bytes more of the cap. Pages leave before, if the terrace would have too little: with too few segments it takes none of them, and it
+    /// would stay so. How many bytes it takes: fewer where pages do not leave now.
+    pub fn make_way(&self, bytes: u64) -> u64 {
         let _state = self.state.lock();
         for _ in 0..MAKE_WAY_ROUNDS {
             if self.fixed.load(Ordering::Relaxed) || !self.keep_under(bytes) {
@@ -89,11 +90,27 @@ impl Balance {
             // What stays is too busy to leave: faults to come will make it.
             let _left = self.memory.shrink_to_bound();
         }
+        let kept = self.buffer_bytes() + self.store.terrace_min_bytes();
+        let bytes = bytes.min(self.between_them_bytes().saturating_sub(kept));
         self.store.count_pages(0, bytes);
         for _ in 0..MAKE_WAY_ROUNDS {
             if self.store.give_way() {
-                return;
+                break;
             }
+        }
+        bytes
+    }
+
+    /// Pages leave if the terrace has come to have too little. For who stores without faults of its own, which would look: tables grow by that, too.
+    pub fn keep_terrace(&self) {
+        if self.fixed.load(Ordering::Relaxed) {
+            return;
+        }
+        if let Some(_state) = self.state.try_lock()
+            && self.keep_under(0)
+        {
+            // What stays is too busy to leave: the next look has it.
+            let _left = self.memory.shrink_to_bound();
         }
     }
 

@@ -3,8 +3,10 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use terrace_vm::opp::Heap;
-use terrace_vm::store::{Pages, Store, StoreOptions};
-use terrace_vm::{PAGE_BYTES, Region, Way};
+use terrace_vm::store::{Pages, Shape, Store, StoreOptions};
+use terrace_vm::{
+    Backing, Changed, FetchError, Fetched, PAGE_BYTES, Page, Region, StoreError, Way,
+};
 
 const CAP_BYTES: u64 = 64 << 20;
 const REGION_BYTES: u64 = 160 << 20;
@@ -146,4 +148,78 @@ fn a_large_buffer_makes_way_for_others() {
     }
     heap.store().count_pages(CAP_BYTES / 2, 0);
     read(&heap, &region, 5_000);
+}
+
+/// Changed pages that nobody touches any more, of so many sixteenths of what pages may have.
+fn changed(heap: &Heap, sixteenths: u64, backing: Arc<dyn Backing>) -> Region {
+    let pages = CAP_BYTES / 2 / PAGE_BYTES as u64;
+    let region = heap.memory().region(pages, backing).unwrap();
+    let mut state = 1;
+    for page in 0..pages as usize {
+        let stats = heap.memory().stats();
+        let held = stats.resident_pages * PAGE_BYTES as u64 + stats.table_bytes;
+        if held > stats.buffer_max_bytes / 16 * sixteenths {
+            break;
+        }
+        for word in 0..WORDS_A_PAGE {
+            let word = region.word(page * WORDS_A_PAGE + word);
+            word.store(random(&mut state), Relaxed);
+        }
+    }
+    region
+}
+
+/// A child of a fork stores by its parent, whose tables grow by that, and which may do nothing itself: its pages stayed, until the terrace took nothing any more.
+#[test]
+fn pages_of_who_does_nothing_leave_where_others_store() {
+    const OBJECTS: u64 = 2_000_000;
+    let dir = tempfile::tempdir().unwrap();
+    let heap = heap_of(dir.path(), 32 << 20);
+    heap.begin_large();
+    let pages = Arc::new(Pages::new(heap.store().clone(), 0).unwrap());
+    let _region = changed(&heap, 15, pages);
+    heap.store().make_table(1, Shape::Fixed(64)).unwrap();
+    for object in 0..OBJECTS {
+        if object % 64 == 0 {
+            heap.keep_terrace();
+        }
+        let put = heap.store().put(1, object, &[object as u8; 64]);
+        assert_eq!(put, Ok(()), "object {object}: {:?}", heap.memory().stats());
+    }
+}
+
+/// Takes no page.
+struct Refuses;
+
+impl Backing for Refuses {
+    fn span(&self, _page: u64) -> std::ops::Range<usize> {
+        0..PAGE_BYTES
+    }
+    fn fetch(&self, _page: u64, _into: &mut Page) -> Result<Fetched, FetchError> {
+        Ok(Fetched::Absent)
+    }
+    fn store(&self, _pages: &[Changed<'_>]) -> Result<usize, StoreError> {
+        Err(StoreError::Io { errno: libc::EIO })
+    }
+    fn discard(&self, _page: u64) {}
+}
+
+/// With what pages do not give the terrace would have too few segments to take any, and stay so.
+#[test]
+fn no_more_is_given_than_pages_make_way_for() {
+    let dir = tempfile::tempdir().unwrap();
+    let heap = heap_of(dir.path(), 32 << 20);
+    heap.begin_large();
+    let region = changed(&heap, 12, Arc::new(Refuses));
+    let asked = heap.between_them_bytes() - (1 << 20);
+    let given = heap.make_way(asked);
+    assert!(given < asked, "{given} of {asked}");
+    heap.store().make_table(1, Shape::Fixed(64)).unwrap();
+    for object in 0..1000 {
+        assert_eq!(heap.store().put(1, object, &[1; 64]), Ok(()));
+    }
+    drop(region);
+    // They are gone.
+    assert_eq!(heap.make_way(1 << 20), 1 << 20);
+    heap.store().count_pages(given + (1 << 20), 0);
 }

@@ -136,10 +136,15 @@ impl Heap {
         self.0.balance.begin_large();
     }
 
-    /// Counts so many bytes more of the cap for something else, until they are given back (`Ground::count`). Pages leave before, if the DRAM terrace would
-    /// have too little.
-    pub fn make_way(&self, bytes: u64) {
-        self.0.balance.make_way(bytes);
+    /// Counts up to so many bytes more of the cap for something else, until they are given back (`Ground::count`). Pages leave before, if the DRAM terrace would
+    /// have too little. How many were counted: fewer where pages do not leave now.
+    pub fn make_way(&self, bytes: u64) -> u64 {
+        self.0.balance.make_way(bytes)
+    }
+
+    /// Pages leave if the DRAM terrace has come to have too little: for who stores without faults in this memory.
+    pub fn keep_terrace(&self) {
+        self.0.balance.keep_terrace();
     }
 
     /// What pages and the DRAM terrace have of the cap together, bytes.
