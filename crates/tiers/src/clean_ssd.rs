@@ -120,8 +120,13 @@ impl<D: Snapshot> Lane<D> {
             .filter(|&id| self.may_clean(id));
         let known = sealed.map(|id| (id, self.ssd.segment(id)));
         if self.ssd.tomb_bytes() * TOMBSTONES_ONE_IN > self.live_estimate.max(size) {
-            // The oldest segment pins every tombstone that is younger than it.
-            return known.min_by_key(|(_, s)| s.first_seq).map(|(id, _)| id);
+            // The oldest segment pins every tombstone that is younger than it: without it they go, but for those that one set aside pins.
+            let oldest = known.clone().min_by_key(|(_, s)| s.first_seq);
+            if let Some((id, s)) = oldest
+                && s.first_seq < self.ssd.aside_seq()
+            {
+                return Some(id);
+            }
         }
         known
             .map(|(id, s)| (id, kept_share(s, size), s.first_seq))

@@ -37,7 +37,7 @@ impl Ranks {
         self.buckets[bucket as usize].remove(&(age, id))
     }
     /// The segments of a bucket, oldest first.
-    pub fn of(&self, bucket: u8) -> impl Iterator<Item = u32> + '_ {
+    pub fn of(&self, bucket: u8) -> impl Iterator<Item = u32> + Clone + '_ {
         self.buckets[bucket as usize].iter().map(|&(_, id)| id)
     }
     /// Removes all.

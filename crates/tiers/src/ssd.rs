@@ -162,6 +162,8 @@ struct Oldest {
     at: usize,
     lowest: [(u64, u32); 2],
     found: [(u64, u32); 2],
+    /// The lowest of segments that are set aside, on this walk so far and on the last.
+    aside: [u64; 2],
 }
 
 /// A segment that may be changed; what is kept of all segments together follows when this is dropped.
@@ -238,6 +240,7 @@ impl Ssd {
                 lowest: [(u64::MAX, u32::MAX); 2],
                 // Nothing is known before the first walk.
                 found: [(0, u32::MAX); 2],
+                aside: [u64::MAX; 2],
             },
         }
     }
@@ -273,7 +276,7 @@ impl Ssd {
         }
     }
     /// Sealed segments that the cleaner may take, some of each live share, the oldest ones of it, emptiest first.
-    pub fn victims(&self, each_max: usize) -> impl Iterator<Item = u32> + '_ {
+    pub fn victims(&self, each_max: usize) -> impl Iterator<Item = u32> + Clone + '_ {
         (0..BUCKETS as u8).flat_map(move |live| self.ranks.of(live).take(each_max))
     }
     /// Sealed segments of which almost nothing is live, oldest first.
@@ -524,7 +527,11 @@ impl Ssd {
             false => lowest.0,
         }
     }
-    /// Walks on by some segments for `oldest_seq`.
+    /// The lowest batch seq in segments that are set aside, as far as is known: tombstones that are not older stay for good.
+    pub fn aside_seq(&self) -> u64 {
+        self.oldest.aside[1]
+    }
+    /// Walks on by some segments for both.
     pub fn look_for_oldest(&mut self, segments: usize) {
         let walk = &mut self.oldest;
         let end = (walk.at + segments).min(self.segments.len());
@@ -537,11 +544,15 @@ impl Ssd {
             } else if this < *next {
                 *next = this;
             }
+            if s.state == State::Bad {
+                walk.aside[0] = walk.aside[0].min(this.0);
+            }
         }
         walk.at = end;
         if end == self.segments.len() {
             walk.found = walk.lowest;
             walk.lowest = [(u64::MAX, u32::MAX); 2];
+            walk.aside = [u64::MAX, walk.aside[0]];
             walk.at = 0;
         }
     }
