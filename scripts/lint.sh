@@ -5,7 +5,7 @@ set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 readonly FILE_LINES_MAX=600
-readonly UNSAFE_CRATES='media|vm|tx|capi|preload'
+readonly UNSAFE_CRATES='media|vm|capi|preload'
 
 # Rust sources, tracked or about to be, as far as they exist.
 sources() { git ls-files -co --exclude-standard -- '*.rs' | while read -r file; do [ -f "$file" ] && echo "$file"; done || true; }

@@ -54,8 +54,9 @@ static void work(struct worker *w, uint64_t ops, double seconds) {
     double start = now(), end = start + seconds;
     for (w->ops = 0; ops ? w->ops < ops / (uint64_t)b.threads : now() < end; w->ops++) {
         uint64_t key = draw(&w->seed, w->keys);
-        if ((int)(next(&w->seed) % 100) < b.reads_percent) app_get(w->shard, key);
-        else app_put(w->shard, key, w->ops + 2);
+        if ((int)(next(&w->seed) % 100) < b.reads_percent) {
+            if (!app_get(w->shard, key) && !app_missing_percent_max) die("read", "a key that was put is missing");
+        } else app_put(w->shard, key, w->ops + 2);
     }
     w->seconds = now() - start;
 }

@@ -1,5 +1,5 @@
 //! Drives a server that runs already as a part of `terrace bench run` would, for a look by hand: `drive PORT KEYS fill`, or
-//! `drive PORT KEYS GET_PERCENT SECONDS SEED [memcached]`. Values of 1 KiB that pack by half; Zipf 0.99.
+//! `drive PORT KEYS GET_PERCENT SECONDS SEED [memcached] [plain]`. Values of 1 KiB that pack by half, or not (`plain`); Zipf 0.99.
 //!
 //! Never: starts a server, or judges.
 
@@ -20,7 +20,7 @@ fn main() -> Result<()> {
     let (port, keys) = (number(1)?, number(2)?);
     let port = u16::try_from(port).context("a port ends at 65535")?;
     let mut load = Load {
-        packs: true,
+        packs: !args.iter().any(|word| word == "plain"),
         ..Load::of(keys, VALUE_BYTES)
     };
     if args.iter().any(|word| word == "memcached") {

@@ -533,13 +533,13 @@ impl Lineup {
 }
 
 /// The bars that a server of ours stays in its cgroup.
-pub fn judge_usage(report: &mut Report, part: &Part, limit_bytes: u64, usage: Option<Usage>) {
+pub fn judge_usage(report: &mut Report, what: &str, limit_bytes: u64, usage: Option<Usage>) {
     let peak = usage.and_then(|u| u.peak_bytes).map(|b| b as f64);
     let kills = usage.and_then(|u| u.oom_kills).map(|n| n as f64);
-    let name = format!("{}: cgroup peak, bytes", part.name);
+    let name = format!("{what}: peak of the cgroup, bytes");
     let limit = limit_bytes as f64;
     report.bars.push(Bar::new(name, Side::AtMost, limit, peak));
-    let name = format!("{}: OOM kills", part.name);
+    let name = format!("{what}: OOM kills");
     report.bars.push(Bar::new(name, Side::AtMost, 0.0, kills));
 }
 

@@ -1,21 +1,22 @@
-//! The user's wish to stop: ctrl-c or a TERM.
+//! The user's wish to stop: ctrl-c, a TERM, or a terminal that is gone.
 //!
 //! Promises that after [`listen`] the first signal makes [`check`] fail everywhere, so that every guard (swap file, cgroup, child
 //! process) is dropped on the way out. A second signal ends the process at once.
 
 use anyhow::{Result, bail};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM};
 use std::sync::Arc;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 static ASKED: OnceLock<Arc<AtomicBool>> = OnceLock::new();
 
-/// Starts to listen for INT and TERM. Calling it again does nothing.
+/// Starts to listen for INT, TERM, HUP and QUIT. Calling it again does nothing.
 pub fn listen() -> Result<()> {
     let mut registered = Ok(());
     ASKED.get_or_init(|| {
         let flag = Arc::new(AtomicBool::new(false));
-        for signal in [signal_hook::consts::SIGINT, signal_hook::consts::SIGTERM] {
+        for signal in [SIGINT, SIGTERM, SIGHUP, SIGQUIT] {
             // In this order: the first signal finds the flag down and only raises it, the second finds it up and ends us.
             let second =
                 signal_hook::flag::register_conditional_shutdown(signal, 130, Arc::clone(&flag));

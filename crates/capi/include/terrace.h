@@ -51,13 +51,13 @@ typedef struct terrace_options {
   const char *path;
   // DRAM in bytes, everything counted.
   uint64_t cap_bytes;
-  // Size on the SSD in bytes; 0: four times the cap. A pool that is there keeps its size.
+  // Size on the SSD in bytes; 0: four times the cap. A pool that is kept keeps its size; one that is not is made anew where another is asked for.
   uint64_t ssd_bytes;
-  // Pages of 4 KiB that the program sees in DRAM at a time; 0: a sixteenth of the cap with their page tables.
+  // Pages of 4 KiB that the program sees in DRAM at a time, from 64 to what half of the cap holds with their page tables; 0: a sixteenth of the cap, and it adapts.
   uint64_t buffer_pages;
   // Threads that take faults; 0: each is taken in the thread that touches memory, which is quicker (see the top of this file). Up to 64.
   uint32_t fault_threads;
-  // 0 or TERRACE_KEEP; a pool that is there is opened as it was made.
+  // 0 or TERRACE_KEEP; a pool that was made with others is refused with EINVAL.
   uint32_t flags;
 } terrace_options;
 
@@ -216,9 +216,9 @@ int terrace_close(struct terrace_pool *pool);
 
 // Opens the region `name` of a pool that is kept. If there is none, makes it: `bytes` zeros, which can grow to `bytes_max` (0: as many as the
 // SSD takes). One that is there keeps its size, and is as at its last sync, at the same address. NULL: errno is EBUSY if it is open, ENOMEM if the SSD
-// has no room for it.
+// has no room for it, there are no addresses for it or 1024 regions are there, EINVAL for another name, 0 bytes where there is none, or a pool without TERRACE_KEEP.
 //
-// `name` is a string of up to 255 bytes.
+// `name` is UTF-8, 1 to 255 bytes.
 struct terrace_region *terrace_region_open(struct terrace_pool *pool,
                                            const char *name,
                                            uint64_t bytes,
@@ -242,7 +242,8 @@ int terrace_region_set_root(struct terrace_region *region, const void *root);
 // Makes what was written to these ranges durable, at once or not at all, with the region's length and root; with NULL and 0, all of it. Whole pages of 4 KiB are
 // synced. What is not synced is gone after a crash or when the region is closed. -1: nothing was synced, and the memory is as it was; errno is EINVAL for a
 // range that is not the region's or more than 4096 of them, E2BIG if more than 16384 pages outside of the ranges were changed and have left DRAM (sync
-// them too), ENOMEM or EROFS if the SSD is full or failed.
+// them too), ENOMEM if the SSD is full, EROFS if it failed, ETIMEDOUT if it took more than 30 s. After the last two a crash may leave this sync, as a whole, done;
+// the next sync, or closing the region, takes it back first.
 //
 // `ranges` points to so many. What other threads write meanwhile may be part of it or not.
 int terrace_region_sync(struct terrace_region *region,

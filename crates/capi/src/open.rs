@@ -39,13 +39,13 @@ pub struct terrace_options {
     pub path: *const c_char,
     /// DRAM in bytes, everything counted.
     pub cap_bytes: u64,
-    /// Size on the SSD in bytes; 0: four times the cap. A pool that is there keeps its size.
+    /// Size on the SSD in bytes; 0: four times the cap. A pool that is kept keeps its size; one that is not is made anew where another is asked for.
     pub ssd_bytes: u64,
-    /// Pages of 4 KiB that the program sees in DRAM at a time; 0: a sixteenth of the cap with their page tables.
+    /// Pages of 4 KiB that the program sees in DRAM at a time, from 64 to what half of the cap holds with their page tables; 0: a sixteenth of the cap, and it adapts.
     pub buffer_pages: u64,
     /// Threads that take faults; 0: each is taken in the thread that touches memory, which is quicker (see the top of this file). Up to 64.
     pub fault_threads: u32,
-    /// 0 or TERRACE_KEEP; a pool that is there is opened as it was made.
+    /// 0 or TERRACE_KEEP; a pool that was made with others is refused with EINVAL.
     pub flags: u32,
 }
 

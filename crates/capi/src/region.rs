@@ -77,9 +77,9 @@ unsafe fn name_of(name: *const c_char) -> Result<String, Failure> {
 
 /// Opens the region `name` of a pool that is kept. If there is none, makes it: `bytes` zeros, which can grow to `bytes_max` (0: as many as the
 /// SSD takes). One that is there keeps its size, and is as at its last sync, at the same address. NULL: errno is EBUSY if it is open, ENOMEM if the SSD
-/// has no room for it.
+/// has no room for it, there are no addresses for it or 1024 regions are there, EINVAL for another name, 0 bytes where there is none, or a pool without TERRACE_KEEP.
 ///
-/// `name` is a string of up to 255 bytes.
+/// `name` is UTF-8, 1 to 255 bytes.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn terrace_region_open(
     pool: *mut terrace_pool,
@@ -158,7 +158,8 @@ pub extern "C" fn terrace_region_set_root(
 /// Makes what was written to these ranges durable, at once or not at all, with the region's length and root; with NULL and 0, all of it. Whole pages of 4 KiB are
 /// synced. What is not synced is gone after a crash or when the region is closed. -1: nothing was synced, and the memory is as it was; errno is EINVAL for a
 /// range that is not the region's or more than 4096 of them, E2BIG if more than 16384 pages outside of the ranges were changed and have left DRAM (sync
-/// them too), ENOMEM or EROFS if the SSD is full or failed.
+/// them too), ENOMEM if the SSD is full, EROFS if it failed, ETIMEDOUT if it took more than 30 s. After the last two a crash may leave this sync, as a whole, done;
+/// the next sync, or closing the region, takes it back first.
 ///
 /// `ranges` points to so many. What other threads write meanwhile may be part of it or not.
 #[unsafe(no_mangle)]

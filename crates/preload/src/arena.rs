@@ -199,19 +199,14 @@ impl Arena {
         self.classes.iter().for_each(|class| class.lock.unlock());
     }
 
-    /// C's face: `bytes` bytes at a multiple of `align`, a power of two; NULL if there are none.
+    /// C's face: `bytes` bytes at a multiple of `align`, a power of two; NULL if there are none, or if they are more than the largest class, with what lies in front.
     pub fn malloc(&self, bytes: usize, align: usize) -> *mut u8 {
         let align = align.max(HEAD_BYTES);
-        let Some(whole) = bytes.checked_add(align + HEAD_BYTES) else {
+        let whole = bytes.saturating_add(align).saturating_add(HEAD_BYTES);
+        if whole > SMALL_MAX_BYTES {
             return std::ptr::null_mut();
-        };
-        let start = match whole <= SMALL_MAX_BYTES {
-            true => self.take(class_of(whole)),
-            // It must lie in the reservation; nothing that the C library asks for on the runtime's behalf is as large, so it is not reused.
-            false => self
-                .take_span(whole.next_multiple_of(SPAN_BYTES))
-                .unwrap_or(0) as *mut u8,
-        };
+        }
+        let start = self.take(class_of(whole));
         if start.is_null() {
             return start;
         }
@@ -237,9 +232,6 @@ impl Arena {
     pub unsafe fn free(&self, address: *mut u8) {
         // SAFETY: the head lies in front.
         let [_, whole] = unsafe { address.cast::<[usize; 2]>().sub(1).read() };
-        if whole > SMALL_MAX_BYTES {
-            return;
-        }
         // Small ones are aligned to their size, and begin within it.
         let bytes = class_bytes(class_of(whole));
         let start = (address as usize - HEAD_BYTES) & !(bytes - 1);
@@ -380,7 +372,7 @@ mod tests {
     #[test]
     fn what_c_gets_lies_in_the_reservation_and_comes_back() {
         for align in [1, 16, 64, 4096] {
-            for bytes in [0, 1, 24, 1000, 40_000, 100_000] {
+            for bytes in [0, 1, 24, 1000, 40_000] {
                 let first = ARENA.malloc(bytes, align);
                 assert!(ARENA.owns(first as usize) && (first as usize).is_multiple_of(align));
                 // SAFETY: allocated just now; written within its bytes.
@@ -392,5 +384,11 @@ mod tests {
             }
         }
         assert!(!ARENA.owns(&raw const ARENA as usize));
+        // None of these takes anything.
+        for bytes in [65_536, 1 << 20, 1 << 40, usize::MAX] {
+            let used_bytes = ARENA.used_bytes();
+            assert!(ARENA.malloc(bytes, 16).is_null());
+            assert!(ARENA.used_bytes() - used_bytes < 1 << 20);
+        }
     }
 }

@@ -132,6 +132,9 @@ impl Runtime {
 
     /// A view of all pages as they are, for a child.
     fn view(&self) -> Result<ForChild, i32> {
+        if let Pool::Home(home) = &self.pool {
+            home.heap.keep_terrace();
+        }
         for area in [&self.malloc, &self.maps] {
             area.heap.write_back().map_err(|_| libc::ENOMEM)?;
         }

@@ -56,7 +56,8 @@ impl Area {
         let taken = self.mappings().mapped.take(pages);
         for (piece, room) in taken {
             self.open(piece.clone());
-            self.heap.unmap(piece, room);
+            // SAFETY: just taken out of what is mapped, as it was; the program uses it no more.
+            unsafe { self.heap.unmap(piece, room) };
         }
     }
 
@@ -218,7 +219,8 @@ impl Area {
         // First of all: what is refused stays as it was, closed if it was only reserved.
         self.promise(pages.clone(), prot)?;
         self.open(pages.clone());
-        let cleared = self.heap.clear(pages.clone());
+        // SAFETY: all of it is mapped, and the program asked for new memory there.
+        let cleared = unsafe { self.heap.clear(pages.clone()) };
         cleared.map_err(|_| libc::ENOMEM)?;
         if prot != OPEN {
             self.protect(pages.clone(), prot)?;

@@ -237,7 +237,8 @@ pub unsafe extern "C" fn pkey_mprotect(
 fn advise(area: &Area, pages: Range<u32>, advice: c_int) -> Result<(), Refused> {
     match advice {
         libc::MADV_DONTNEED | libc::MADV_FREE | MADV_DONTNEED_LOCKED => {
-            area.heap.clear(pages).map_err(|_| libc::ENOMEM)
+            // SAFETY: the program's mappings, of which it asked for that.
+            unsafe { area.heap.clear(pages) }.map_err(|_| libc::ENOMEM)
         }
         // What these ask for is the runtime's to decide, or holds anyway.
         libc::MADV_NORMAL

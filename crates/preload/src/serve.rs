@@ -67,11 +67,12 @@ fn has_room(cap_bytes: u64) -> bool {
 /// Whether one more child, of whose memory a second version comes to so many more pages, has room on the SSD, for its slots, and for its share.
 pub fn may_fork(heap: &Heap, pages: u64) -> bool {
     let (cap_bytes, _) = heap.store().cap_and_used_bytes();
-    let promised = has_room(cap_bytes) && heap.promise(pages).is_ok();
-    if promised {
-        heap.unpromise(pages);
+    if !has_room(cap_bytes) || heap.promise(pages).is_err() {
+        return false;
     }
-    promised
+    let is_spare = heap.spare_bytes() >= shares::least_bytes(cap_bytes);
+    heap.unpromise(pages);
+    is_spare
 }
 
 /// Of what a child and its parent share until one of them writes to it, what is counted as if all were written to. Pages and entries keep half of what
@@ -143,7 +144,11 @@ fn begin(
     // In an order in which a look of `own` in between sees too much rather than too little.
     given::CHILDREN.add(share_bytes + copies_bytes);
     shares::ALL.add(share_bytes);
-    let counted_bytes = heap.make_way(share_bytes + copies_bytes);
+    let way_bytes = (share_bytes + copies_bytes).min(heap.spare_bytes());
+    let made_bytes = heap.make_way(way_bytes);
+    // Its share it has in any case, as `may_fork` said: what is missing for that has left when more is stored.
+    let counted_bytes = made_bytes.max(share_bytes);
+    heap.count(made_bytes, counted_bytes);
     given::CHILDREN.take(share_bytes + copies_bytes - counted_bytes);
     let service = Service {
         heap: heap.clone(),
@@ -153,8 +158,7 @@ fn begin(
         counted_bytes,
         share_bytes,
     };
-    // Without its share it would have more than is counted.
-    let copies_bytes = counted_bytes.checked_sub(share_bytes).ok_or(libc::ENOMEM)?;
+    let copies_bytes = counted_bytes - share_bytes;
     let slot = Slot::take(service.end.as_raw_fd());
     let thread = std::thread::Builder::new()
         .name("terrace-child".into())
@@ -239,8 +243,12 @@ impl Service {
                 Ok(())
             }
             wire::COUNT => {
+                // Of tables that it has from its parent not all is counted, and more may go.
                 let now = (self.counted_bytes + ask.count).saturating_sub(ask.first);
-                self.count(now);
+                self.count(now.max(self.share_bytes));
+                if ask.count > ask.first {
+                    self.heap.keep_terrace();
+                }
                 Ok(())
             }
             wire::SHARE => {
@@ -287,7 +295,7 @@ impl Service {
             return may;
         }
         given::CHILDREN.add(more);
-        let counted = self.heap.make_way(more);
+        let counted = self.heap.make_way(more.min(self.heap.spare_bytes()));
         given::CHILDREN.take(more - counted);
         shares::ALL.take(more - counted);
         self.counted_bytes += counted;

@@ -31,6 +31,16 @@ fn e2e_descriptors_of_the_pool_are_not_the_programs_to_close() {
 }
 
 #[test]
+fn e2e_as_many_children_as_are_let_in_have_their_memory() {
+    is_ok(&["many"]);
+}
+
+#[test]
+fn e2e_contents_of_streams_come_back() {
+    is_ok(&["streams"]);
+}
+
+#[test]
 fn e2e_a_shell_has_its_own_numbers_for_files() {
     let dir = tempfile::tempdir().expect("a directory");
     let script = "x=$(seq 1 300000); for n in 3 4 5 6 7 8 9; do eval \"exec $n>file$n\"; done; \

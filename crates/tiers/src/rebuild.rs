@@ -331,7 +331,7 @@ impl<D: Snapshot> Lane<D> {
                 if !swung && self.dir.insert(who, Slot::new(loc, 0)).is_err() {
                     tracing::error!(
                         lane = self.cfg.lane,
-                        "the index has no place for a key while the log is replayed, so it is missing: stop at once, and have the next start read the whole log (terrace pool drop-checkpoints)"
+                        "the index has no place for a key while the log is replayed, so it is missing: stop at once, and have the next start read the whole log (`terrace pool drop-checkpoints DIR`)"
                     );
                 }
             }

@@ -30,6 +30,8 @@ pub(crate) struct Balance {
     counted_bytes: AtomicU64,
     /// The user chose a size.
     fixed: AtomicBool,
+    /// A thread makes pages leave for [`Balance::keep_terrace`].
+    keeping: AtomicBool,
 }
 
 #[derive(Default)]
@@ -55,6 +57,7 @@ impl Balance {
             buffer_bytes: AtomicU64::new(0),
             counted_bytes: AtomicU64::new(0),
             fixed: AtomicBool::new(false),
+            keeping: AtomicBool::new(false),
         };
         // As many pages as the bytes are enough for where they lie close.
         let (max, _) = balance.memory.buffer_bytes();
@@ -82,17 +85,22 @@ impl Balance {
     /// Something else takes up to so many bytes more of the cap. Pages leave before, if the terrace would have too little: with too few segments it takes none of them, and it
     /// would stay so. How many bytes it takes: fewer where pages do not leave now.
     pub fn make_way(&self, bytes: u64) -> u64 {
-        let _state = self.state.lock();
+        // For what there is no room pages need not leave.
+        let bytes = bytes.min(self.spare_bytes());
         for _ in 0..MAKE_WAY_ROUNDS {
-            if self.fixed.load(Ordering::Relaxed) || !self.keep_under(bytes) {
+            if self.fixed.load(Ordering::Relaxed) || !self.keeps_under(bytes) {
                 break;
             }
             // What stays is too busy to leave: faults to come will make it.
             let _left = self.memory.shrink_to_bound();
         }
-        let kept = self.buffer_bytes() + self.store.terrace_min_bytes();
-        let bytes = bytes.min(self.between_them_bytes().saturating_sub(kept));
-        self.store.count_pages(0, bytes);
+        let bytes = {
+            let _state = self.state.lock();
+            let kept = self.buffer_bytes() + self.store.terrace_min_bytes();
+            let bytes = bytes.min(self.between_them_bytes().saturating_sub(kept));
+            self.store.count_pages(0, bytes);
+            bytes
+        };
         for _ in 0..MAKE_WAY_ROUNDS {
             if self.store.give_way() {
                 break;
@@ -101,17 +109,35 @@ impl Balance {
         bytes
     }
 
+    /// What pages could make way for: what they and the terrace have beside the least of both.
+    pub fn spare_bytes(&self) -> u64 {
+        let (cap_bytes, _) = self.store.cap_and_used_bytes();
+        let least = match self.fixed.load(Ordering::Relaxed) {
+            true => self.buffer_bytes(),
+            false => policy::buffer_least(cap_bytes),
+        };
+        let kept = self.store.terrace_min_bytes() + least;
+        self.between_them_bytes().saturating_sub(kept)
+    }
+
     /// Pages leave if the terrace has come to have too little. For who stores without faults of its own, which would look: tables grow by that, too.
     pub fn keep_terrace(&self) {
-        if self.fixed.load(Ordering::Relaxed) {
+        let alone = || !self.keeping.swap(true, Ordering::AcqRel);
+        if self.fixed.load(Ordering::Relaxed) || !alone() {
             return;
         }
-        if let Some(_state) = self.state.try_lock()
-            && self.keep_under(0)
-        {
+        let over = |balance: &Balance| match balance.state.try_lock() {
+            Some(_state) => balance.keep_under(0),
+            // Who has it looks.
+            None => false,
+        };
+        if over(self) {
             // What stays is too busy to leave: the next look has it.
             let _left = self.memory.shrink_to_bound();
+            // The cap is told what left.
+            over(self);
         }
+        self.keeping.store(false, Ordering::Release);
     }
 
     /// What pages and the DRAM terrace have of the cap together: the buffer, as the cap was told of it, and what lanes may take.
@@ -160,6 +186,12 @@ impl Balance {
             self.tell(held.max(max));
         }
         held > max
+    }
+
+    /// The same, with the state locked for as long as that takes, and not while pages leave.
+    fn keeps_under(&self, more_bytes: u64) -> bool {
+        let _state = self.state.lock();
+        self.keep_under(more_bytes)
     }
 
     /// The size is counted, and stays: the user chose it; or it adapts from now on. What it was before.

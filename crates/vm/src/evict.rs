@@ -151,10 +151,11 @@ impl Core {
         failed_ms == 0 || now_ms() >= failed_ms + STORE_AGAIN_MS
     }
 
-    /// Evicts until at most `pages` are resident. The error says why changed ones stay.
-    pub fn shrink_to(&self, pages: usize) -> Result<(), StoreError> {
+    /// Evicts until at most `pages` are resident, which is asked each time: it may grow as tables go. The error says why changed ones stay.
+    pub fn shrink_to(&self, pages: impl Fn() -> usize) -> Result<(), StoreError> {
         let mut idle = 0;
         loop {
+            let pages = pages();
             let resident = self.resident.load(Ordering::Relaxed);
             if resident <= pages {
                 return Ok(());

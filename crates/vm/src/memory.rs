@@ -201,7 +201,7 @@ impl Memory {
         self.core.pages_max.store(pages_max, Ordering::Relaxed);
         let bytes = policy::scattered_bytes(pages_max);
         self.core.bytes_max.store(bytes, Ordering::Relaxed);
-        let shrunk = self.core.shrink_to(pages_max);
+        let shrunk = self.core.shrink_to(|| pages_max);
         drop(inside);
         Ok(shrunk?)
     }
@@ -222,7 +222,7 @@ impl Memory {
     /// Evicts what is above the bound now. The error says why changed pages stay.
     pub fn shrink_to_bound(&self) -> Result<(), VmError> {
         let inside = Inside::enter(&self.core)?;
-        let shrunk = self.core.shrink_to(self.core.pages_now());
+        let shrunk = self.core.shrink_to(|| self.core.pages_now());
         drop(inside);
         Ok(shrunk?)
     }
@@ -304,7 +304,7 @@ impl Memory {
     /// Evicts every page that can be, of all regions; changed ones are written back first.
     pub fn evict_all(&self) -> Result<(), VmError> {
         let inside = Inside::enter(&self.core)?;
-        let evicted = self.core.shrink_to(0);
+        let evicted = self.core.shrink_to(|| 0);
         drop(inside);
         Ok(evicted?)
     }

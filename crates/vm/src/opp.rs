@@ -71,11 +71,7 @@ pub struct Array {
 impl Array {
     /// The address of object `index`. Valid for reads and writes of its bytes as long as the array has it.
     pub fn address(&self, index: u64) -> *mut u8 {
-        assert!(
-            index < self.objects.objects_max(),
-            "object {index} of {}",
-            self.len()
-        );
+        assert!(index < self.len(), "object {index} of {}", self.len());
         self.objects.address(index)
     }
 
@@ -124,7 +120,8 @@ impl Array {
 
     /// The 8 bytes at `word` times 8 of object `index`, as an atomic.
     pub fn word(&self, index: u64, word: usize) -> &AtomicU64 {
-        assert!((word + 1) * 8 <= self.objects.bytes as usize);
+        assert!(index < self.len(), "object {index} of {}", self.len());
+        assert!(word < self.objects.bytes as usize / 8);
         let at = index as usize * PAGE_BYTES + self.objects.objects.offset(index);
         self.objects.region().word(at / 8 + word)
     }

@@ -17,6 +17,8 @@ use std::path::PathBuf;
 const QUEUE_DEPTHS: &[u32] = &[1, 4, 16, 32, 64];
 /// Largest queue depth asked of the disk.
 pub const QUEUE_DEPTH_MAX: u32 = 256;
+/// Below this many in flight one CPU is never the limit.
+const ONE_CPU_DEPTH: u32 = 16;
 const FILE_MIB: u64 = 1 << 10;
 /// The file may not shrink below this when scaled down.
 const FILE_MIB_MIN: u64 = 16;
@@ -122,12 +124,17 @@ pub fn random_reads(setting: &Setting, mib: u64, depth: u32) -> Result<Figures> 
 
 /// The same from the first `cpus` CPUs, as far as fio is there: where one alone would be the limit.
 pub fn random_reads_from(setting: &Setting, mib: u64, depth: u32, cpus: u32) -> Result<Figures> {
-    let cpus = cpus.clamp(1, depth.max(1));
-    let depth = (depth / cpus).clamp(1, QUEUE_DEPTH_MAX);
     if !has_fio() {
-        let bytes = mib << 20;
+        let (bytes, depth) = (mib << 20, depth.clamp(1, QUEUE_DEPTH_MAX));
         return own::random_reads(&file(setting), bytes, depth, setting.options.seconds);
     }
+    // Of a few in flight none is lost to rounding, and one CPU drives them.
+    let cpus = if depth < ONE_CPU_DEPTH {
+        1
+    } else {
+        cpus.max(1)
+    };
+    let depth = depth.div_ceil(cpus).clamp(1, QUEUE_DEPTH_MAX);
     write_file(setting, mib)?;
     let depth = format!("--iodepth={depth}");
     let jobs = format!("--numjobs={cpus}");

@@ -7,6 +7,7 @@ use crate::cgroup::Cgroup;
 use crate::machine::Disk;
 use crate::progress::Progress;
 use crate::report::{Bar, Part, Report, Row, Samples, Side, paired_ratio};
+use crate::rounds::judge_usage;
 use crate::steady::Steady;
 use crate::swap::{SWAP_OVER_DATA, SwapFile};
 use crate::{Setting, process, stop};
@@ -128,6 +129,16 @@ pub fn run(setting: &Setting, report: &mut Report) -> Result<()> {
             }
         });
         let mut running: Vec<Result<Running>> = started.collect();
+        for ((kind, _), one) in KINDS.iter().zip(&mut running) {
+            let is_built = program(setting, application.name, kind).is_ok();
+            if let Err(e) = one
+                && is_built
+                && is_ours(kind)
+            {
+                // Not beside the point, as a peer's end would be.
+                return Err(std::mem::replace(e, anyhow::anyhow!("")));
+            }
+        }
         for load in LOADS {
             run_load(
                 setting,
@@ -139,17 +150,10 @@ pub fn run(setting: &Setting, report: &mut Report) -> Result<()> {
                 &progress,
             )?;
         }
-        for (at, (kind, _)) in KINDS.iter().enumerate().filter(|(_, k)| k.0 != "malloc") {
-            let peak = running[at]
-                .as_ref()
-                .ok()
-                .and_then(|r| r.group.usage().peak_bytes);
-            let name = format!(
-                "h, g, {}: peak of the cgroup of {kind} over its limit",
-                application.name
-            );
-            let share = peak.map(|peak| peak as f64 / sizes.limit as f64);
-            report.bars.push(Bar::new(name, Side::AtMost, 1.0, share));
+        for (at, (kind, _)) in KINDS.iter().enumerate().filter(|(_, k)| is_ours(k.0)) {
+            let usage = running[at].as_ref().ok().map(|r| r.group.usage());
+            let what = format!("h, g, {}, {kind}", application.name);
+            judge_usage(report, &what, sizes.limit, usage);
         }
     }
     part.notes.push(
@@ -157,6 +161,11 @@ pub fn run(setting: &Setting, report: &mut Report) -> Result<()> {
     );
     report.parts.push(part);
     Ok(())
+}
+
+/// Whether a build runs on Terrace.
+fn is_ours(kind: &str) -> bool {
+    kind != "malloc"
 }
 
 /// Starts what is on swap, again if need be: Linux kills it now and then while it loads, where it finds nothing to reclaim under so small a limit. Ours has one try.
@@ -192,7 +201,7 @@ fn run_load(
     let mut samples = vec![Samples::default(); KINDS.len()];
     let seconds = setting.options.seconds;
     for round in 0..=setting.options.repeats {
-        for (one, samples) in running.iter_mut().zip(&mut samples) {
+        for ((one, samples), (kind, _)) in running.iter_mut().zip(&mut samples).zip(KINDS) {
             progress.step(&case);
             stop::check()?;
             let Ok(program) = one else { continue };
@@ -200,8 +209,10 @@ fn run_load(
                 0 => program.warm(setting, reads, is_first),
                 _ => program.round(setting, reads, seconds, samples),
             };
-            if let Err(e) = done {
-                *one = Err(e);
+            match done {
+                Err(e) if is_ours(kind) => return Err(e.context(format!("{case}, {kind}"))),
+                Err(e) => *one = Err(e),
+                Ok(()) => {}
             }
         }
     }

@@ -419,7 +419,7 @@ fn play_thread(
     let data = load.data;
     let (words, full_words) = (data.words(), data.full_words());
     let mut value = vec![0; data.object_bytes as usize];
-    let mut sum = 0u64;
+    let mut seen = Seen::default();
     let mut reads = Vec::with_capacity(TOGETHER);
     while !stop.load(Relaxed) {
         for _ in 0..BREATH {
@@ -430,23 +430,23 @@ fn play_thread(
                 let word = |at| n as usize * words + at;
                 match held {
                     Objects::Handles(store) if write => {
-                        value[..full_words * 8].fill(rng.next() as u8);
+                        value[..full_words * 8].fill(rng.next() as u8 | 1);
                         store.put(0, n, &value)?
                     }
                     Objects::Handles(_) => reads.push(n),
                     Objects::Opp(array, _) => {
-                        touch(write, words, full_words, &mut sum, |at| array.word(n, at))
+                        touch(write, words, full_words, &mut seen, |at| array.word(n, at))
                     }
                     Objects::Bare(bare) => {
-                        touch(write, words, full_words, &mut sum, |at| bare.word(n, at))
+                        touch(write, words, full_words, &mut seen, |at| bare.word(n, at))
                     }
-                    Objects::Mp(region, _) => touch(write, words, full_words, &mut sum, |at| {
+                    Objects::Mp(region, _) => touch(write, words, full_words, &mut seen, |at| {
                         region.word(word(at))
                     }),
                     Objects::Swapped(all) => {
-                        touch(write, words, full_words, &mut sum, |at| &all[word(at)])
+                        touch(write, words, full_words, &mut seen, |at| &all[word(at)])
                     }
-                    Objects::Mapped(mapped) => touch(write, words, full_words, &mut sum, |at| {
+                    Objects::Mapped(mapped) => touch(write, words, full_words, &mut seen, |at| {
                         &mapped.words()[word(at)]
                     }),
                 }
@@ -455,12 +455,19 @@ fn play_thread(
         if let Objects::Handles(store) = held
             && reads.len() + BREATH as usize > TOGETHER
         {
-            store.get_many(0, &reads, |_, value| sum = sum.wrapping_add(sum_of(value)))?;
+            store.get_many(0, &reads, |_, value| seen.value(value))?;
             reads.clear();
         }
         ops.fetch_add(BREATH, Relaxed);
     }
-    std::hint::black_box(sum);
+    std::hint::black_box(seen.sum);
+    // Bare pages have no contents that anybody keeps.
+    if seen.empty > 0 && !matches!(held, Objects::Bare(_)) {
+        bail!(
+            "{} objects were read as zeros; all were written to",
+            seen.empty
+        );
+    }
     Ok(())
 }
 
@@ -471,26 +478,42 @@ fn touch<'a>(
     write: bool,
     words: usize,
     full_words: usize,
-    sum: &mut u64,
+    seen: &mut Seen,
     word: impl Fn(usize) -> &'a AtomicU64,
 ) {
     match write {
-        true => (0..full_words).for_each(|at| word(at).store(mix(*sum ^ at as u64), Relaxed)),
-        false => {
-            *sum = (0..words).fold(*sum, |sum, at| sum.wrapping_add(word(at).load(Relaxed)));
+        true => {
+            (0..full_words).for_each(|at| word(at).store(mix(seen.sum ^ at as u64) | 1, Relaxed))
         }
+        false => seen.object((0..words).map(|at| word(at).load(Relaxed))),
     }
 }
 
-fn sum_of(value: Value<'_>) -> u64 {
-    match value {
-        Value::Bytes(bytes) => {
-            let words = bytes
-                .chunks_exact(8)
-                .map(|w| u64::from_le_bytes(w.try_into().expect("eight bytes")));
-            words.fold(0, u64::wrapping_add)
+/// What was read.
+#[derive(Default)]
+struct Seen {
+    sum: u64,
+    /// Objects without a bit that is set: none was written so.
+    empty: u64,
+}
+
+impl Seen {
+    fn object(&mut self, words: impl Iterator<Item = u64>) {
+        let (sum, any) = words.fold((self.sum, 0), |(sum, any), word| {
+            (word.wrapping_add(sum), word | any)
+        });
+        self.sum = sum;
+        self.empty += u64::from(any == 0);
+    }
+
+    fn value(&mut self, value: Value<'_>) {
+        match value {
+            Value::Bytes(bytes) => {
+                let words = bytes.chunks_exact(8);
+                self.object(words.map(|w| u64::from_le_bytes(w.try_into().expect("eight bytes"))));
+            }
+            _ => self.empty += 1,
         }
-        _ => 0,
     }
 }
 

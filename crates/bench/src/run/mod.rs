@@ -9,7 +9,9 @@ mod servers;
 mod snapshot;
 
 use crate::Setting;
-use crate::report::{Bar, Report, Side};
+use crate::cgroup::Usage;
+use crate::report::Report;
+use crate::rounds::judge_usage;
 use crate::server::Memory;
 use anyhow::Result;
 
@@ -53,13 +55,12 @@ pub fn run(setting: &Setting, report: &mut Report) -> Result<()> {
     Ok(())
 }
 
-/// The bars of row `f` for one part.
-fn judge_group(report: &mut Report, what: &str, limit_bytes: u64, usage: crate::cgroup::Usage) {
-    let peak = usage.peak_bytes.map(|bytes| bytes as f64);
-    let name = format!("f, {what}: peak of the cgroup, bytes");
-    let limit = (limit_bytes + FORCED_BYTES) as f64;
-    report.bars.push(Bar::new(name, Side::AtMost, limit, peak));
-    let kills = usage.oom_kills.map(|kills| kills as f64);
-    let name = format!("f, {what}: OOM kills");
-    report.bars.push(Bar::new(name, Side::AtMost, 0.0, kills));
+/// The bars of row `f` for one part; without a group there is nothing to judge them by.
+fn judge_group(report: &mut Report, what: &str, limit_bytes: u64, usage: Option<Usage>) {
+    judge_usage(
+        report,
+        &format!("f, {what}"),
+        limit_bytes + FORCED_BYTES,
+        usage,
+    );
 }

@@ -409,6 +409,14 @@ pub fn run(setting: &Setting, report: &mut Report, row: &ProgramRow) -> Result<(
             let why = format!("{} is not installed", program.needs);
             part.rows
                 .push(Row::missing(program.name, Memory::Run.name(), &why));
+            let name = format!(
+                "{}, {}: speed over {}",
+                row.name,
+                program.name,
+                row.beside.name()
+            );
+            let bar = Bar::new(name, Side::AtLeast, row.ratio_min, None);
+            report.bars.push(bar);
             continue;
         }
         let argv = (program.prepare)(&stage.dir, stage.data_bytes)?;
@@ -479,10 +487,8 @@ fn one(
         let bar = Bar::new(name, Side::AtLeast, stage.row.ratio_min, ratio);
         report.bars.push(bar);
     }
-    if let Some(usage) = ours {
-        let what = format!("{}, {}", stage.row.name, program.name);
-        judge_group(report, &what, stage.limit_bytes(), usage);
-    }
+    let what = format!("{}, {}", stage.row.name, program.name);
+    judge_group(report, &what, stage.limit_bytes(), ours);
     Ok(())
 }
 

@@ -194,9 +194,8 @@ pub fn run(setting: &Setting, report: &mut Report, row: &ServerRow) -> Result<()
     for (case, measured) in cases(setting, &mut lineup, &mut part, &progress, row, sizes)? {
         judge(report, row, case, &measured);
     }
-    if let Some(usage) = lineup.add_usage(&mut part) {
-        judge_group(report, row.name, sizes.limit_bytes, usage);
-    }
+    let usage = lineup.add_usage(&mut part);
+    judge_group(report, row.name, sizes.limit_bytes, usage);
     draw(setting, report, &part, &title, "ops_per_s");
     draw(setting, report, &part, &title, "latency_p99_us");
     report.parts.push(part);

@@ -64,9 +64,8 @@ pub fn run(setting: &Setting, report: &mut Report, row: &ServerRow) -> Result<()
     };
     progress.step("dump: BGSAVE");
     save(setting, report, &mut part, server, &load, sizes.keys)?;
-    if let Some(usage) = lineup.add_usage(&mut part) {
-        judge_group(report, row.name, sizes.limit_bytes, usage);
-    }
+    let usage = lineup.add_usage(&mut part);
+    judge_group(report, row.name, sizes.limit_bytes, usage);
     report.parts.push(part);
     drop(progress);
     lineup.stop()

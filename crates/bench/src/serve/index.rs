@@ -68,7 +68,7 @@ pub fn run(setting: &Setting, report: &mut Report) -> Result<()> {
         INDEX_BYTES_MAX,
         measured.of(Peer::Terrace).and_then(largest),
     ));
-    judge_usage(report, &part, limit_bytes, usage);
+    judge_usage(report, &part.name, limit_bytes, usage);
     report.bars.push(Bar::new(
         "i: times the cgroup met its limit",
         Side::AtMost,

@@ -236,7 +236,7 @@ pub fn first(setting: &Setting, report: &mut Report) -> Result<()> {
 
 fn finish(setting: &Setting, report: &mut Report, mut part: Part, tiered: &Tiered) {
     let usage = tiered.lineup.add_usage(&mut part);
-    judge_usage(report, &part, tiered.limit_bytes, usage);
+    judge_usage(report, &part.name, tiered.limit_bytes, usage);
     let title = "2 GiB of 1 KiB values over 256 MiB of DRAM";
     draw(setting, report, &part, title, "ops_per_s");
     draw(setting, report, &part, title, "latency_p99_us");

@@ -378,6 +378,57 @@ static void put(const char *file, const char *what) {
     MUST(to && fputs(what, to) >= 0 && fclose(to) == 0);
 }
 
+// Streams whose contents the C library allocates: what they took comes back when they are closed, and one that there is no memory for costs nothing.
+static void streams(void) {
+    fill(64 * MIB);
+    MUST(!fmemopen(NULL, 1ul << 45, "w"));
+    for (int n = 0; n < 20000; n++) {
+        FILE *stream = fmemopen(NULL, MIB, "w+");
+        MUST(stream && fputs("mine", stream) >= 0 && fseek(stream, n % MIB, SEEK_SET) == 0);
+        MUST(fputs("far", stream) >= 0 && fclose(stream) == 0);
+    }
+    FILE *streams[64];
+    for (int n = 0; n < 64; n++)
+        MUST((streams[n] = fmemopen(NULL, 1 + 3000 * n, "w")));
+    for (int n = 0; n < 64; n++)
+        MUST(fclose(streams[n]) == 0);
+    check();
+}
+
+// As many children at once as are let in, each of which looks at all: who is forked has its memory, and who may not be is told.
+static void many(void) {
+    fill(16 * MIB);
+    int gate[2], children = 0;
+    MUST(pipe(gate) == 0);
+    for (; children < 40; children++) {
+        pid_t pid = fork();
+        if (pid < 0) {
+            MUST(errno == ENOMEM);
+            break;
+        }
+        if (pid == 0) {
+            char byte;
+            close(gate[1]);
+            MUST(read(gate[0], &byte, 1) == 0);
+            check();
+            _exit(0);
+        }
+    }
+    MUST(children >= 4 && children < 40);
+    close(gate[1]);
+    for (int status; children > 0; children--)
+        MUST(wait(&status) > 0 && status == 0);
+    check();
+    pid_t pid = fork();
+    MUST(pid >= 0);
+    if (pid == 0) {
+        check();
+        _exit(0);
+    }
+    int status;
+    MUST(waitpid(pid, &status, 0) == pid && status == 0);
+}
+
 // A daemon that makes itself one late: it forks twice when its memory is full, and its parent ends with 7. What it has to say it writes to a file; it ends when it
 // reads a byte from a pipe, or is told to by SIGTERM.
 static void daemon_late(const char *file, const char *fifo) {
@@ -423,6 +474,10 @@ int main(int count, char **args) {
         descriptors();
     else if (!strcmp(args[1], "limits"))
         limits();
+    else if (!strcmp(args[1], "many"))
+        many();
+    else if (!strcmp(args[1], "streams"))
+        streams();
     else if (!strcmp(args[1], "sandbox"))
         sandbox(0);
     else if (!strcmp(args[1], "sandbox-of-all"))

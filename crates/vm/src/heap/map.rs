@@ -9,7 +9,6 @@ use crate::PAGE_BYTES;
 use crate::block::BLOCK_PAGES;
 use crate::space::place;
 use std::ops::Range;
-use std::sync::atomic::Ordering;
 
 /// Pages are numbered from the heap's base.
 impl PageHeap {
@@ -34,7 +33,10 @@ impl PageHeap {
     }
 
     /// Gives pages back that were mapped with room, or without: those nobody could touch, so that there is nothing to clear.
-    pub fn unmap(&self, pages: Range<u32>, room: bool) {
+    ///
+    /// # Safety
+    /// They were mapped so, are not given back yet, and nobody uses them any more.
+    pub unsafe fn unmap(&self, pages: Range<u32>, room: bool) {
         let len = pages.end - pages.start;
         match room {
             true => self.give_pages(pages.start, len),
@@ -43,7 +45,10 @@ impl PageHeap {
     }
 
     /// Pages are zeros again, and take no DRAM and nothing of the SSD; they stay mapped, with their room.
-    pub fn clear(&self, pages: Range<u32>) -> Result<(), AllocError> {
+    ///
+    /// # Safety
+    /// They are mapped, and whoever uses them expects that.
+    pub unsafe fn clear(&self, pages: Range<u32>) -> Result<(), AllocError> {
         let range = u64::from(pages.start)..u64::from(pages.end);
         self.region()
             .discard(range)
@@ -55,13 +60,6 @@ impl PageHeap {
         self.promise(pages)?;
         self.count_pages(pages);
         Ok(())
-    }
-
-    /// Takes that back.
-    pub fn unpromise_pages(&self, pages: u32) {
-        self.ground.unpromise(pages.into());
-        let bytes = u64::from(pages) * PAGE_BYTES as u64;
-        self.page_bytes.fetch_sub(bytes, Ordering::Relaxed);
     }
 
     /// Makes all pages of a range leave DRAM, changed or not: what is about to be closed to every access. Whoever touches them meanwhile may bring

@@ -147,7 +147,8 @@ impl NamedRegion {
     /// are synced; what other threads write into them meanwhile may be part of it or not. All other pages stay as at the sync before.
     ///
     /// Errors: more ranges than [`SYNC_RANGES_MAX`], or one that the region does not have; too many pages outside of them that were changed and have
-    /// left DRAM ([`crate::store::SYNC_OUTSIDE_PAGES_MAX`]); no room, or the device failed. Nothing was synced then, and all is as before.
+    /// left DRAM ([`crate::store::SYNC_OUTSIDE_PAGES_MAX`]); no room, or the device failed or is late. Nothing was synced then, and all is as before; but where the device failed or is
+    /// late a crash before the next sync, or before the region is closed, may leave this one done, as a whole.
     pub fn sync(&self, ranges: &[Range<usize>]) -> Result<(), RegionError> {
         if ranges.len() > SYNC_RANGES_MAX {
             return Err(out_of_bounds(

@@ -142,6 +142,12 @@ impl Heap {
         self.0.balance.make_way(bytes)
     }
 
+    /// What [`Heap::make_way`] could count now, if all pages that may leave do, and no slots that were promised are wanted; bytes.
+    pub fn spare_bytes(&self) -> u64 {
+        let spare = self.0.balance.spare_bytes();
+        spare.min(self.unpromised_bytes())
+    }
+
     /// Pages leave if the DRAM terrace has come to have too little: for who stores without faults in this memory.
     pub fn keep_terrace(&self) {
         self.0.balance.keep_terrace();

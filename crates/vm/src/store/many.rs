@@ -1,13 +1,14 @@
 //! Reading many objects at once: the device has as many reads in hand as it takes, all from the calling thread.
 //!
 //! A call borrows a queue, looks at its objects a window at a time, lane by lane, submits what must be read and takes what comes
-//! back in any order. Promises: every read begun ends before the call returns, also after an error. Never: more than
+//! back in any order. Promises: every read begun ends before the call returns, also after an error or a panic of who is shown them. Never: more than
 //! [`QUEUE_READS_MAX`] reads of one call; one that gets no queue reads its objects one by one.
 
 use super::buffers::{QUEUE_READS_MAX, Queue};
 use super::error::ObjectError;
 use super::open::Store;
 use super::read::{Look, Value, look, settle, value_of, verified};
+use crate::inside;
 use slab::Slab;
 use std::time::Duration;
 use terrace_log::{Entry, ObjectId};
@@ -30,14 +31,17 @@ struct Reading {
 /// A read that came back.
 struct Ended {
     reading: Reading,
+    result: Result<(), MediaError>,
     buf: Option<Buf>,
-    error: Option<ObjectError>,
+    /// Whether what it holds was right and was shown, if it came so far.
+    shown: Option<Result<(), ObjectError>>,
 }
 
 /// One call.
 struct Call<'a, F> {
     store: &'a Store,
-    queue: Queue,
+    /// Until it is dropped.
+    queue: Option<Queue>,
     reads: Slab<Reading>,
     /// Planned and not submitted yet.
     planned: Vec<usize>,
@@ -62,7 +66,7 @@ impl Store {
         match self.queues.take(&self.pool) {
             Some(queue) => Call {
                 store: self,
-                queue,
+                queue: Some(queue),
                 reads: Slab::with_capacity(QUEUE_READS_MAX),
                 planned: Vec::with_capacity(QUEUE_READS_MAX),
                 done: Vec::with_capacity(QUEUE_READS_MAX),
@@ -95,13 +99,11 @@ impl<F: FnMut(usize, Value<'_>)> Call<'_, F> {
                     true => Wait::For(REAP_WAIT),
                     false => Wait::No,
                 };
-                self.queue.disk.kick();
+                self.queue().disk.kick();
                 self.reap(wait);
             }
         }
-        let error = self.error;
-        self.give_back();
-        error.map_or(Ok(()), Err)
+        self.error.map_or(Ok(()), Err)
     }
 
     /// Looks at some objects, a lane at a time, and submits the reads of those that are not in memory.
@@ -111,45 +113,66 @@ impl<F: FnMut(usize, Value<'_>)> Call<'_, F> {
             if !window.iter().any(|id| own(*id)) {
                 continue;
             }
-            let mut lane = self.store.pool.lane(lane_id);
-            for (at, id) in window.iter().enumerate().filter(|(_, id)| own(**id)) {
-                let (oid, index) = (ObjectId::new(table, *id), first + at);
-                if let Look::Read(plan) = look(&mut lane, oid, |value| (self.show)(index, value)) {
-                    self.planned.push(self.reads.insert(Reading {
-                        index,
-                        oid,
-                        lane: lane_id,
-                        plan,
-                    }));
+            // Who touches memory that faults in `show` is told so, and does not wait for the lane.
+            inside::run(|| {
+                let mut lane = self.store.pool.lane(lane_id);
+                for (at, id) in window.iter().enumerate().filter(|(_, id)| own(**id)) {
+                    let (oid, index) = (ObjectId::new(table, *id), first + at);
+                    if let Look::Read(plan) =
+                        look(&mut lane, oid, |value| (self.show)(index, value))
+                    {
+                        self.planned.push(self.reads.insert(Reading {
+                            index,
+                            oid,
+                            lane: lane_id,
+                            plan,
+                        }));
+                    }
                 }
-            }
+            });
         }
-        for at in std::mem::take(&mut self.planned) {
-            let plan = self.reads[at].plan;
-            let buf = self.queue.buf(plan.len);
-            let op = Op::Read {
-                offset: plan.offset,
-                buf,
-            };
-            self.queue.disk.submit(at as u64, op);
+        while let Some(at) = self.planned.pop() {
+            let ReadPlan { offset, len, .. } = self.reads[at].plan;
+            let queue = self.queue();
+            let buf = queue.buf(len);
+            queue.disk.submit(at as u64, Op::Read { offset, buf });
         }
     }
 
     /// Takes what came back: shows it without a lock, then settles it lane by lane.
     fn reap(&mut self, wait: Wait) {
+        self.collect(wait);
+        for e in &mut self.ended {
+            let shown = show_read(&mut self.show, e);
+            self.error = self.error.or(shown.err());
+            e.shown = Some(shown);
+        }
+        self.settle();
+    }
+}
+
+impl<F> Call<'_, F> {
+    fn queue(&mut self) -> &mut Queue {
+        self.queue.as_mut().expect("there until it is dropped")
+    }
+
+    /// Takes what came back, and shows nothing.
+    fn collect(&mut self, wait: Wait) {
         let mut done = std::mem::take(&mut self.done);
-        self.queue.disk.reap(wait, &mut done);
+        self.queue().disk.reap(wait, &mut done);
         for d in done.drain(..) {
-            let reading = self.reads.remove(d.token as usize);
-            let error = self.show_read(&reading, &d.result, d.buf.as_ref()).err();
-            self.error = self.error.or(error);
             self.ended.push(Ended {
-                reading,
+                reading: self.reads.remove(d.token as usize),
+                result: d.result,
                 buf: d.buf,
-                error,
+                shown: None,
             });
         }
         self.done = done;
+    }
+
+    /// Settles what came back, lane by lane.
+    fn settle(&mut self) {
         for lane_id in 0..self.store.lanes() {
             if self.ended.iter().all(|e| e.reading.lane != lane_id) {
                 continue;
@@ -158,9 +181,14 @@ impl<F: FnMut(usize, Value<'_>)> Call<'_, F> {
             for e in self.ended.iter().filter(|e| e.reading.lane == lane_id) {
                 let plan = &e.reading.plan;
                 // Verified when it was shown.
-                let entry = match (&e.error, &e.buf) {
-                    (None, Some(buf)) => Ok(Entry::in_memory(&buf[plan.skip..plan.len])),
-                    (error, _) => Err(error.unwrap_or(ObjectError::damaged(plan))),
+                let Some(shown) = e.shown else {
+                    lane.unpin(plan.segment);
+                    continue;
+                };
+                let entry = match (shown, &e.buf) {
+                    (Ok(()), Some(buf)) => Ok(Entry::in_memory(&buf[plan.skip..plan.len])),
+                    (Ok(()), None) => Err(ObjectError::damaged(plan)),
+                    (Err(error), _) => Err(error),
                 };
                 settle(
                     &mut lane,
@@ -171,31 +199,44 @@ impl<F: FnMut(usize, Value<'_>)> Call<'_, F> {
                 );
             }
         }
-        for e in self.ended.drain(..) {
+        while let Some(e) = self.ended.pop() {
             if let Some(buf) = e.buf {
-                self.queue.keep(buf);
+                self.queue().keep(buf);
             }
         }
     }
+}
 
-    fn show_read(
-        &mut self,
-        reading: &Reading,
-        result: &Result<(), MediaError>,
-        buf: Option<&Buf>,
-    ) -> Result<(), ObjectError> {
-        let plan = &reading.plan;
-        if let Err(e) = result {
-            return Err(ObjectError::of_read(e, plan));
-        }
-        let buf = buf.ok_or(ObjectError::damaged(plan))?;
-        let entry = verified(buf, plan, reading.oid)?;
-        (self.show)(reading.index, value_of(&entry));
-        Ok(())
+fn show_read(show: &mut impl FnMut(usize, Value<'_>), ended: &Ended) -> Result<(), ObjectError> {
+    let plan = &ended.reading.plan;
+    if let Err(e) = &ended.result {
+        return Err(ObjectError::of_read(e, plan));
     }
+    let buf = ended.buf.as_ref().ok_or(ObjectError::damaged(plan))?;
+    let entry = verified(buf, plan, ended.reading.oid)?;
+    show(ended.reading.index, value_of(&entry));
+    Ok(())
+}
 
-    fn give_back(self) {
-        let store = self.store;
-        store.queues.keep(store.pool.ledger(), self.queue);
+impl<F> Drop for Call<'_, F> {
+    /// The queue is lent to the next. Where who was shown an object has panicked, reads are under way, and segments are held for them.
+    fn drop(&mut self) {
+        while let Some(at) = self.planned.pop() {
+            self.ended.push(Ended {
+                reading: self.reads.remove(at),
+                result: Ok(()),
+                buf: None,
+                shown: None,
+            });
+        }
+        self.settle();
+        while !self.reads.is_empty() {
+            self.collect(Wait::For(REAP_WAIT));
+            self.settle();
+        }
+        let ledger = self.store.pool.ledger();
+        if let Some(queue) = self.queue.take() {
+            self.store.queues.keep(ledger, queue);
+        }
     }
 }

@@ -3,6 +3,7 @@
 use super::buffers::{Buffers, Queues};
 use super::driver::Driver;
 use super::error::ObjectError;
+use super::read;
 use super::room::{Room, SEGMENTS_MIN};
 use super::same::Same;
 use super::table::{CHUNK_SLOTS, Places, Shape, State, Table};
@@ -329,9 +330,14 @@ impl Store {
         Ok((made.shape, !made.owned && !self.keeps))
     }
 
-    /// Frees every object of a table of a scratch store, and the table.
+    /// Frees every object of a table of a scratch store, and the table. Calls of others on it must have ended: what they store meanwhile takes
+    /// its room of the SSD for good, or is in the table that has its number next.
     pub fn drop_table(&self, table: u16) -> Result<(), ObjectError> {
         let (_, counted) = self.shape_and_counted(table)?;
+        if self.keeps {
+            // Its tables are those of named regions.
+            return Err(ObjectError::Taken { table });
+        }
         for lane in 0..self.lanes() {
             self.empty_table(lane, table, counted);
             self.pool.lane(lane).dir.drop_table(table);
@@ -525,7 +531,7 @@ impl Store {
     pub fn contains(&self, table: u16, id: u64) -> Result<bool, ObjectError> {
         self.shape(table)?;
         let (oid, lane) = self.place(table, id)?;
-        Ok(self.pool.lane(lane).dir.get(oid) != State::Free)
+        Ok(!read::is_free(&self.pool.lane(lane), oid))
     }
     /// Counters and gauges.
     pub fn stats(&self) -> Stats {

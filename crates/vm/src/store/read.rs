@@ -64,6 +64,15 @@ pub(crate) fn near(lane: &Lane<Tables>, slot: Slot) -> Option<Value<'_>> {
     entry.map(|e| value_of(&e))
 }
 
+/// Whether nothing is there: where a store keeps its data, a tombstone may be.
+pub(crate) fn is_free(lane: &Lane<Tables>, oid: ObjectId) -> bool {
+    match lane.dir.get(oid) {
+        State::Free => true,
+        State::At(slot) => near(lane, slot) == Some(Value::Free),
+        State::Zeros | State::Fill(_) => false,
+    }
+}
+
 fn warm(lane: &mut Lane<Tables>, oid: ObjectId, slot: Slot) {
     let warmer = slot.with_heat(policy::warmer(slot.heat()));
     if warmer != slot {

@@ -340,6 +340,80 @@ fn what_cannot_be_gathered_is_left_and_nothing_stays_held() {
 }
 
 #[test]
+fn a_panic_of_who_is_shown_objects_leaves_nothing_held() {
+    let device = device(&options(false), 512, 8);
+    let store = store(&device);
+    fill(&store, 60_000);
+    for n in 0..80 {
+        let ids: Vec<u64> = (0..200).map(|at| n * 709 + at * 17).collect();
+        let mut left = n % 50;
+        let shown = std::panic::AssertUnwindSafe(|| {
+            store.get_many(TABLE, &ids, |_, _| {
+                left = left.checked_sub(1).expect("enough was shown");
+            })
+        });
+        assert!(std::panic::catch_unwind(shown).is_err());
+    }
+    for _ in 0..12 {
+        fill(&store, 60_000);
+    }
+    for id in 0..60_000 {
+        assert_eq!(read(&store, id), Ok(true), "object {id}");
+    }
+}
+
+#[test]
+fn what_was_freed_is_not_there_where_a_store_keeps_its_data() {
+    let device = device(&options(true), 64, 1);
+    let store = Store::on_pool(pool(&device, options(true)), true).expect("a store");
+    store.make_table(TABLE, Shape::Any).expect("a table");
+    store.put(TABLE, 5, &[1; 100]).expect("put");
+    store.make_durable().expect("durable");
+    assert_eq!(store.contains(TABLE, 5), Ok(true));
+    assert_eq!(store.free(TABLE, 5), Ok(true));
+    assert_eq!(store.contains(TABLE, 5), Ok(false));
+    assert!(store.replace(TABLE, 5, &[2; 100]).is_err());
+    assert_eq!(store.free(TABLE, 5), Ok(false));
+    assert!(store.drop_table(TABLE).is_err(), "it is kept");
+}
+
+#[test]
+fn a_new_object_that_is_changed_has_nothing_of_the_one_before() {
+    let device = device(&options(false), 64, 3);
+    let store = store(&device);
+    let over = std::sync::atomic::AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        for _ in 0..2 {
+            scope.spawn(|| {
+                while !over.load(std::sync::atomic::Ordering::Relaxed) {
+                    // It may be free now.
+                    let _ = store.update(TABLE, 0, |bytes| bytes[8] = bytes[8].wrapping_add(1));
+                }
+            });
+        }
+        let wrong = (0..30_000).find(|_| {
+            let old = store.insert(TABLE, &[9; BYTES]).expect("insert");
+            store.free(TABLE, old).expect("free");
+            let new = store.insert(TABLE, &[]).expect("insert");
+            assert_eq!((old, new), (0, 0));
+            // Until it was changed, or a few times without.
+            let mut others = vec![];
+            for _ in 0..4 {
+                let shown = store.read(TABLE, new, |v| match v {
+                    Value::Bytes(bytes) => [&bytes[..8], &bytes[9..]].concat(),
+                    _ => vec![],
+                });
+                others = shown.expect("there");
+            }
+            store.free(TABLE, new).expect("free");
+            others.iter().any(|byte| *byte != 0)
+        });
+        over.store(true, std::sync::atomic::Ordering::Relaxed);
+        assert_eq!(wrong, None);
+    });
+}
+
+#[test]
 fn beside_what_is_promised_the_ends_of_segments_count_as_taken() {
     let store = store(&device(&options(false), 512, 1));
     let (large, any) = (20_000, TABLE + 1);

@@ -6,7 +6,7 @@
 
 use super::error::ObjectError;
 use super::open::{OBJECT_MAX_BYTES, Store, forget};
-use super::read::{Value, copy_out, near};
+use super::read::{Value, copy_out, is_free, near};
 use super::room::{self, SEGMENTS_MIN};
 use super::table::{Shape, State};
 use super::tables::{OBJECTS_MAX, Tables, subject};
@@ -88,6 +88,29 @@ fn append_in(lane: &mut Lane<Tables>, oid: ObjectId, value: &[u8]) -> Result<(),
 }
 
 impl Store {
+    /// Does `f` in the locked lane.
+    fn attempt<R>(
+        &self,
+        lane_id: u16,
+        failed: bool,
+        f: impl FnOnce(&mut Lane<Tables>) -> Result<R, Refusal>,
+    ) -> Result<R, Refusal> {
+        // As in `read_at`: what is stored must not lie in a region.
+        inside::run(|| {
+            let mut lane = self.pool.lane(lane_id);
+            if failed {
+                lane.keep_in_memory();
+            }
+            let done = f(&mut lane);
+            let pressed = lane.phase() == Phase::Idle && lane.wants_epoch(&lane.pressure());
+            drop(lane);
+            if pressed {
+                self.driver.ring();
+            }
+            done
+        })
+    }
+
     /// Does `f` in the locked lane until it finds room, or the wait is over.
     fn with_room<R>(
         &self,
@@ -103,21 +126,7 @@ impl Store {
             if failed && self.keeps {
                 return Err(ObjectError::ReadOnly);
             }
-            // As in `read_at`: what is stored must not lie in a region.
-            let done = inside::run(|| {
-                let mut lane = self.pool.lane(lane_id);
-                if failed {
-                    lane.keep_in_memory();
-                }
-                let done = f(&mut lane);
-                let pressed = lane.phase() == Phase::Idle && lane.wants_epoch(&lane.pressure());
-                drop(lane);
-                if pressed {
-                    self.driver.ring();
-                }
-                done
-            });
-            match done {
+            match self.attempt(lane_id, failed, &mut f) {
                 Ok(r) => return Ok(r),
                 Err(Refusal::Final(e)) => return Err(e),
                 Err(Refusal::Room) if failed => return Err(ObjectError::ReadOnly),
@@ -163,9 +172,9 @@ impl Store {
     pub fn replace(&self, table: u16, id: u64, value: &[u8]) -> Result<(), ObjectError> {
         let counted = self.check_length(table, value.len())?;
         let (oid, lane) = self.place(table, id)?;
-        self.with_room(lane, value.len(), |lane| match lane.dir.get(oid) {
-            State::Free => Err(Refusal::Final(ObjectError::Free { table, id })),
-            _ => self.put_counted(lane, oid, value, counted),
+        self.with_room(lane, value.len(), |lane| match is_free(lane, oid) {
+            true => Err(Refusal::Final(ObjectError::Free { table, id })),
+            false => self.put_counted(lane, oid, value, counted),
         })
     }
 
@@ -397,8 +406,23 @@ impl Store {
             }
             return Ok(was != State::Free);
         }
-        let room = entry_bytes(ObjectId::KEY_BYTES, 0, false, false);
-        self.with_room(lane_id, room, |lane| delete_in(lane, oid, room))
+        self.with_room(lane_id, DELETED_BYTES, |lane| delete_in(lane, oid))
+    }
+
+    /// Frees an object of a store that keeps its data, if there is room to say so now; `Full` otherwise.
+    pub(crate) fn free_now(&self, table: u16, id: u64) -> Result<bool, ObjectError> {
+        let (oid, lane_id) = self.place(table, id)?;
+        self.forget_contents(oid);
+        if self.pool.failure().is_some() {
+            return Err(ObjectError::ReadOnly);
+        }
+        let freed = self.attempt(lane_id, false, |lane| delete_in(lane, oid));
+        freed.map_err(|why| match why {
+            Refusal::Final(error) => error,
+            Refusal::Room => ObjectError::Full {
+                asked_bytes: DELETED_BYTES as u64,
+            },
+        })
     }
 
     /// Changes an object in place: `f` gets a copy of its bytes, with its lane locked (so it is short and calls nothing of the
@@ -439,8 +463,11 @@ impl Store {
                         // It left DRAM again: read it where it is now.
                         None => return Ok(false),
                     },
-                    State::Zeros | State::Fill(_) if read_at.is_none() => {}
-                    State::Zeros | State::Fill(_) => return Ok(false),
+                    // Also where it was so before: it may have been freed and made anew.
+                    State::Zeros => len = fill_out(table, shape, Value::Zeros, &mut bytes)?,
+                    State::Fill(byte) => {
+                        len = fill_out(table, shape, Value::Fill(byte), &mut bytes)?
+                    }
                     State::Free => return Err(Refusal::Final(free)),
                 }
                 let takes = match (counted, lane.dir.get(oid)) {
@@ -470,15 +497,24 @@ impl Store {
     }
 }
 
+/// The bytes of an object that is one value.
+fn fill_out(table: u16, shape: Shape, value: Value<'_>, out: &mut [u8]) -> Result<usize, Refusal> {
+    let len = copy_out(table, shape, value, out).map_err(Refusal::Final)?;
+    Ok(len.unwrap_or(0))
+}
+
 /// How often an object is read again because it left DRAM before it could be changed.
 const UPDATE_TRIES_MAX: usize = 64;
 /// Objects stored under one lock.
 const PUT_AT_ONCE: usize = 64;
 
+/// What says that an object is gone takes so much.
+const DELETED_BYTES: usize = entry_bytes(ObjectId::KEY_BYTES, 0, false, false);
+
 /// Deletes an object of a lane that keeps its data.
-fn delete_in(lane: &mut Lane<Tables>, oid: ObjectId, room: usize) -> Result<bool, Refusal> {
-    lane.reserve_as_much(room)
-        .map_err(|why| refusal(why, room))?;
+fn delete_in(lane: &mut Lane<Tables>, oid: ObjectId) -> Result<bool, Refusal> {
+    let refused = |why| refusal(why, DELETED_BYTES);
+    lane.reserve_as_much(DELETED_BYTES).map_err(refused)?;
     match lane.dir.get(oid) {
         State::Free => Ok(false),
         State::At(slot) => {
@@ -486,7 +522,7 @@ fn delete_in(lane: &mut Lane<Tables>, oid: ObjectId, room: usize) -> Result<bool
                 return Ok(false);
             }
             let deleted = lane.delete(subject(oid), slot, &oid.key());
-            deleted.map(|()| true).map_err(|why| refusal(why, room))
+            deleted.map(|()| true).map_err(refused)
         }
         State::Zeros | State::Fill(_) => {
             lane.dir.set(oid, State::Free);

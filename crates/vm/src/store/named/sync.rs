@@ -1,6 +1,7 @@
 //! Syncing a named region, and closing it.
 //!
-//! Promises: after an error nothing of the sync has happened, nor will; what was pending is pending still. Never: waits for room to free what the
+//! Promises: after an error nothing of the sync has happened, what was pending is pending still, and nothing is stored before it is sure that it will not; where the device failed or is late, a crash before that
+//! may leave it done, as a whole. Never: waits for room to free what the
 //! sync before left.
 
 use super::control::Control;
@@ -140,7 +141,7 @@ impl Named {
             } else if mark.stale {
                 for (at, table) in self.tables.into_iter().enumerate() {
                     if mark.committed != Some(at) {
-                        self.store.free(table, page)?;
+                        self.store.free_now(table, page)?;
                     }
                 }
                 let stale = false;
