@@ -73,8 +73,10 @@ builds() {
     local status=0 release
     cargo build --release --locked &
     release=$!
+    trap 'kill "$release"' INT TERM
     cargo test --locked --workspace --no-run || status=$?
     wait "$release" || status=$?
+    trap - INT TERM
     return "$status"
 }
 

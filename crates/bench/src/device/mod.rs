@@ -17,8 +17,8 @@ use std::path::PathBuf;
 const QUEUE_DEPTHS: &[u32] = &[1, 4, 16, 32, 64];
 /// Largest queue depth asked of the disk.
 pub const QUEUE_DEPTH_MAX: u32 = 256;
-/// Below this many in flight one CPU is never the limit.
-const ONE_CPU_DEPTH: u32 = 16;
+/// With fewer in flight a CPU is never the limit.
+const EACH_CPU_DEPTH: u32 = 8;
 const FILE_MIB: u64 = 1 << 10;
 /// The file may not shrink below this when scaled down.
 const FILE_MIB_MIN: u64 = 16;
@@ -128,12 +128,8 @@ pub fn random_reads_from(setting: &Setting, mib: u64, depth: u32, cpus: u32) -> 
         let (bytes, depth) = (mib << 20, depth.clamp(1, QUEUE_DEPTH_MAX));
         return own::random_reads(&file(setting), bytes, depth, setting.options.seconds);
     }
-    // Of a few in flight none is lost to rounding, and one CPU drives them.
-    let cpus = if depth < ONE_CPU_DEPTH {
-        1
-    } else {
-        cpus.max(1)
-    };
+    // Each has so many at least: of a few in flight one CPU drives all, and rounding up adds few.
+    let cpus = cpus.clamp(1, (depth / EACH_CPU_DEPTH).max(1));
     let depth = depth.div_ceil(cpus).clamp(1, QUEUE_DEPTH_MAX);
     write_file(setting, mib)?;
     let depth = format!("--iodepth={depth}");

@@ -113,53 +113,76 @@ pub fn run(setting: &Setting, report: &mut Report) -> Result<()> {
     let swap = SwapFile::new(&setting.work_dir.join("swap"), swap_bytes);
     let steps = KINDS.len() * (1 + LOADS.len() * (1 + setting.options.repeats as usize));
     let progress = Progress::new((APPLICATIONS.len() * steps) as u64);
-    for application in APPLICATIONS {
-        let notes = &mut part.notes;
-        let started = KINDS.iter().map(|(kind, _)| {
-            progress.step(format!("loading {}, {kind}", application.name));
-            let start = || Running::start(setting, application, kind, sizes);
-            match (&swap, *kind == "malloc") {
-                (Err(e), true) => Err(anyhow::anyhow!("{e:#}")),
-                (Ok(_), true) => program(setting, application.name, kind).and_then(|_| {
-                    again(start, |e| {
-                        notes.push(format!("{} on swap, begun again: {e:#}", application.name));
-                    })
-                }),
-                (_, false) => start(),
-            }
-        });
-        let mut running: Vec<Result<Running>> = started.collect();
-        for ((kind, _), one) in KINDS.iter().zip(&mut running) {
-            let is_built = program(setting, application.name, kind).is_ok();
-            if let Err(e) = one
-                && is_built
-                && is_ours(kind)
-            {
-                // Not beside the point, as a peer's end would be.
-                return Err(std::mem::replace(e, anyhow::anyhow!("")));
-            }
-        }
-        for load in LOADS {
-            run_load(
-                setting,
-                application,
-                load,
-                &mut running,
-                report,
-                &mut part,
-                &progress,
-            )?;
-        }
-        for (at, (kind, _)) in KINDS.iter().enumerate().filter(|(_, k)| is_ours(k.0)) {
-            let usage = running[at].as_ref().ok().map(|r| r.group.usage());
-            let what = format!("h, g, {}, {kind}", application.name);
-            judge_usage(report, &what, sizes.limit, usage);
-        }
-    }
+    let finished = APPLICATIONS.iter().try_for_each(|application| {
+        beside(
+            setting,
+            application,
+            sizes,
+            &swap,
+            report,
+            &mut part,
+            &progress,
+        )
+    });
     part.notes.push(
         "The paper (2011): OPP 4.3 to 17.1 times swap and 1.3 to 3.3 times MP, against the pager and SSDs of its day.".into(),
     );
+    // Also what was measured before one of ours failed.
     report.parts.push(part);
+    finished
+}
+
+/// Loads and drives the builds of one application.
+fn beside(
+    setting: &Setting,
+    application: &Application,
+    sizes: Sizes,
+    swap: &Result<SwapFile>,
+    report: &mut Report,
+    part: &mut Part,
+    progress: &Progress,
+) -> Result<()> {
+    let notes = &mut part.notes;
+    let started = KINDS.iter().map(|(kind, _)| {
+        progress.step(format!("loading {}, {kind}", application.name));
+        let start = || Running::start(setting, application, kind, sizes);
+        match (swap, *kind == "malloc") {
+            (Err(e), true) => Err(anyhow::anyhow!("{e:#}")),
+            (Ok(_), true) => program(setting, application.name, kind).and_then(|_| {
+                again(start, |e| {
+                    notes.push(format!("{} on swap, begun again: {e:#}", application.name));
+                })
+            }),
+            (_, false) => start(),
+        }
+    });
+    let mut running: Vec<Result<Running>> = started.collect();
+    for ((kind, _), one) in KINDS.iter().zip(&mut running) {
+        let is_built = program(setting, application.name, kind).is_ok();
+        if let Err(e) = one
+            && is_built
+            && is_ours(kind)
+        {
+            // Not beside the point, as a peer's end would be.
+            return Err(std::mem::replace(e, anyhow::anyhow!("")));
+        }
+    }
+    for load in LOADS {
+        run_load(
+            setting,
+            application,
+            load,
+            &mut running,
+            report,
+            part,
+            progress,
+        )?;
+    }
+    for (at, (kind, _)) in KINDS.iter().enumerate().filter(|(_, k)| is_ours(k.0)) {
+        let usage = running[at].as_ref().ok().map(|r| r.group.usage());
+        let what = format!("h, g, {}, {kind}", application.name);
+        judge_usage(report, &what, sizes.limit, usage);
+    }
     Ok(())
 }
 

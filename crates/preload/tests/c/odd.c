@@ -381,7 +381,7 @@ static void put(const char *file, const char *what) {
 // Streams whose contents the C library allocates: what they took comes back when they are closed, and one that there is no memory for costs nothing.
 static void streams(void) {
     fill(64 * MIB);
-    MUST(!fmemopen(NULL, 1ul << 45, "w"));
+    MUST(!fmemopen(NULL, 1ul << 47, "w"));
     for (int n = 0; n < 20000; n++) {
         FILE *stream = fmemopen(NULL, MIB, "w+");
         MUST(stream && fputs("mine", stream) >= 0 && fseek(stream, n % MIB, SEEK_SET) == 0);
