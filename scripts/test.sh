@@ -68,24 +68,12 @@ step() {
     echo "  $((SECONDS - start)) s"
 }
 
-# What tests start, and the tests, side by side: linking the first for release keeps one processor busy for minutes.
-builds() {
-    local status=0 release
-    cargo build --release --locked &
-    release=$!
-    trap 'kill "$release"' INT TERM
-    cargo test --locked --workspace --no-run || status=$?
-    wait "$release" || status=$?
-    trap - INT TERM
-    return "$status"
-}
-
+step "build (release)" cargo build --release --locked
 if [ "${1:-}" = soak ]; then
-    step "build" cargo build --release --locked
     echo "each long test runs for ${SOAK_SECONDS:?} s"
     step "soak" cargo test --locked --release --workspace --tests -- --ignored soak
 else
-    step "build" builds
+    step "build (tests)" cargo test --locked --workspace --no-run
     step "unit tests" bounded "$TESTS_SECONDS_MAX" cargo test --locked --workspace -- --skip e2e_
     step "end-to-end tests" bounded "$TESTS_SECONDS_MAX" cargo test --locked --workspace --tests -- e2e_
 fi
