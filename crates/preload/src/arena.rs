@@ -144,12 +144,16 @@ impl Arena {
 
     fn take_span(&self, bytes: usize) -> Option<usize> {
         let base = self.base()?;
-        let at = self.used.fetch_add(bytes, Ordering::Relaxed);
         // The thread that reserved it is about to say how much it is.
         while self.reserved.load(Ordering::Acquire) == 0 {
             std::hint::spin_loop();
         }
-        (at + bytes <= self.reserved.load(Ordering::Acquire)).then_some(base + at)
+        let reserved = self.reserved.load(Ordering::Acquire);
+        // What is refused takes nothing.
+        let end = |at: usize| at.checked_add(bytes).filter(|end| *end <= reserved);
+        let order = Ordering::Relaxed;
+        let taken = self.used.fetch_update(order, order, end);
+        taken.ok().map(|at| base + at)
     }
 
     fn take(&self, number: usize) -> *mut u8 {
@@ -199,14 +203,22 @@ impl Arena {
         self.classes.iter().for_each(|class| class.lock.unlock());
     }
 
-    /// C's face: `bytes` bytes at a multiple of `align`, a power of two; NULL if there are none, or if they are more than the largest class, with what lies in front.
+    /// C's face: `bytes` bytes at a multiple of `align`, a power of two; NULL if there are none.
     pub fn malloc(&self, bytes: usize, align: usize) -> *mut u8 {
         let align = align.max(HEAD_BYTES);
-        let whole = bytes.saturating_add(align).saturating_add(HEAD_BYTES);
-        if whole > SMALL_MAX_BYTES {
+        let Some(whole) = bytes
+            .checked_add(align + HEAD_BYTES)
+            .filter(|whole| *whole <= RESERVED_BYTES)
+        else {
             return std::ptr::null_mut();
-        }
-        let start = self.take(class_of(whole));
+        };
+        let start = match whole <= SMALL_MAX_BYTES {
+            true => self.take(class_of(whole)),
+            // It must lie in the reservation; nothing that the C library asks for on the runtime's behalf is as large, so it is not reused.
+            false => self
+                .take_span(whole.next_multiple_of(SPAN_BYTES))
+                .unwrap_or(0) as *mut u8,
+        };
         if start.is_null() {
             return start;
         }
@@ -232,6 +244,9 @@ impl Arena {
     pub unsafe fn free(&self, address: *mut u8) {
         // SAFETY: the head lies in front.
         let [_, whole] = unsafe { address.cast::<[usize; 2]>().sub(1).read() };
+        if whole > SMALL_MAX_BYTES {
+            return;
+        }
         // Small ones are aligned to their size, and begin within it.
         let bytes = class_bytes(class_of(whole));
         let start = (address as usize - HEAD_BYTES) & !(bytes - 1);
@@ -372,7 +387,7 @@ mod tests {
     #[test]
     fn what_c_gets_lies_in_the_reservation_and_comes_back() {
         for align in [1, 16, 64, 4096] {
-            for bytes in [0, 1, 24, 1000, 40_000] {
+            for bytes in [0, 1, 24, 1000, 40_000, 100_000] {
                 let first = ARENA.malloc(bytes, align);
                 assert!(ARENA.owns(first as usize) && (first as usize).is_multiple_of(align));
                 // SAFETY: allocated just now; written within its bytes.
@@ -385,7 +400,7 @@ mod tests {
         }
         assert!(!ARENA.owns(&raw const ARENA as usize));
         // None of these takes anything.
-        for bytes in [65_536, 1 << 20, 1 << 40, usize::MAX] {
+        for bytes in [RESERVED_BYTES - (64 << 10), 1 << 40, usize::MAX] {
             let used_bytes = ARENA.used_bytes();
             assert!(ARENA.malloc(bytes, 16).is_null());
             assert!(ARENA.used_bytes() - used_bytes < 1 << 20);

@@ -12,8 +12,6 @@ use terrace_vm::heap::{ALIGN_MAX_BYTES, AllocError};
 /// As glibc's.
 const ALIGN_BYTES: usize = 16;
 const PAGE_BYTES: usize = 4096;
-/// Of the arena at most, with the alignment, bytes: all of the runtime's own is shorter.
-const OWN_BYTES_MAX: usize = 32 << 10;
 /// Nothing is known of who asks.
 const NOBODY: usize = 0;
 
@@ -29,13 +27,8 @@ fn given(taken: Result<*mut u8, AllocError>) -> *mut c_void {
     }
 }
 
-/// What the C library allocates on behalf of the runtime, or of the program in a function of ours. With NULL as malloc means it.
+/// The arena's, with NULL as malloc means it.
 fn own(bytes: usize, align: usize) -> *mut c_void {
-    if bytes.saturating_add(align) > OWN_BYTES_MAX {
-        // Contents of the program's, of fmemopen(NULL, bytes): the arena would neither count them nor give them back.
-        // SAFETY: as the caller asked.
-        return unsafe { theirs(next::memalign(align, bytes)) };
-    }
     let address = ARENA.malloc(bytes, align);
     match address.is_null() {
         true => refused(),

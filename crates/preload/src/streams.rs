@@ -1,6 +1,6 @@
 //! The functions that open streams, in front of the C library's.
 //!
-//! Promises: what the C library keeps of a stream lies in the arena: it resets the locks of all streams in the child of a fork, before the child has
+//! Promises: what the C library keeps of a stream lies in the arena, or is never served: it resets the locks of all streams in the child of a fork, before the child has
 //! its served memory. Never: touches a stream's buffer or contents.
 
 use crate::{dispatch, environment, next, tls};
@@ -30,12 +30,30 @@ opens! {
     fopen64(path: *const c_char, mode: *const c_char);
     /// As fdopen(3).
     fdopen(fd: c_int, mode: *const c_char);
-    /// As fmemopen(3).
-    fmemopen(memory: *mut c_void, bytes: size_t, mode: *const c_char);
     /// As open_memstream(3).
     open_memstream(memory: *mut *mut c_char, bytes: *mut size_t);
     /// As tmpfile(3).
     tmpfile();
+}
+
+/// Contents of streams that are longer are the program's allocations, bytes: the arena does not give them back.
+const CONTENTS_BYTES_MAX: size_t = 32 << 10;
+
+/// As fmemopen(3).
+///
+/// # Safety
+/// As there.
+#[cfg_attr(not(test), unsafe(no_mangle))]
+pub unsafe extern "C" fn fmemopen(
+    memory: *mut c_void,
+    bytes: size_t,
+    mode: *const c_char,
+) -> *mut FILE {
+    // The stream itself is short, and what the C library allocates for itself below a KiB is never served.
+    let outside = memory.is_null() && bytes > CONTENTS_BYTES_MAX;
+    let _inside = (!outside).then(tls::enter_for_program);
+    // SAFETY: the program's promise.
+    unsafe { next::fmemopen(memory, bytes, mode) }
 }
 
 /// As popen(3).
