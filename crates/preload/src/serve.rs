@@ -144,9 +144,8 @@ fn begin(
     // In an order in which a look of `own` in between sees too much rather than too little.
     given::CHILDREN.add(share_bytes + copies_bytes);
     shares::ALL.add(share_bytes);
-    // Copies leave room for the shares of children to come.
-    let for_copies = heap.spare_bytes().saturating_sub(share_bytes) / 2;
-    let made_bytes = heap.make_way(share_bytes + copies_bytes.min(for_copies));
+    let way_bytes = (share_bytes + copies_bytes).min(heap.spare_bytes());
+    let made_bytes = heap.make_way(way_bytes);
     // Its share it has in any case, as `may_fork` said: what is missing for that has left when more is stored.
     let counted_bytes = made_bytes.max(share_bytes);
     heap.count(made_bytes, counted_bytes);
