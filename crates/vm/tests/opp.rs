@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 use terrace_vm::handles::Table;
 use terrace_vm::opp::{Heap, HeapError};
-use terrace_vm::store::{Pages, Shape, Store, StoreOptions};
+use terrace_vm::store::{Pages, Store, StoreOptions};
 use terrace_vm::{PAGE_BYTES, Way};
 
 const CAP_BYTES: u64 = 32 << 20;
@@ -423,54 +423,6 @@ fn an_object_that_is_removed_while_it_is_replaced_stays_removed() {
     assert_eq!(ids.iter().filter(there).count(), 0, "they are back");
 }
 
-#[test]
-fn misuse_is_an_error() {
-    let (_dir, heap) = heap(Way::InThread, 64 << 20);
-    let pool = heap.pool(100, 1000).unwrap();
-    let object = pool.alloc().unwrap();
-    let wrong = [
-        object.wrapping_add(8),
-        std::ptr::null_mut(),
-        object.wrapping_add(4096 * 5000),
-    ];
-    for address in wrong {
-        let refused = pool.free(address).unwrap_err();
-        assert!(
-            matches!(refused, HeapError::NotAnObject { .. }),
-            "{refused}"
-        );
-    }
-    pool.free(object).unwrap();
-    let twice = pool.free(object).unwrap_err().to_string();
-    assert!(twice.contains("freed already"), "{twice}");
-    assert!(heap.pool(4097, 10).is_err());
-    let array = heap.array(10, 64, 20).unwrap();
-    let refused = array.resize(21).unwrap_err().to_string();
-    assert!(
-        refused.contains("21 objects") && refused.contains("20"),
-        "{refused}"
-    );
-}
-
-#[test]
-fn what_is_refused_takes_no_table() {
-    let (_dir, heap) = heap(Way::InThread, 64 << 20);
-    // More than there are tables.
-    for n in 0..5000 {
-        let objects_max = [0, 1 << 40, u64::MAX][n % 3];
-        let refused = heap.pool_of_any_size(100, objects_max).err().unwrap();
-        assert!(
-            refused.to_string().contains("pages of a region"),
-            "{refused}"
-        );
-        assert!(heap.pool_of_any_size(4097, 10).is_err());
-        assert!(heap.pool(100, objects_max).is_err());
-        assert!(Table::new(&heap, 1 << 20).is_err());
-    }
-    let pool = heap.pool_of_any_size(100, 1 << 20).unwrap();
-    pool.alloc().unwrap();
-}
-
 /// Threads that together never have more objects than a pool may have, while its last slots come and go: none is refused.
 #[test]
 fn a_number_that_is_free_is_found() {
@@ -516,81 +468,6 @@ fn a_fault_needs_little_stack() {
         };
         thread.spawn_scoped(scope, work).unwrap();
     });
-}
-
-/// What would otherwise wait for itself ends with a message.
-#[test]
-fn a_buffer_for_the_store_must_not_lie_in_a_region() {
-    ends_with_a_message("child_stores_from_a_region");
-}
-
-#[test]
-fn who_is_shown_many_objects_must_not_touch_a_region() {
-    ends_with_a_message("child_touches_a_region_while_it_is_shown");
-}
-
-/// Runs an ignored test in a process of its own, which must not wait.
-fn ends_with_a_message(name: &str) {
-    let exe = std::env::current_exe().unwrap();
-    let mut child = std::process::Command::new(exe)
-        .args(["--exact", name, "--ignored", "--nocapture"])
-        .stdout(std::process::Stdio::null())
-        .stderr(std::process::Stdio::piped())
-        .spawn()
-        .unwrap();
-    let begun = Instant::now();
-    let status = loop {
-        match child.try_wait().unwrap() {
-            Some(status) => break status,
-            None if begun.elapsed() > Duration::from_secs(20) => {
-                child.kill().unwrap();
-                panic!("{name} waits");
-            }
-            None => std::thread::sleep(Duration::from_millis(5)),
-        }
-    };
-    let mut said = String::new();
-    let stderr = child.stderr.as_mut().unwrap();
-    std::io::Read::read_to_string(stderr, &mut said).unwrap();
-    assert!(!status.success());
-    assert!(said.contains("must not lie in a region"), "{said}");
-}
-
-#[test]
-#[ignore = "run by a_buffer_for_the_store_must_not_lie_in_a_region"]
-fn child_stores_from_a_region() {
-    let (_dir, heap) = heap(Way::InThread, 64 << 20);
-    let array = heap.array(10, 64, 10).unwrap();
-    heap.store().make_table(9, Shape::Any).unwrap();
-    // SAFETY: the array has it, and nobody writes to it; it is not there yet.
-    let object = unsafe { std::slice::from_raw_parts(array.address(3), 64) };
-    let _ = heap.store().put(9, 1, object);
-}
-
-#[test]
-#[ignore = "run by who_is_shown_many_objects_must_not_touch_a_region"]
-fn child_touches_a_region_while_it_is_shown() {
-    let (_dir, heap) = heap(Way::InThread, 64 << 20);
-    let array = heap.array(10, 64, 10).unwrap();
-    heap.store().make_table(9, Shape::Any).unwrap();
-    heap.store().put(9, 1, &[1; 64]).unwrap();
-    let shown = heap.store().get_many(9, &[1], |_, _| {
-        array.word(3, 0).store(1, Ordering::Relaxed);
-    });
-    shown.unwrap();
-}
-
-#[test]
-fn an_array_names_no_object_that_it_has_not() {
-    let (_dir, heap) = heap(Way::InThread, 64 << 20);
-    let array = heap.array(10, 64, 20).unwrap();
-    let names = |index: u64, word: usize| {
-        let name = std::panic::AssertUnwindSafe(|| array.word(index, word).load(Ordering::Relaxed));
-        std::panic::catch_unwind(name).is_ok()
-    };
-    assert!(names(9, 7) && !names(9, 8) && !names(10, 0) && !names(9, usize::MAX));
-    array.resize(16).unwrap();
-    assert!(names(15, 0) && !names(16, 0));
 }
 
 #[test]
