@@ -66,3 +66,15 @@ pub fn sleep_s(seconds: f64) -> Result<()> {
         std::thread::sleep(left.min(std::time::Duration::from_millis(50)));
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_ignored_is_what_the_kernel_says() {
+        // Rust ignores SIGPIPE when it starts, and nothing else.
+        assert!(is_ignored(signal_hook::consts::SIGPIPE));
+        assert!(!is_ignored(SIGTERM));
+    }
+}

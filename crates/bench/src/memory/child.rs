@@ -522,6 +522,31 @@ mod tests {
     use super::*;
 
     #[test]
+    fn objects_without_contents_are_counted() {
+        let mut seen = Seen::default();
+        let whole = [0, 0, 1].map(u64::to_le_bytes).concat();
+        seen.value(Value::Bytes(&whole));
+        seen.object([0, 1 << 63].into_iter());
+        assert_eq!((seen.empty, seen.sum), (0, 1 + (1 << 63)));
+        for lost in [Value::Free, Value::Zeros, Value::Bytes(&[0; 24])] {
+            seen.value(lost);
+        }
+        seen.object([0, 0].into_iter());
+        assert_eq!(seen.empty, 4);
+        // Whatever an object is loaded with, it is none of these.
+        let data = |packs| Data {
+            objects: 1000,
+            object_bytes: 128,
+            packs,
+            pattern: Pattern::One,
+        };
+        for data in [data(false), data(true)] {
+            (0..1000).for_each(|n| seen.object((0..16).map(|at| data.word(n, at))));
+        }
+        assert_eq!(seen.empty, 4);
+    }
+
+    #[test]
     fn what_costs_least_is_shared_between_pages_and_objects() {
         let (bytes, all) = (512, 16 * 4000);
         let paths = Paths::new(Pattern::Tree, all);
