@@ -17,6 +17,8 @@ pub(crate) struct Directory {
     entries: Vec<PageRef>,
     /// Slots in all pages of the shard.
     pub(crate) slots: u32,
+    /// Those pages.
+    pub(crate) pages: u32,
     /// Pages as deep as the directory; at 0 the directory can halve.
     pages_deepest: u32,
     depth: u32,
@@ -27,6 +29,7 @@ impl Directory {
         Directory {
             entries: Vec::new(),
             slots: 0,
+            pages: 0,
             pages_deepest: 0,
             depth: 0,
         }
@@ -82,11 +85,13 @@ impl Directory {
             self.entries.resize(end, page);
         }
         self.repoint(place, page);
+        self.pages += 1;
         self.pages_deepest += u32::from(place.depth == self.depth);
     }
 
     /// Says that the page of `place` is about to go; its entries dangle until `add` covers them again.
     pub(crate) fn forget(&mut self, place: Place) {
+        self.pages -= 1;
         self.pages_deepest -= u32::from(place.depth == self.depth);
     }
 
@@ -98,6 +103,11 @@ impl Directory {
     /// Most entries that the slots that are there justify.
     pub(crate) fn entries_max(&self) -> usize {
         FREE_ENTRIES.max(self.slots as usize / SLOTS_AN_ENTRY_MIN)
+    }
+
+    /// Whether so many entries would not be there had pages merged as slots went.
+    pub(crate) fn is_too_deep(&self) -> bool {
+        self.entries.len() > FREE_ENTRIES.max(self.slots as usize)
     }
 
     /// Doubles the array, each entry twice.

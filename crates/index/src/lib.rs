@@ -250,7 +250,7 @@ impl Index {
     /// While told so, pages split but neither merge nor vanish: pages read one after the other then cover a shard exactly, whatever
     /// changes in between.
     pub fn keep_pages(&mut self, stay: bool) {
-        self.tree.pages_stay = stay;
+        self.tree.keep_pages(stay);
     }
 
     /// Overwrites the payload of slot `i` of the page that covers `cursor`, keeping its tag.

@@ -1,7 +1,7 @@
 //! Rebuilding a shard from the pages of a checkpoint.
 //!
 //! Promises: what comes from a disk is checked before it is used (counts, prefixes, order, sentinels) and can ask for no more
-//! memory than `DIRECTORY_FREE_ENTRIES` and its own slots justify. A refused page changes nothing. Never panics on bad input.
+//! memory than `DIRECTORY_FREE_ENTRIES`, its own slots or its pages justify. A refused page changes nothing. Never panics on bad input.
 
 use std::fmt;
 
@@ -9,8 +9,11 @@ use crate::page::{DEPTH_MAX, PageBuf, Place, SLOTS_MAX};
 use crate::slot::Layout;
 use crate::tree::Tree;
 
-/// Directory entries (of 4 bytes) that a restored shard may have whatever it holds; beyond that it needs a slot for each.
+/// Directory entries (of 4 bytes) that a restored shard may have whatever it holds; beyond that it needs a slot for each, or a page for so many.
 const DIRECTORY_FREE_ENTRIES: usize = 1 << 16;
+/// A directory doubles with eight slots for each entry, so with one page for eight; its first pages may have fewer than their share. While a checkpoint is saved pages stay whatever goes out of them, and
+/// slots of what is only in DRAM are not saved.
+const ENTRIES_A_PAGE_MAX: usize = 16;
 
 /// Why a page of a checkpoint was refused. The shard should be cleared and rebuilt from the log instead.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -154,7 +157,9 @@ fn check_directory(tree: &Tree, place: Place, slots: usize) -> Result<(), BadPag
     // At most 2^24 entries before the page and as many for it: no overflow.
     let entries = (place.prefix as usize + 1) << (depth - place.depth);
     let slots_so_far = directory.slots as usize + slots;
-    if entries > DIRECTORY_FREE_ENTRIES.max(slots_so_far) {
+    let pages_so_far = directory.pages as usize + 1;
+    let justified = slots_so_far.max(pages_so_far * ENTRIES_A_PAGE_MAX);
+    if entries > DIRECTORY_FREE_ENTRIES.max(justified) {
         return Err(BadPage::Directory { entries });
     }
     Ok(())

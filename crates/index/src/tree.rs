@@ -24,7 +24,7 @@ pub(crate) struct Tree {
     pub(crate) store: Store,
     directory_bytes: usize,
     /// Pages neither merge nor go while the index is being saved: the pieces saved so far must fit the next ones.
-    pub(crate) pages_stay: bool,
+    pages_stay: bool,
 }
 
 impl Tree {
@@ -158,6 +158,30 @@ impl Tree {
         slot
     }
 
+    /// Says whether pages neither merge nor vanish from now on. What did not meanwhile does now, where so little is left that a directory is too large for it.
+    pub(crate) fn keep_pages(&mut self, stay: bool) {
+        let ends = self.pages_stay && !stay;
+        self.pages_stay = stay;
+        if !ends {
+            return;
+        }
+        for shard in 0..self.shards.len() as u32 {
+            if self.shards[shard as usize].is_whole() && self.shards[shard as usize].is_too_deep() {
+                self.merge_all(shard);
+            }
+        }
+    }
+
+    /// Merges all pages of a shard that are small. In the order of hashes, so that of two halves the second finds the first as small as it becomes.
+    fn merge_all(&mut self, shard: u32) {
+        let mut cursor = Some(0);
+        while let Some(at) = cursor.and_then(|hash| self.page_of(shard, hash)) {
+            let place = Header(self.store.page(at)[0]).place();
+            cursor = place.hash_next();
+            self.merge(place);
+        }
+    }
+
     /// Merges the page of `place` with its other half, and the result with its own, as far as they are small. Says whether it did.
     fn merge(&mut self, mut place: Place) -> bool {
         let shard = place.shard;
@@ -237,7 +261,7 @@ mod tests {
     impl Tree {
         /// Every directory entry leads to the page that covers it, every page is reached, and all counts are what a recount gives.
         fn check(&self) {
-            let (mut pages, mut directory_bytes) = (0, 0);
+            let (mut pages, mut shard_pages, mut directory_bytes) = (0, 0, 0);
             for (shard, directory) in self.shards.iter().enumerate() {
                 directory.check_deepest();
                 directory_bytes += directory.heap_bytes();
@@ -260,9 +284,10 @@ mod tests {
                     }
                 }
                 assert_eq!(directory.slots as usize, slots);
+                shard_pages += directory.pages as usize;
                 assert!(directory.is_empty() || cursor == 0);
             }
-            assert_eq!(pages, self.store.pages());
+            assert_eq!((pages, pages), (self.store.pages(), shard_pages));
             assert_eq!(directory_bytes, self.directory_bytes);
             assert_eq!(self.store.recount_bytes(), self.store.heap_bytes());
         }

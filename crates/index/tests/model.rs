@@ -368,6 +368,39 @@ fn restore_refuses_each_kind_of_damage() {
     assert_eq!(index.insert(0, 0, 1), Ok(()));
 }
 
+/// Keys of a large shard go while its checkpoint is saved: what is saved then is loaded, and what is saved later, whatever came and went meanwhile.
+#[test]
+fn what_is_saved_while_most_keys_go_can_be_restored() {
+    const KEYS: u64 = 2_600_000;
+    // Twice, or all pages would have as many.
+    let hash = |i| spread(1, spread(3, i));
+    let mut index = Index::new(Config {
+        shards: SHARDS,
+        payload_bits: 46,
+    });
+    for i in 0..KEYS {
+        index.insert(1, hash(i), i).expect("even hashes");
+    }
+    index.keep_pages(true);
+    let remove = |index: &mut Index, i| {
+        let removed = index.remove(1, hash(i), |payload| payload == i);
+        assert_eq!(removed, Some(i));
+    };
+    for i in 1_000..KEYS {
+        remove(&mut index, i);
+    }
+    assert_eq!(restored(&index, 46).len(1), 1_000);
+    index.keep_pages(false);
+    // What is small has merged, or a directory of 512 KiB would stay for 8 KB of slots.
+    assert!(index.bytes() < 100_000, "{}", index.bytes());
+    for i in KEYS..KEYS + 50_000 {
+        index.insert(1, hash(i), i).expect("even hashes");
+        remove(&mut index, i);
+    }
+    let copy = restored(&index, 46);
+    assert_eq!(walk(&copy, 1).len(), 1_000);
+}
+
 /// Keys as a pool would hash them, and the bar of the issue at its hardest size.
 #[test]
 fn small_pools_stay_under_twelve_bytes_a_key() {
