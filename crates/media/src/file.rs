@@ -488,7 +488,9 @@ fn reserve(path: &Path, file: &File, len_bytes: u64) -> Result<(), MediaError> {
             errno,
         ));
     }
-    match fallocate(file, FallocateFlags::empty(), 0, len_bytes) {
+    // tmpfs stops where a signal comes.
+    let reserve = || fallocate(file, FallocateFlags::empty(), 0, len_bytes);
+    match rustix::io::retry_on_intr(reserve) {
         // A file system that cannot reserve: writing every block, which comes next, does it too.
         Ok(()) | Err(Errno::OPNOTSUPP) => Ok(()),
         Err(errno) => Err(space_error(

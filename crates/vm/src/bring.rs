@@ -95,10 +95,10 @@ impl Core {
             return false;
         };
         let phase = self.space.record(pinned).pages[at].look().phase();
-        let region = self.space.region(page);
-        let is_away = phase == Phase::Absent && region.is_some_and(|region| region.contains(other));
         self.unpin(pinned, 1);
-        is_away
+        // Whether that one is the region's to its end is seen when it is brought in.
+        let slot = self.space.slot_of(page);
+        phase == Phase::Absent && slot.is_some() && slot == self.space.slot_of(other)
     }
 
     /// The same of a page of which the region is known already; a block without pages has none that is there.

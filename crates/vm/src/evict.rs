@@ -154,6 +154,8 @@ impl Core {
     /// Evicts until at most `pages` are resident, which is asked each time: it may grow as tables go. The error says why changed ones stay.
     pub fn shrink_to(&self, pages: impl Fn() -> usize) -> Result<(), StoreError> {
         let mut idle = 0;
+        // Twice what is there: who needs more of it evicts pages that come as quickly.
+        let mut left = 2 * self.resident.load(Ordering::Relaxed).max(policy::PAGES_MIN);
         loop {
             let pages = pages();
             let resident = self.resident.load(Ordering::Relaxed);
@@ -168,7 +170,8 @@ impl Core {
             }
             // What is left is busy, or faults as quickly as it is evicted: that ends, or is not to be ended.
             idle = if evicted.pages == 0 { idle + 1 } else { 0 };
-            if idle > IDLE_MAX {
+            left = left.saturating_sub(evicted.pages);
+            if idle > IDLE_MAX || left == 0 {
                 return Ok(());
             }
             if evicted.pages == 0 {

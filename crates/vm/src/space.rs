@@ -72,8 +72,6 @@ impl Record {
 struct Records {
     /// Index plus one of the record that was freed last.
     freed: u32,
-    /// Records below this were used at least once.
-    used: u32,
 }
 
 /// A block that the holder is a user of. Given back by [`Space::unpin`].
@@ -96,6 +94,8 @@ pub(crate) struct Space {
     summary: Table<AtomicU64>,
     records: Table<Record>,
     free: Lock<Records>,
+    /// Records below this were used at least once. Changed with `free` locked.
+    records_used: AtomicU32,
     slots: Table<AtomicPtr<RegionCore>>,
     live: AtomicUsize,
     /// Where threads wait for a busy page or block.
@@ -137,6 +137,7 @@ impl Space {
             records: tables.2,
             free: Lock::default(),
             slots: tables.3,
+            records_used: AtomicU32::new(0),
             live: AtomicUsize::new(0),
             rooms: Rooms::new(),
         };
@@ -166,6 +167,12 @@ impl Space {
         let (start, len) = self.addresses();
         let offset = address.checked_sub(start).filter(|offset| *offset < len)?;
         Some((offset / PAGE_BYTES) as u64)
+    }
+
+    /// Whether there is such a page.
+    pub fn has(&self, page: u64) -> bool {
+        let (_, len) = self.addresses();
+        page < (len / PAGE_BYTES) as u64
     }
 
     pub fn address_of(&self, page: u64) -> usize {
@@ -355,11 +362,12 @@ impl Space {
                 .load(Ordering::Relaxed);
             return Ok(record);
         }
-        if free.used as usize == self.records.len() {
+        let used = self.records_used.load(Ordering::Relaxed);
+        if used as usize == self.records.len() {
             return Err(NoRecord);
         }
-        free.used += 1;
-        Ok(free.used - 1)
+        self.records_used.store(used + 1, Ordering::Relaxed);
+        Ok(used)
     }
 
     fn free_record(&self, record: u32) {
@@ -372,7 +380,7 @@ impl Space {
 
     /// Records that took DRAM so far.
     pub fn records_used(&self) -> u32 {
-        self.free.lock().used
+        self.records_used.load(Ordering::Relaxed)
     }
 }
 

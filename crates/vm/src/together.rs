@@ -108,6 +108,10 @@ impl Core {
         touch: Touch,
     ) -> Look<'a> {
         let (block, at) = place(page);
+        // What comes after the last page of all lies nowhere.
+        if !self.space.has(page) {
+            return Look::Left;
+        }
         let mut fault = Fault::ahead(self, page, touch);
         for _ in 0..TRIES_MAX {
             let Ok(pinned) = self.space.pin(block) else {

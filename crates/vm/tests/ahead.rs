@@ -10,7 +10,8 @@ use std::time::{Duration, Instant};
 use terrace_vm::opp::Heap;
 use terrace_vm::store::{Pages, Store, StoreOptions};
 use terrace_vm::{
-    Backing, Changed, FetchError, Fetched, Memory, Options, Page, Region, StoreError, Way,
+    Backing, Changed, FetchError, Fetched, Memory, Options, PAGE_BYTES, Page, Region, StoreError,
+    Way,
 };
 
 const PAGES: u64 = 2000;
@@ -98,6 +99,29 @@ fn what_is_touched_in_order_comes_ahead_as_it_was() {
         assert!(after.resident_pages <= 600);
     }
     assert_eq!(memory.stats().failed_faults, 0);
+}
+
+#[test]
+fn nothing_comes_from_beyond_the_last_address() {
+    const PAGES: u64 = (1 << 30) / PAGE_BYTES as u64;
+    let (done, ends) = std::sync::mpsc::channel();
+    std::thread::spawn(move || {
+        let memory = Memory::new(Options {
+            way: Way::Handlers(1),
+            pages_max: 600,
+            reserve_bytes: 1 << 30,
+            ..Options::default()
+        });
+        let memory = memory.unwrap();
+        let region = memory.region(PAGES, Arc::new(Plain::new())).unwrap();
+        for page in PAGES - 300..PAGES {
+            word(&region, page).store(page, Relaxed);
+        }
+        assert!(memory.stats().ahead > 0);
+        done.send(()).unwrap();
+    });
+    let waited = ends.recv_timeout(std::time::Duration::from_secs(30));
+    waited.expect("a handler died");
 }
 
 #[test]
