@@ -235,6 +235,7 @@ fn open_store(settings: &Settings) -> Result<Option<Arc<Store>>, String> {
         let dir = settings.pool_dir(nth);
         let options = StoreOptions {
             prewrite: false,
+            helped: false,
             ..StoreOptions::scratch(&dir, settings.dram_bytes, settings.ssd_bytes)
         };
         let opened = Store::open(&options);

@@ -4,7 +4,7 @@
 
 use crate::opp::{Heap, HeapError, ObjectPool};
 use crate::store::tests::{device, options, pool};
-use crate::store::{ObjectError, Store};
+use crate::store::{ObjectError, Store, Work};
 use crate::{VmError, Way};
 use std::os::unix::process::ExitStatusExt;
 use std::process::Command;
@@ -15,7 +15,7 @@ const WORDS: usize = 16;
 const CHILD: &str = "TERRACE_FAILING_CHILD";
 
 fn heap(device: &SimDevice, way: Way) -> Heap {
-    let store = Store::on_pool(pool(device, options(false)), true).expect("a store");
+    let store = Store::on_pool(pool(device, options(false)), Work::Both).expect("a store");
     Heap::open(store, way).expect("a heap")
 }
 

@@ -282,8 +282,8 @@ const _: () = assert!(NAMED_MAX as usize * 3 < crate::store::TABLES_MAX);
 mod tests {
     use super::*;
     use crate::opp::HeapError;
-    use crate::store::ObjectError;
     use crate::store::tests::{device, options, pool};
+    use crate::store::{ObjectError, Work};
     use terrace_media::sim::Fault;
     use terrace_pool::Options;
 
@@ -294,7 +294,7 @@ mod tests {
             ..options(true)
         };
         let device = device(&options, 1024, 1);
-        let store = Store::on_pool(pool(&device, options), true).expect("a store");
+        let store = Store::on_pool(pool(&device, options), Work::Both).expect("a store");
         let regions = Regions::on_store(store, Way::InThread).expect("regions");
         let region = regions.region("r", 1 << 16, 0).expect("a region");
         device.faults().fail_write(Fault::eio().always());

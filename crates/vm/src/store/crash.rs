@@ -1,5 +1,6 @@
 //! Named regions on the simulated device: whatever the moment of a crash, the region is as at a completed sync.
 
+use super::driver::Work;
 use super::error::ObjectError;
 use super::named::{Named, SYNC_OUTSIDE_PAGES_MAX};
 use super::open::Store;
@@ -53,7 +54,7 @@ fn page_of(number: u64) -> Page {
 /// Makes the device's pool, and the region in it.
 fn made(seed: u64, segments: u64) -> SimDevice {
     let device = device(&options(true), segments, seed);
-    let store = Store::on_pool(pool(&device, options(true)), false).expect("a store");
+    let store = Store::on_pool(pool(&device, options(true)), Work::Callers).expect("a store");
     Named::make(&store, NUMBER, PAGES_FIRST).expect("a region is made");
     store.make_durable().expect("durable");
     drop(store);
@@ -61,7 +62,7 @@ fn made(seed: u64, segments: u64) -> SimDevice {
 }
 
 fn open(device: &SimDevice) -> (Arc<Store>, Named) {
-    let store = Store::on_pool(pool(device, options(true)), false).expect("a store");
+    let store = Store::on_pool(pool(device, options(true)), Work::Callers).expect("a store");
     let named = Named::open(store.clone(), NUMBER, PAGES).expect("a region");
     (store, named)
 }

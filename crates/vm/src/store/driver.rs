@@ -1,8 +1,9 @@
 //! Background work of a store: epochs, write-back and cleaning, by one thread, and by whoever waits for room.
 //!
 //! The pool's worker does all of it; here is who turns it: the background thread when there is something to do, a thread that was
-//! refused room at once, since waking another would take longer than a turn. Promises: a turn is bounded; helping waits for at most
-//! [`HELP_WAIT`] at a time. Never: touches an object.
+//! refused room at once, since waking another would take longer than a turn. Of what such a thread begins at the device the kernel tells it when it ends, and a system call
+//! in which it waits by then may end early: where it is an unmodified program's, it leaves the work to the background thread. Promises: a turn is bounded; helping waits for at
+//! most [`HELP_WAIT`] at a time, or [`THREAD_WAIT`] for the background thread. Never: touches an object.
 
 use super::hands::Hands;
 use super::tables::Tables;
@@ -18,13 +19,28 @@ use terrace_pool::{Contents, Mutex, Pool, PoolError};
 
 /// Longest wait of one round of help.
 const HELP_WAIT: Duration = Duration::from_millis(2);
+/// Longest wait for the background thread by who leaves the work to it.
+const THREAD_WAIT: Duration = Duration::from_millis(100);
 /// Sleep of the background thread when nothing is due at a time; who needs it rings.
 const IDLE_SLEEP: Duration = Duration::from_millis(50);
 /// Longest sleep of the background thread when its queue has no descriptor to wait on.
 const BLIND_SLEEP_MAX: Duration = Duration::from_millis(1);
 
+/// Who does a store's work.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Work {
+    /// Whoever waits for room.
+    #[cfg(test)]
+    Callers,
+    /// These, and a thread in the background.
+    Both,
+    /// That thread, and others only where it does not come to it: who waits holds what it wants.
+    Thread,
+}
+
 /// Who turns a pool's worker.
 pub(crate) struct Driver {
+    work: Work,
     shared: Arc<Shared>,
     thread: Option<JoinHandle<()>>,
 }
@@ -34,6 +50,8 @@ struct Shared {
     bell: OwnedFd,
     rung: AtomicBool,
     stop: AtomicBool,
+    /// Somebody waits for room who left the work to the thread.
+    wanted: AtomicBool,
     /// Turns that found room, or made something durable, wake who waits for it.
     room: Condvar,
     waits: Mutex<()>,
@@ -43,7 +61,7 @@ struct Shared {
 
 impl Driver {
     /// Starts the background thread of `pool`, if there is to be one.
-    pub(crate) fn start(pool: &Arc<Pool<Tables>>, background: bool) -> Result<Driver, PoolError> {
+    pub(crate) fn start(pool: &Arc<Pool<Tables>>, work: Work) -> Result<Driver, PoolError> {
         let bell = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
             .map(keep)
             .map_err(|e| system_error(pool, e.into()))?;
@@ -52,6 +70,7 @@ impl Driver {
             bell,
             rung: AtomicBool::new(false),
             stop: AtomicBool::new(false),
+            wanted: AtomicBool::new(false),
             room: Condvar::new(),
             waits: Mutex::new(()),
             told: AtomicU64::new(0),
@@ -63,6 +82,11 @@ impl Driver {
             }
         });
         *shared.hands.lock() = Some(Hands::new(pool.sole_worker(wake)?));
+        let has_thread = match work {
+            #[cfg(test)]
+            Work::Callers => false,
+            Work::Both | Work::Thread => true,
+        };
         let own = shared.clone();
         let start = || {
             let named = std::thread::Builder::new().name("terrace-store".into());
@@ -71,7 +95,8 @@ impl Driver {
                 .map_err(|e| system_error(pool, e))
         };
         Ok(Driver {
-            thread: background.then(start).transpose()?,
+            work,
+            thread: has_thread.then(start).transpose()?,
             shared,
         })
     }
@@ -88,6 +113,9 @@ impl Driver {
 
     /// Works towards room for one round, or waits while another thread does and has told nothing since `told`.
     pub(crate) fn help(&self, told: u64) {
+        if self.work == Work::Thread && self.wait_for_thread(told) {
+            return;
+        }
         match self.shared.hands.try_lock() {
             Some(mut hands) => {
                 if let Some(hands) = hands.as_mut() {
@@ -99,14 +127,24 @@ impl Driver {
                 self.shared.tell();
             }
             // Nothing to tell: who only waits would wake others who do, and they it.
-            None => {
-                let waits = self.shared.waits.lock();
-                if self.told() == told {
-                    // Woken, or time is up: the caller looks again.
-                    let _woken = self.shared.room.wait_timeout(waits, HELP_WAIT);
-                }
-            }
+            None => self.wait(told, HELP_WAIT),
         }
+    }
+
+    /// Waits until something is told since `told`, or so long: the caller looks again.
+    fn wait(&self, told: u64, most: Duration) {
+        let waits = self.shared.waits.lock();
+        if self.told() == told {
+            let _woken = self.shared.room.wait_timeout(waits, most);
+        }
+    }
+
+    /// Asks the thread for room. False: it does not come to it.
+    fn wait_for_thread(&self, told: u64) -> bool {
+        self.shared.wanted.store(true, Ordering::Release);
+        self.shared.ring();
+        self.wait(told, THREAD_WAIT);
+        self.told() != told
     }
 
     /// Does something with the worker, unless another thread is at it.
@@ -156,6 +194,9 @@ impl Shared {
                 let Some(hands) = hands.as_mut() else {
                     return;
                 };
+                if self.wanted.swap(false, Ordering::AcqRel) {
+                    hands.worker.want_room();
+                }
                 let turn = hands.worker.turn();
                 hands.settle();
                 let worker = &hands.worker;
@@ -218,7 +259,7 @@ mod tests {
     fn who_waits_does_not_sleep_past_what_was_told_before() {
         let options = options(false);
         let pool = pool(&device(&options, 64, 7), options);
-        let mut driver = Driver::start(&pool, false).expect("a driver");
+        let mut driver = Driver::start(&pool, Work::Callers).expect("a driver");
         let shared = driver.shared.clone();
         // Another thread turns the worker, so that who asks for help only waits.
         let hands = shared.hands.lock();
@@ -240,6 +281,42 @@ mod tests {
         assert!(tries(true).iter().any(is_short), "told before it waits");
         assert!(tries(false).iter().any(is_long), "nobody told anything");
         drop(hands);
+        driver.stop();
+    }
+
+    #[test]
+    fn who_leaves_the_work_to_the_thread_waits_for_it_first() {
+        let options = options(false);
+        let pool = pool(&device(&options, 64, 7), options);
+        let mut driver = Driver::start(&pool, Work::Callers).expect("a driver");
+        driver.work = Work::Thread;
+        let helps = || {
+            let (told, began) = (driver.told(), Instant::now());
+            driver.help(told);
+            began.elapsed()
+        };
+        // There is none here: after a while who waits does it himself.
+        assert!((THREAD_WAIT..10 * THREAD_WAIT).contains(&helps()));
+        assert!(driver.shared.wanted.load(Ordering::Relaxed));
+        assert!(driver.shared.rung.load(Ordering::Relaxed));
+        let tells = || {
+            let told = AtomicBool::new(false);
+            std::thread::scope(|scope| {
+                scope.spawn(|| {
+                    while !told.load(Ordering::Relaxed) {
+                        driver.shared.tell();
+                        std::thread::sleep(Duration::from_millis(1));
+                    }
+                });
+                // The worker is not turned: what it does would wait for this.
+                let hands = driver.shared.hands.lock();
+                let took = helps();
+                drop(hands);
+                told.store(true, Ordering::Relaxed);
+                took
+            })
+        };
+        assert!((0..TRIES).any(|_| tells() < THREAD_WAIT / 2));
         driver.stop();
     }
 }

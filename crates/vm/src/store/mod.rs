@@ -9,6 +9,7 @@
 mod ahead;
 mod buffers;
 mod check;
+mod chunks;
 #[cfg(test)]
 mod crash;
 mod driver;
@@ -32,11 +33,13 @@ mod versions;
 mod write;
 
 pub use check::{check, info};
+pub(crate) use chunks::Chunks;
+#[cfg(test)]
+pub(crate) use driver::Work;
 pub use error::ObjectError;
 pub use named::{NAMED_MAX, NAMED_PAGES_MAX, Named, SYNC_OUTSIDE_PAGES_MAX};
 pub use objects::Objects;
 pub(crate) use objects::Sizes;
-pub(crate) use open::Chunks;
 pub use open::{Store, StoreOptions};
 pub use pages::Pages;
 pub use read::Value;

@@ -1,7 +1,8 @@
 //! Opening a store, its tables, and what it tells of itself.
 
 use super::buffers::{Buffers, Queues};
-use super::driver::Driver;
+use super::chunks::Chunks;
+use super::driver::{Driver, Work};
 use super::error::ObjectError;
 use super::read;
 use super::room::{Room, SEGMENTS_MIN};
@@ -50,6 +51,9 @@ pub struct StoreOptions {
     pub prewrite: bool,
     /// Longest time a change of a durable object stays in DRAM only.
     pub flush_interval: Duration,
+    /// Whether threads that want room do some of the store's work, which is quicker than to wait for it. What they begin at the device ends in them: the kernel tells them in
+    /// a way that may end another system call early that waits (EINTR, or a part of what was asked), as a signal would.
+    pub helped: bool,
 }
 
 impl StoreOptions {
@@ -62,6 +66,7 @@ impl StoreOptions {
             durable: false,
             prewrite: true,
             flush_interval: Duration::from_secs(1),
+            helped: true,
         }
     }
 
@@ -117,29 +122,6 @@ pub(super) struct Made {
     owned: bool,
 }
 
-/// The chunks of slots that a table takes.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Chunks {
-    lanes: u64,
-    /// Numbers that a chunk of each lane has together.
-    pub numbers: u64,
-    chunk_bytes: u64,
-}
-
-impl Chunks {
-    /// What numbers below `numbers` take at most. Side by side they are of different lanes.
-    pub fn bytes(&self, numbers: u64) -> u64 {
-        let (whole, rest) = (numbers / self.numbers, numbers % self.numbers);
-        let chunks = whole * self.lanes + rest.min(self.lanes);
-        chunks.saturating_mul(self.chunk_bytes)
-    }
-
-    /// The first number whose chunk is not that of `number`, in no lane.
-    pub fn next(&self, number: u64) -> u64 {
-        (number / self.numbers + 1) * self.numbers
-    }
-}
-
 /// Objects by table and id, for any number of threads.
 pub struct Store {
     pub(crate) pool: Arc<Pool<Tables>>,
@@ -179,17 +161,18 @@ pub(super) fn empty_tables(superblock: &Superblock, dram_bytes: u64) -> Tables {
 impl Store {
     /// Opens the store in `options.dir`, or makes it.
     pub fn open(options: &StoreOptions) -> Result<Arc<Store>, PoolError> {
+        let work = match options.helped {
+            true => Work::Both,
+            false => Work::Thread,
+        };
         let options = options.pool();
         let make = make_tables(&options);
         let pool = Pool::open_objects(options, &make, &mut |_, _, _| {})?;
-        Store::on_pool(pool, true)
+        Store::on_pool(pool, work)
     }
 
-    /// Over a pool that is open. Without a thread in the `background`, whoever waits for room does all of its work.
-    pub(crate) fn on_pool(
-        pool: Arc<Pool<Tables>>,
-        background: bool,
-    ) -> Result<Arc<Store>, PoolError> {
+    /// Over a pool that is open.
+    pub(crate) fn on_pool(pool: Arc<Pool<Tables>>, work: Work) -> Result<Arc<Store>, PoolError> {
         let superblock = pool.superblock();
         if !superblock.lanes.is_power_of_two() {
             return Err(PoolError::Setting {
@@ -198,7 +181,7 @@ impl Store {
                 allowed: "a pool of objects has a power of two; make it anew".into(),
             });
         }
-        let driver = Driver::start(&pool, background)?;
+        let driver = Driver::start(&pool, work)?;
         let usable_bytes = (0..superblock.lanes)
             .map(|lane| pool.lane(lane).usable_bytes())
             .sum();

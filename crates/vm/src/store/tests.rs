@@ -1,5 +1,6 @@
 //! A store over a simulated device: what it does when reads, writes and checksums fail.
 
+use super::driver::Work;
 use super::open::{StoreOptions, make_tables};
 use super::{ObjectError, Shape, Store, Value};
 use std::sync::Arc;
@@ -44,7 +45,7 @@ pub(crate) fn pool(device: &SimDevice, options: Options) -> Arc<Pool<super::tabl
 }
 
 fn store(device: &SimDevice) -> Arc<Store> {
-    let store = Store::on_pool(pool(device, options(false)), true).expect("a store");
+    let store = Store::on_pool(pool(device, options(false)), Work::Both).expect("a store");
     store
         .make_table(TABLE, Shape::Fixed(BYTES as u32))
         .expect("a table");
@@ -236,7 +237,7 @@ fn what_was_used_is_remembered_where_that_is_asked() {
 #[test]
 fn objects_of_every_length_come_back_from_the_device() {
     let device = device(&options(false), 512, 5);
-    let store = Store::on_pool(pool(&device, options(false)), true).expect("a store");
+    let store = Store::on_pool(pool(&device, options(false)), Work::Both).expect("a store");
     store.make_table(1, Shape::Any).expect("a table");
     let lengths: Vec<usize> = (0..4000).map(|n| n * 37 % (8 << 10)).collect();
     for (id, len) in lengths.iter().enumerate() {
@@ -365,7 +366,7 @@ fn a_panic_of_who_is_shown_objects_leaves_nothing_held() {
 #[test]
 fn what_was_freed_is_not_there_where_a_store_keeps_its_data() {
     let device = device(&options(true), 64, 1);
-    let store = Store::on_pool(pool(&device, options(true)), true).expect("a store");
+    let store = Store::on_pool(pool(&device, options(true)), Work::Both).expect("a store");
     store.make_table(TABLE, Shape::Any).expect("a table");
     store.put(TABLE, 5, &[1; 100]).expect("put");
     store.make_durable().expect("durable");

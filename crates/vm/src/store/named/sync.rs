@@ -173,14 +173,14 @@ impl Named {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::store::Store;
     use crate::store::tests::{device, options, pool};
+    use crate::store::{Store, Work};
     use crate::{Backing, Changed, Fetched};
     use std::sync::Arc;
     use terrace_media::sim::SimDevice;
 
     fn open(device: &SimDevice, make: bool) -> (Arc<Store>, Named) {
-        let store = Store::on_pool(pool(device, options(true)), false).expect("a store");
+        let store = Store::on_pool(pool(device, options(true)), Work::Callers).expect("a store");
         if make {
             Named::make(&store, 0, 2).expect("made");
         }
