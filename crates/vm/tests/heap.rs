@@ -344,3 +344,15 @@ fn room_of_what_was_freed_just_now_is_there_for_growth_in_place() {
         pages.free(address).unwrap();
     }
 }
+
+/// The map from pages to who has them lies in DRAM where it was written to: a page of it for each 4 MiB, whatever one allocation takes.
+#[test]
+fn what_is_known_of_large_allocations_is_counted() {
+    const RUNS: u64 = 64;
+    let (_dir, _heap, pages) = heap(1 << 30, 1 << 30);
+    for _ in 0..RUNS {
+        pages.alloc(4 << 20, 16).unwrap();
+    }
+    let known = pages.stats().table_bytes;
+    assert!((RUNS * 4096..RUNS * 8192).contains(&known), "{known}");
+}

@@ -12,7 +12,7 @@ use crate::sys::Held;
 use std::sync::atomic::Ordering;
 
 /// DRAM that a run takes.
-const RUN_TABLE_BYTES: usize = size_of::<Run>() + 8 + 4;
+const RUN_TABLE_BYTES: usize = size_of::<Run>() + 8;
 /// Most pages of one allocation.
 const PAGES_MAX: usize = u32::MAX as usize;
 
@@ -107,6 +107,7 @@ impl PageHeap {
             let pages = span_pages(class) as u32;
             let (first, zeros) = self.take_for_use(pages, 1, class_bytes(class), false)?;
             self.count_table(0, Span::bytes(class));
+            self.count_owners(first + pages);
             spans = self.classes[class].lock();
             let number = spans.spans.insert(Span::new(class, first, zeros));
             spans.partial.insert((first, number as u32));
@@ -143,6 +144,7 @@ impl PageHeap {
         let pages = pages as u32;
         let (first, zeros) = self.take_for_use(pages, pages_of(align) as u32, bytes, cleared)?;
         self.count_table(0, RUN_TABLE_BYTES);
+        self.count_owners(first + 1);
         let number = self.space.lock().runs.insert(Run {
             first_page: first,
             pages,

@@ -9,7 +9,7 @@ use crate::PAGE_BYTES;
 use crate::error::VmError;
 use crate::region::Region;
 use crate::sys::{Held, Lock};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 /// A heap that nobody else allocates or frees in.
 pub struct HeldHeap<'a> {
@@ -60,6 +60,7 @@ impl PageHeap {
                 allocated_bytes: AtomicU64::new(self.allocated_bytes.load(Ordering::Relaxed)),
                 page_bytes: AtomicU64::new(self.page_bytes.load(Ordering::Relaxed)),
                 table_bytes: AtomicU64::new(self.table_bytes.load(Ordering::Relaxed)),
+                owner_pages: AtomicUsize::new(self.owner_pages.load(Ordering::Relaxed)),
             }
         }
     }

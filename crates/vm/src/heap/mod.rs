@@ -40,7 +40,7 @@ use slab::Slab;
 use span::Span;
 use std::collections::BTreeSet;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use warm::Warm;
 
 /// The most bytes of addresses of a heap: a page's number and a span's must fit 26 bits.
@@ -113,6 +113,8 @@ pub struct PageHeap {
     allocated_bytes: AtomicU64,
     page_bytes: AtomicU64,
     table_bytes: AtomicU64,
+    /// Pages of `owner` up to the last that was written to: they stay in DRAM.
+    owner_pages: AtomicUsize,
 }
 
 /// What the first pages take of DRAM for their slots, whichever they are: a chunk of each lane.
@@ -184,6 +186,7 @@ impl PageHeap {
             allocated_bytes: AtomicU64::new(0),
             page_bytes: AtomicU64::new(0),
             table_bytes: AtomicU64::new(0),
+            owner_pages: AtomicUsize::new(0),
         };
         Ok((heap, v))
     }
@@ -214,6 +217,13 @@ impl PageHeap {
 
     fn region(&self) -> &Region {
         self.region.as_ref().expect("there until it is dropped")
+    }
+
+    /// Takes note of what is about to be written of `owner`, below `end`. Addresses are given from the lowest on, so hardly any page of it is left out.
+    fn count_owners(&self, end: u32) {
+        let pages = (end as usize * size_of::<AtomicU32>()).div_ceil(PAGE_BYTES);
+        let before = self.owner_pages.fetch_max(pages, Ordering::Relaxed);
+        self.count_table(before * PAGE_BYTES, before.max(pages) * PAGE_BYTES);
     }
 
     /// Takes note of DRAM for what is known of allocations.

@@ -2,7 +2,7 @@
 //!
 //! Promises: an address that is not the start of an allocation that is there is told from one that is. Never: touches the pages.
 
-use super::class::{class_bytes, span_pages, span_slots};
+use super::class::{class_bytes, span_slots};
 
 /// One span.
 pub(super) struct Span {
@@ -40,7 +40,7 @@ impl Span {
 
     /// DRAM that a span of a class takes, its places in the lists included.
     pub fn bytes(class: usize) -> usize {
-        size_of::<Span>() + span_slots(class).div_ceil(64) * 8 + 4 * span_pages(class) + 16
+        size_of::<Span>() + span_slots(class).div_ceil(64) * 8 + 16
     }
 
     pub fn is_full(&self) -> bool {
