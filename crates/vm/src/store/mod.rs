@@ -29,6 +29,7 @@ mod table;
 mod tables;
 #[cfg(test)]
 pub(crate) mod tests;
+mod under_way;
 mod versions;
 mod write;
 

@@ -8,12 +8,17 @@
 use super::error::ObjectError;
 use super::open::Store;
 use super::pages::Pages;
+use super::under_way::UnderWay;
 use crate::{Backing, Changed, FetchError, Fetched, Page, Put, StoreError};
 use std::sync::atomic::{AtomicU8, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::{Duration, Instant};
 
 /// Views at a time: the process that has the pool, and its descendants.
 pub const VIEWS_MAX: usize = 64;
+/// How long another view waits for what is being stored: that may wait for room itself.
+const STORES_WAIT_MAX: Duration = Duration::from_secs(1);
+const STORES_LOOK: Duration = Duration::from_micros(100);
 /// Pages looked at under one lock when a view ends.
 const END_PAGES: u64 = 4096;
 
@@ -25,6 +30,10 @@ pub struct Versions {
     tables: [OnceLock<Pages>; VIEWS_MAX],
     views: Mutex<Vec<Arc<Tab>>>,
     live: AtomicUsize,
+    /// What is being stored or discarded, by who may know of fewer views than there are.
+    stores: UnderWay,
+    /// Views are made one after the other.
+    making: Mutex<()>,
     /// Pages from here on are in table 0 for all, and pages from `stored_end` on were never stored.
     moved_end: AtomicU64,
     stored_end: AtomicU64,
@@ -71,6 +80,8 @@ impl Versions {
             tables,
             views: Mutex::new(vec![tab.clone()]),
             live: AtomicUsize::new(1),
+            stores: UnderWay::new(),
+            making: Mutex::new(()),
             moved_end: AtomicU64::new(0),
             stored_end: AtomicU64::new(0),
         });
@@ -109,8 +120,24 @@ fn is_shared(views: &[Arc<Tab>], own: &Arc<Tab>, page: u64, table: u8) -> bool {
 }
 
 impl View {
-    /// Another view, of the pages as they are in this one. None: as many as there may be.
+    /// Another view, of the pages as they are in this one when it returns: nothing is stored to it any more. None: there are as many as there may be, or what was being stored
+    /// before is not stored within a second.
     pub fn fork(&self) -> Option<View> {
+        let versions = &self.versions;
+        let _alone = versions
+            .making
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        let view = self.make()?;
+        let until = Instant::now() + STORES_WAIT_MAX;
+        let ended = versions.stores.wait(|| {
+            std::thread::sleep(STORES_LOOK);
+            Instant::now() < until
+        });
+        ended.then_some(view)
+    }
+
+    fn make(&self) -> Option<View> {
         let versions = &self.versions;
         let mut views = versions.views();
         if views.len() == VIEWS_MAX {
@@ -202,6 +229,7 @@ impl Backing for View {
     }
 
     fn store(&self, pages: &[Changed<'_>]) -> Result<usize, StoreError> {
+        let _begun = self.versions.stores.begin();
         if self.versions.live.load(Ordering::Acquire) == 1
             && self.versions.moved_end.load(Ordering::Acquire) == 0
         {
@@ -228,6 +256,7 @@ impl Backing for View {
         if page >= versions.stored_end.load(Ordering::Acquire) {
             return;
         }
+        let _begun = versions.stores.begin();
         let table = self.place(page);
         if let Some(pages) = versions.tables[usize::from(table)].get() {
             pages.discard(page);

@@ -19,6 +19,8 @@ mod page;
 mod sync {
     pub(crate) use loom::sync::atomic;
 }
+#[path = "../../src/store/under_way.rs"]
+mod under_way;
 
 use loom::sync::Arc;
 use loom::thread;
@@ -42,6 +44,43 @@ fn both(
     let thread = thread::spawn(move || there(&other));
     here(machine);
     thread.join().unwrap();
+}
+
+/// A store goes to where all views look as long as there is one view. Who makes another finds, when the wait is over, that none goes there later; also if it is the second that is made.
+#[test]
+fn nothing_is_stored_to_a_view_that_was_made() {
+    use loom::sync::atomic::{AtomicUsize, Ordering};
+    model(|| {
+        let shared = Arc::new((
+            under_way::UnderWay::new(),
+            AtomicUsize::new(1),
+            AtomicUsize::new(0),
+        ));
+        let others = shared.clone();
+        let storer = thread::spawn(move || {
+            let (stores, live, stored) = &*others;
+            for _ in 0..2 {
+                let _begun = stores.begin();
+                let seen = live.load(Ordering::Acquire);
+                // To the place of as many views as it knows of.
+                stored.swap(10 - seen, Ordering::AcqRel);
+            }
+        });
+        let (stores, live, stored) = &*shared;
+        for views in 2..4 {
+            live.store(views, Ordering::Release);
+            let pause = || {
+                thread::yield_now();
+                true
+            };
+            assert!(stores.wait(pause));
+            // From here on nobody stores who knows of fewer.
+            stored.swap(0, Ordering::AcqRel);
+            assert!(stored.fetch_add(0, Ordering::AcqRel) <= 10 - views);
+        }
+        storer.join().unwrap();
+        assert!(stored.fetch_add(0, Ordering::AcqRel) <= 10 - 3);
+    });
 }
 
 #[test]
