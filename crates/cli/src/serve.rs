@@ -31,10 +31,14 @@ pub fn run(flags: Flags, file: Option<&Path>) -> Result<(), Failure> {
         None => Flags::default(),
     };
     let settings = flags.over(file).settings().map_err(Failure::Misuse)?;
-    // Before anything else: a signal during a long recovery must not be lost.
-    let signals = Signals::new([SIGHUP, SIGINT, SIGTERM]).context("cannot listen to signals")?;
+    let signals = Signals::new([SIGHUP]).context("cannot listen to signals")?;
     notify::tell("", "opening the pool");
     let pool = open(&settings)?;
+    // Not before: nobody looks at signals while a pool is made or recovered, and to be ended there is no worse than a crash.
+    for signal in [SIGINT, SIGTERM] {
+        let heard = signals.add_signal(signal);
+        heard.context("cannot listen to signals")?;
+    }
     let served = serve(&pool, &settings, signals);
     notify::tell(notify::STOPPING, "flushing what is in memory");
     tracing::info!("stopping: flushing what is in memory");
@@ -75,7 +79,7 @@ fn open(settings: &Settings) -> Result<Arc<Pool>, Failure> {
         progress.show(step, done, total)
     });
     progress.finish();
-    let pool = pool.map_err(|e| Failure::Failed(e.into()))?;
+    let pool = pool?;
     if !made {
         tracing::info!(
             "opened the pool in {:.1} s, {}: {} keys",

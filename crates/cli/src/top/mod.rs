@@ -7,7 +7,7 @@ mod screen;
 mod source;
 mod view;
 
-use std::io::{IsTerminal, Write};
+use std::io::IsTerminal;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
@@ -123,13 +123,7 @@ fn print(asked: &mut Asked, args: &TopArgs, interval: Duration) -> anyhow::Resul
             true => serde_json::to_string(&screen)? + "\n",
             false => screen.text(),
         };
-        let mut out = std::io::stdout().lock();
-        match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
-            // Whoever read it has seen enough.
-            Err(e) if e.kind() == std::io::ErrorKind::BrokenPipe => return Ok(()),
-            written => written.context("cannot write to stdout")?,
-        }
-        if args.once {
+        if !crate::print(&text)? || args.once {
             return Ok(());
         }
     }
