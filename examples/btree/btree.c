@@ -149,7 +149,7 @@ void app_open(const struct bench *b) {
 }
 
 void *app_shard(uint64_t keys) {
-    struct tree *tree = calloc(1, sizeof *tree);
+    struct tree *tree = zeros(1, sizeof *tree);
     (void)keys;
     tree->root = new_node(1);
     return tree;

@@ -1,6 +1,7 @@
 /* The workload: threads with a shard each, keys drawn evenly or by Zipf's law (hot ones scattered), reads and writes; or a check of all contents against
  * a plain copy. Prints a line when all is loaded, and one of JSON for each round: with --commands it does a round for each line `READS% SECONDS` that it reads. */
 #include "bench.h"
+#include <errno.h>
 #include <math.h>
 #include <pthread.h>
 #include <time.h>
@@ -22,6 +23,12 @@ static int over;
 _Noreturn void die(const char *what, const char *why) {
     fprintf(stderr, "%s: %s\n", what, why);
     exit(1);
+}
+
+void *zeros(uint64_t count, uint64_t size) {
+    void *there = calloc(count, size);
+    if (!there) die("calloc", "out of memory");
+    return there;
 }
 
 static double now(void) {
@@ -75,7 +82,7 @@ static void *measure(void *arg) {
 
 static void *check(void *arg) {
     struct worker *w = arg;
-    uint64_t *shadow = calloc(w->keys, sizeof *shadow), missing = 0;
+    uint64_t *shadow = zeros(w->keys, sizeof *shadow), missing = 0;
     w->shard = app_shard(w->keys);
     for (uint64_t n = 0; n < 4 * w->keys; n++) {
         /* First every key once, in a scattered order if the number of keys is a power of two; then any. */
@@ -97,10 +104,26 @@ static void *check(void *arg) {
 
 static uint64_t number(const char *text) {
     char *end;
+    errno = 0;
     uint64_t n = strtoull(text, &end, 10);
     int shift = *end == 'K' ? 10 : *end == 'M' ? 20 : *end == 'G' ? 30 : 0;
-    if (end == text || end[shift != 0]) die("not a number (a unit may be K, M or G)", text);
+    /* strtoull takes a sign, and spaces before it. */
+    if (*text < '0' || *text > '9' || end[shift != 0]) die("not a number (a unit may be K, M or G)", text);
+    if (errno || n > UINT64_MAX >> shift) die("too large a number", text);
     return n << shift;
+}
+
+static int at_most(const char *text, uint64_t most) {
+    uint64_t n = number(text);
+    if (n > most) die("too large a number", text);
+    return (int)n;
+}
+
+static double decimal(const char *text) {
+    char *end;
+    double n = strtod(text, &end);
+    if (end == text || *end || !(n >= 0 && n < 1e9)) die("not a number from 0 to 1e9", text);
+    return n;
 }
 
 static void arguments(int argc, char **argv) {
@@ -111,19 +134,20 @@ static void arguments(int argc, char **argv) {
         if (++i == argc) die("nothing follows", name);
         if (!strcmp(name, "--keys")) b.keys = number(argv[i]);
         else if (!strcmp(name, "--ops")) b.ops = number(argv[i]);
-        else if (!strcmp(name, "--seconds")) b.seconds = atof(argv[i]);
-        else if (!strcmp(name, "--warm")) b.warm_seconds = atof(argv[i]);
-        else if (!strcmp(name, "--zipf")) b.zipf = atof(argv[i]);
-        else if (!strcmp(name, "--reads")) b.reads_percent = atoi(argv[i]);
-        else if (!strcmp(name, "--threads")) b.threads = atoi(argv[i]);
+        else if (!strcmp(name, "--seconds")) b.seconds = decimal(argv[i]);
+        else if (!strcmp(name, "--warm")) b.warm_seconds = decimal(argv[i]);
+        else if (!strcmp(name, "--zipf")) b.zipf = decimal(argv[i]);
+        else if (!strcmp(name, "--reads")) b.reads_percent = at_most(argv[i], 100);
+        else if (!strcmp(name, "--threads")) b.threads = at_most(argv[i], 64);
         else if (!strcmp(name, "--pool")) b.pool = argv[i];
         else if (!strcmp(name, "--cap")) b.cap_bytes = number(argv[i]);
         else if (!strcmp(name, "--ssd")) b.ssd_bytes = number(argv[i]);
         else die("no such option; there are --check --commands --keys --ops --seconds --warm --zipf --reads --threads --pool --cap --ssd", name);
     }
-    if (b.threads < 1 || b.threads > 64) die("--threads", "1 to 64");
+    if (b.threads < 1) die("--threads", "1 to 64");
     if (b.keys / (uint64_t)b.threads < 2) die("--keys", "at least 2 a thread");
-    if (!(b.zipf >= 0 && b.zipf < 1)) die("--zipf", "0 (uniform) to less than 1");
+    if (b.ops && b.ops < (uint64_t)b.threads) die("--ops", "at least 1 a thread");
+    if (b.zipf >= 1) die("--zipf", "0 (uniform) to less than 1");
 }
 
 static void print(struct worker *workers) {

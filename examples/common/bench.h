@@ -34,6 +34,8 @@ uint64_t app_get(void *shard, uint64_t key);
 extern const int app_missing_percent_max;
 
 _Noreturn void die(const char *what, const char *why);
+/* Zeros of malloc's memory; ends the program where there is none. */
+void *zeros(uint64_t count, uint64_t size);
 
 /* Spreads a number over all 64 bits (the finaliser of MurmurHash3). */
 static inline uint64_t mix(uint64_t x) {

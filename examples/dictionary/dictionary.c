@@ -179,27 +179,34 @@ static void dump(void) {
 }
 
 int main(int argc, char **argv) {
+    static const struct {
+        const char *name;
+        int argc;
+    } commands[] = {{"put", 5}, {"get", 4}, {"delete", 4}, {"count", 3}, {"dump", 3}, {"load", 3}};
     const char *command = argc > 2 ? argv[2] : "", *key = argc > 3 ? argv[3] : NULL;
-    int there = 1;
-    if (argc > 2) open_all(argv[1]);
-    if (argc == 5 && !strcmp(command, "put")) {
-        put(key, strlen(key), argv[4], strlen(argv[4]));
-        keep();
-    } else if (argc == 4 && !strcmp(command, "get")) {
-        struct entry *entry = *find(key, strlen(key), hash_of(key, strlen(key)));
-        if ((there = entry != NULL)) printf("%.*s\n", (int)entry->value_bytes, entry->bytes + entry->key_bytes);
-    } else if (argc == 4 && !strcmp(command, "delete")) {
-        there = delete(key, strlen(key));
-        keep();
-    } else if (argc == 3 && !strcmp(command, "count")) {
-        printf("%llu entries of %llu lines\n", (unsigned long long)d->count, (unsigned long long)d->lines);
-    } else if (argc == 3 && !strcmp(command, "dump")) {
-        dump();
-    } else if (argc == 3 && !strcmp(command, "load")) {
-        load();
-    } else {
+    int known = 0, there = 1;
+    for (size_t i = 0; i < sizeof commands / sizeof *commands; i++) known |= argc == commands[i].argc && !strcmp(command, commands[i].name);
+    /* Before anything is opened, which makes it. */
+    if (!known) {
         fprintf(stderr, "dictionary POOL put KEY VALUE | get KEY | delete KEY | count | dump | load\n");
         return 2;
+    }
+    open_all(argv[1]);
+    if (!strcmp(command, "put")) {
+        put(key, strlen(key), argv[4], strlen(argv[4]));
+        keep();
+    } else if (!strcmp(command, "get")) {
+        struct entry *entry = *find(key, strlen(key), hash_of(key, strlen(key)));
+        if ((there = entry != NULL)) printf("%.*s\n", (int)entry->value_bytes, entry->bytes + entry->key_bytes);
+    } else if (!strcmp(command, "delete")) {
+        there = delete(key, strlen(key));
+        keep();
+    } else if (!strcmp(command, "count")) {
+        printf("%llu entries of %llu lines\n", (unsigned long long)d->count, (unsigned long long)d->lines);
+    } else if (!strcmp(command, "dump")) {
+        dump();
+    } else {
+        load();
     }
     if (terrace_close(pool)) die("closing");
     return !there;

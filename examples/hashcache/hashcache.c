@@ -84,7 +84,7 @@ void app_open(const struct bench *b) {
 }
 
 void *app_shard(uint64_t keys) {
-    struct cache *cache = calloc(1, sizeof *cache);
+    struct cache *cache = zeros(1, sizeof *cache);
     cache->count = keys * 3 / 2 / WAYS + 1;
     cache->stride = UINT64_MAX / (keys + 1);
 #if defined(TERRACE_OPP)

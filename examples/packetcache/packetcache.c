@@ -144,10 +144,10 @@ void app_open(const struct bench *b) {
 }
 
 void *app_shard(uint64_t keys) {
-    struct cache *cache = calloc(1, sizeof *cache);
+    struct cache *cache = zeros(1, sizeof *cache);
     uint64_t places = 16;
     while (places < keys + keys / 4) places *= 2;
-    cache->places = calloc(places, sizeof *cache->places);
+    cache->places = zeros(places, sizeof *cache->places);
     cache->mask = places - 1;
     cache->packets_max = keys;
     return cache;

@@ -186,13 +186,13 @@ fn named(name: &str) -> Result<&'static Bench> {
     found.with_context(|| format!("there is no bench `{name}`; there are:\n{}", list()))
 }
 
-/// Runs the bench `name` (or prints the `list`), prints its record and writes its files.
+/// Runs the bench `name`, writes its files and gives its record to `print` (or the `list`).
 ///
 /// Returns the exit code: 0 when every bar is met, 1 when one is missed, 3 when none is missed but one could not be judged.
 /// Errors: an unknown name or part, an option out of bounds, a server that fails, wrong replies, or the user's wish to stop.
-pub fn run(name: &str, options: Options) -> Result<i32> {
+pub fn run(name: &str, options: Options, print: &dyn Fn(String) -> Result<()>) -> Result<i32> {
     if name == "list" {
-        print!("{}", list());
+        print(list())?;
         return Ok(report::EXIT_MET);
     }
     let bench = named(name)?;
@@ -228,21 +228,20 @@ pub fn run(name: &str, options: Options) -> Result<i32> {
         report.unjudge("data sizes were scaled down: a smoke test, its bars are not judged");
     }
     report.write(&setting.out_dir)?;
-    print(&report, &setting)?;
+    print(text(&report, &setting)?)?;
     finished.map(|()| report.exit_code())
 }
 
-fn print(report: &Report, setting: &Setting) -> Result<()> {
+fn text(report: &Report, setting: &Setting) -> Result<String> {
     if setting.options.json {
-        println!("{}", serde_json::to_string_pretty(report)?);
-        return Ok(());
+        return Ok(serde_json::to_string_pretty(report)? + "\n");
     }
-    print!("{}", report::table::text(report));
-    println!("files: {}", setting.out_dir.display());
+    let table = report::table::text(report);
+    let mut text = format!("{table}files: {}\n", setting.out_dir.display());
     for bar in report.bars.iter().filter(|bar| bar.met == Some(false)) {
-        println!("missed: {}", bar.name);
+        text += &format!("missed: {}\n", bar.name);
     }
-    Ok(())
+    Ok(text)
 }
 
 fn check_options(bench: &Bench, options: &Options) -> Result<()> {
@@ -282,7 +281,10 @@ mod tests {
 
     #[test]
     fn refusals_name_what_is_allowed() {
-        let refused = |name: &str, options: Options| run(name, options).unwrap_err().to_string();
+        let refused = |name: &str, options: Options| {
+            let ran = run(name, options, &|_| Ok(()));
+            ran.unwrap_err().to_string()
+        };
         assert!(refused("nosuch", Options::default()).contains("first"));
         assert!(
             refused(

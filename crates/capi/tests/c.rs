@@ -191,6 +191,21 @@ fn the_examples_hold_what_was_put_into_them() {
             let _ = std::fs::remove_dir_all(&pool);
         }
     }
+    // The workload's numbers are what they say, or refused.
+    for wrong in [
+        ["--cap", "-1"],
+        ["--cap", "17179869184G"],
+        ["--reads", "x"],
+        ["--reads", "101"],
+        ["--seconds", "x"],
+        ["--seconds", "nan"],
+        ["--ops", "3"],
+    ] {
+        let mut command = start(&dir.path().join("btree-malloc"), dir.path());
+        command.args(["--keys", "100", "--seconds", "0.1"]);
+        let ended = command.args(wrong).output().expect("it starts");
+        assert_eq!(ended.status.code(), Some(1), "{wrong:?}: {ended:?}");
+    }
 }
 
 /// Lines for the dictionary of `examples/`, the same for the same seed: keys come back with other values, and go.
@@ -243,6 +258,11 @@ fn a_dictionary_that_is_killed_has_whole_batches() {
         let mut words = said.split_whitespace();
         words.nth(3).and_then(|n| n.parse().ok()).expect("a number")
     };
+    for wrong in [&["frobnicate"][..], &["put", "key"], &["count", "more"]] {
+        let ended = with(wrong).output().expect("it starts");
+        assert_eq!(ended.status.code(), Some(2), "{wrong:?}: {ended:?}");
+        assert!(!pool.exists(), "{wrong:?} made a pool");
+    }
     for kill in 0..KILLS {
         let before = lines_kept();
         let mut child = with(&["load"])

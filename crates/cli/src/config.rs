@@ -181,6 +181,11 @@ impl Flags {
         let Some(dram) = self.dram else {
             bail!("no bound on DRAM was given; say --dram SIZE, like 256M (or `dram` in the file)");
         };
+        if self.ssd == Some(Size(0)) {
+            bail!(
+                "--ssd is 0; say how large a new pool is to be, or leave it out for four times --dram"
+            );
+        }
         let durability = self.durability.unwrap_or(Durability::Sync);
         let flush_interval_ms = self.flush_interval.unwrap_or(1_000);
         if !(1..=FLUSH_INTERVAL_MAX_MS).contains(&flush_interval_ms) {
@@ -313,6 +318,7 @@ mod tests {
         for (text, want) in [
             ("dram = '1G'", "--pool DIR"),
             ("pool = 'a'", "--dram SIZE"),
+            ("pool = 'a'\ndram = '1G'\nssd = 0", "four times --dram"),
             ("pool = 'a'\ndram = '1G'\nthreads = 0", "allowed are 1 to"),
             (
                 "pool = 'a'\ndram = '1G'\ndurability='async'\nflush-interval = 0",

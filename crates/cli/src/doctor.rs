@@ -8,18 +8,18 @@
 mod machine;
 
 use machine::{
-    Bound, Cgroup, capabilities, cgroup_here, limit, nearest_existing, read, try_direct,
+    Bound, Cgroup, Column, capabilities, cgroup_here, limit, nearest_existing, read, try_direct,
 };
 use rustix::io::Errno;
-use serde::Serialize;
+use serde::{Serialize, Serializer};
 use std::fmt;
 use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
+use terrace_pool::DRAM_PER_LANE_MIN_BYTES;
+use terrace_server::limits::RESERVED_FDS;
 
 /// Debian 12's kernel, the oldest one the tests run on.
 const KERNEL_TESTED: (u32, u32) = (6, 1);
-/// Files a server opens besides its clients: segments' files, rings, listeners, logs.
-const FILES_OWN: u64 = 256;
 /// Clients a server should be able to hold at once.
 const CLIENTS_WANTED: u64 = 10_000;
 /// DRAM to which a locked-memory limit is compared: what `make run` uses.
@@ -28,8 +28,12 @@ const MEMLOCK_WANTED_BYTES: u64 = 256 << 20;
 const FREE_SPACE_BYTES_MIN: u64 = 64 << 20;
 /// The capability that lifts the locked-memory limit, as a bit of `CapEff` (see capabilities(7)).
 const CAP_IPC_LOCK_BIT: u32 = 14;
+/// The capability that lifts hard limits, among them the one of open files.
+const CAP_SYS_RESOURCE_BIT: u32 = 24;
 /// The free room, above `--dram`, that a memory cgroup should leave: code, stacks and page tables of the process.
 const CGROUP_SLACK_BYTES: u64 = 32 << 20;
+/// Under `terrace run` it should leave so much and a 32nd of `--dram`, where that is more.
+const CGROUP_SLACK_RUN_BYTES: u64 = 16 << 20;
 
 /// How a check ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
@@ -61,10 +65,15 @@ pub struct Check {
 /// All checks, in a fixed order.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Report {
-    /// The directory that was asked about, or its nearest parent that exists.
+    /// The directory that was asked about, or its nearest parent that exists; JSON has no other text than UTF-8.
+    #[serde(serialize_with = "lossy")]
     pub directory: PathBuf,
     /// One entry for each thing looked at.
     pub checks: Vec<Check>,
+}
+
+fn lossy<S: Serializer>(path: &Path, to: S) -> Result<S::Ok, S::Error> {
+    to.serialize_str(&path.to_string_lossy())
 }
 
 impl Report {
@@ -109,8 +118,8 @@ pub fn report(directory: &Path) -> Report {
             read("/proc/sys/kernel/io_uring_disabled").trim(),
         ),
         direct_io(&directory, try_direct(&directory)),
-        locked_memory(limit(&limits, "Max locked memory"), cap_eff),
-        open_files(limit(&limits, "Max open files")),
+        locked_memory(limit(&limits, "Max locked memory", Column::Soft), cap_eff),
+        open_files(limit(&limits, "Max open files", Column::Hard), cap_eff),
         memory_cgroup(&cgroup_here()),
         cpus(std::thread::available_parallelism().ok()),
         huge_pages(&read("/sys/kernel/mm/transparent_hugepage/enabled")),
@@ -232,8 +241,7 @@ fn locked_memory(limit: Option<Bound>, cap_eff: u64) -> Check {
     const NAME: &str = "locked_memory";
     const FIX: &str =
         "ulimit -l unlimited before starting, or LimitMEMLOCK=infinity in the systemd unit";
-    const INSTEAD: &str =
-        "DRAM beyond the limit is not locked: with swap on, the kernel may swap it out";
+    const INSTEAD: &str = "with --dram above the limit nothing of it is locked: with swap on, the kernel may swap it out";
     if cap_eff & (1 << CAP_IPC_LOCK_BIT) != 0 {
         return ok(NAME, "no limit (CAP_IPC_LOCK)");
     }
@@ -251,28 +259,41 @@ fn locked_memory(limit: Option<Bound>, cap_eff: u64) -> Check {
     }
 }
 
-fn open_files(limit: Option<Bound>) -> Check {
+/// `limit` is the hard one: a server raises its own up to that, or beyond it where it may.
+fn open_files(limit: Option<Bound>, cap_eff: u64) -> Check {
     const NAME: &str = "open_files";
-    let wanted = CLIENTS_WANTED + FILES_OWN;
+    let wanted = CLIENTS_WANTED + RESERVED_FDS;
     let fix =
-        format!("ulimit -n {wanted} before starting, or LimitNOFILE={wanted} in the systemd unit");
+        format!("ulimit -Hn {wanted} before starting, or LimitNOFILE={wanted} in the systemd unit");
+    if cap_eff & (1 << CAP_SYS_RESOURCE_BIT) != 0 {
+        return ok(NAME, "no limit (CAP_SYS_RESOURCE)");
+    }
     let Some(limit) = limit else {
         let instead = "clients are accepted until the kernel refuses a file";
         return falls_back(NAME, "RLIMIT_NOFILE cannot be read", instead, fix);
     };
     match limit {
         Bound::Unlimited => ok(NAME, "no limit"),
-        Bound::At(files) if files >= wanted => ok(NAME, format!("RLIMIT_NOFILE is {files}")),
+        Bound::At(files) if files >= wanted => {
+            ok(NAME, format!("RLIMIT_NOFILE can be raised to {files}"))
+        }
         Bound::At(files) => falls_back(
             NAME,
-            format!("RLIMIT_NOFILE is {files}"),
+            format!("RLIMIT_NOFILE cannot be raised beyond {files}"),
             format!(
                 "about {} clients at once instead of {CLIENTS_WANTED}",
-                files.saturating_sub(FILES_OWN)
+                files.saturating_sub(RESERVED_FDS)
             ),
             fix,
         ),
     }
+}
+
+/// The most `--dram` in a cgroup of so many bytes: what the server and a program under `terrace run` both leave room beside.
+fn dram_in(limit_bytes: u64) -> u64 {
+    let served = limit_bytes.saturating_sub(CGROUP_SLACK_BYTES);
+    let run = limit_bytes.saturating_sub(CGROUP_SLACK_RUN_BYTES) / 33 * 32;
+    served.min(run)
 }
 
 fn memory_cgroup(cgroup: &Cgroup) -> Check {
@@ -293,17 +314,18 @@ fn memory_cgroup(cgroup: &Cgroup) -> Check {
             limit_bytes: Some(bytes),
         } => {
             let found = format!("version {version}, limited to {}", size(*bytes));
-            match bytes.checked_sub(CGROUP_SLACK_BYTES).filter(|&b| b > 0) {
-                Some(dram_bytes) => ok(
+            match dram_in(*bytes) {
+                dram @ DRAM_PER_LANE_MIN_BYTES.. => ok(
                     NAME,
-                    format!("{found}: keep --dram at or below {}", size(dram_bytes)),
+                    format!("{found}: keep --dram at or below {} MiB", dram >> 20),
                 ),
-                None => bad(
+                _ => bad(
                     NAME,
                     found,
                     format!(
-                        "give it {} and the --dram you want",
-                        size(CGROUP_SLACK_BYTES)
+                        "give it {} and the --dram you want, which is at least {} for each thread",
+                        size(CGROUP_SLACK_BYTES),
+                        size(DRAM_PER_LANE_MIN_BYTES)
                     ),
                 ),
             }
@@ -472,12 +494,14 @@ mod tests {
 
     #[test]
     fn few_files_mean_fewer_clients() {
-        let few = open_files(Some(Bound::At(1024)));
-        assert!(few.falls_back_to.as_ref().unwrap().contains("768 clients"));
+        let few = open_files(Some(Bound::At(1024)), 0);
+        assert!(few.falls_back_to.as_ref().unwrap().contains("960 clients"));
         assert_eq!(state(few), State::FallsBack);
-        assert_eq!(state(open_files(Some(Bound::At(20_000)))), State::Ok);
-        assert_eq!(state(open_files(Some(Bound::Unlimited))), State::Ok);
-        let tiny = open_files(Some(Bound::At(10)));
+        let lifted = open_files(Some(Bound::At(1024)), 1 << 24);
+        assert_eq!(state(lifted), State::Ok);
+        assert_eq!(state(open_files(Some(Bound::At(20_000)), 0)), State::Ok);
+        assert_eq!(state(open_files(Some(Bound::Unlimited), 0)), State::Ok);
+        let tiny = open_files(Some(Bound::At(10)), 0);
         assert!(tiny.falls_back_to.unwrap().contains("about 0 clients"));
     }
 
@@ -493,7 +517,14 @@ mod tests {
         let limited = at(Some(288 << 20));
         assert!(limited.found.contains("256 MiB"), "{limited:?}");
         assert_eq!(state(limited), State::Ok);
-        assert_eq!(state(at(Some(32 << 20))), State::Bad);
+        // The least that a pool takes, and 32 MiB.
+        assert_eq!(state(at(Some(47 << 20))), State::Bad);
+        let least = at(Some(48 << 20));
+        assert!(least.found.ends_with("below 16 MiB"), "{least:?}");
+        // 16 MiB and a 32nd are more than 32 MiB: what docs/run.md asks for.
+        let dram = dram_in(8 << 30);
+        assert!(dram + (16 << 20) + dram / 32 <= 8 << 30);
+        assert!(at(Some(8 << 30)).found.contains(&(dram >> 20).to_string()));
         assert_eq!(state(memory_cgroup(&Cgroup::None)), State::FallsBack);
     }
 

@@ -26,6 +26,8 @@ pub fn to_stderr() -> Result<(), String> {
         .with_writer(std::io::stderr)
         .with_ansi(std::io::stderr().is_terminal())
         .with_target(false)
+        // It would say so on stderr, and panic where that is what failed: a server goes on without its log.
+        .log_internal_errors(false)
         .with_max_level(level);
     match is_journal() {
         true => lines.event_format(Journal).init(),

@@ -14,10 +14,14 @@ mod serve;
 mod size;
 mod top;
 
+use std::fmt::Display;
+use std::io::Write;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
+use anyhow::Context;
 use clap::{Args, CommandFactory, Parser, Subcommand};
+use terrace_pool::PoolError;
 
 /// How a command ends.
 pub enum Failure {
@@ -30,6 +34,15 @@ pub enum Failure {
 impl From<anyhow::Error> for Failure {
     fn from(e: anyhow::Error) -> Self {
         Failure::Failed(e)
+    }
+}
+
+impl From<PoolError> for Failure {
+    fn from(e: PoolError) -> Self {
+        match e {
+            PoolError::Setting { .. } => Failure::Misuse(e.into()),
+            _ => Failure::Failed(e.into()),
+        }
     }
 }
 
@@ -142,7 +155,7 @@ struct BenchArgs {
 fn main() -> ExitCode {
     let cli = Cli::parse();
     if let Err(refused) = logs::to_stderr() {
-        eprintln!("terrace: {refused}");
+        complain(&refused);
         return ExitCode::from(2);
     }
     let ended = match cli.command {
@@ -165,14 +178,19 @@ fn main() -> ExitCode {
     match ended {
         Ok(code) => ExitCode::from(code),
         Err(Failure::Failed(e)) => {
-            eprintln!("terrace: {e:#}");
+            complain(&format!("{e:#}"));
             ExitCode::from(1)
         }
         Err(Failure::Misuse(e)) => {
-            eprintln!("terrace: {e:#}\nFor more information, try '--help'.");
+            complain(&format!("{e:#}\nFor more information, try '--help'."));
             ExitCode::from(2)
         }
     }
+}
+
+/// The exit code tells it, too, where stderr takes nothing.
+fn complain(why: &str) {
+    let _ = writeln!(std::io::stderr(), "terrace: {why}");
 }
 
 fn run_doctor(args: &DoctorArgs) -> Result<u8, Failure> {
@@ -180,7 +198,7 @@ fn run_doctor(args: &DoctorArgs) -> Result<u8, Failure> {
     if args.json {
         print_json(&report)?;
     } else {
-        print!("{report}");
+        print(&report)?;
     }
     Ok(u8::from(!report.can_run()))
 }
@@ -197,13 +215,25 @@ fn run_bench(args: BenchArgs) -> Result<u8, Failure> {
         ..terrace_bench::Options::default()
     };
     terrace_bench::check(&args.name, &options).map_err(Failure::Misuse)?;
-    let code = terrace_bench::run(&args.name, options)?;
+    let code = terrace_bench::run(&args.name, options, &|text| print(&text).map(drop))?;
     Ok(u8::try_from(code).unwrap_or(1))
+}
+
+/// Prints a result. False: whoever read it has seen enough, and is gone.
+///
+/// # Errors
+/// When stdout does not take it.
+fn print(result: &dyn Display) -> anyhow::Result<bool> {
+    let mut out = std::io::stdout().lock();
+    match write!(out, "{result}").and_then(|()| out.flush()) {
+        Err(e) if e.kind() == std::io::ErrorKind::BrokenPipe => Ok(false),
+        written => written.map(|()| true).context("cannot write to stdout"),
+    }
 }
 
 /// Prints a result for programs.
 fn print_json(value: &impl serde::Serialize) -> Result<(), Failure> {
     let text = serde_json::to_string_pretty(value).map_err(anyhow::Error::from)?;
-    println!("{text}");
+    print(&format_args!("{text}\n"))?;
     Ok(())
 }

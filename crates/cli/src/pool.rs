@@ -9,7 +9,7 @@ use terrace_pool::{Contents, Pool};
 
 use crate::progress::Progress;
 use crate::size::Size;
-use crate::{Failure, print_json};
+use crate::{Failure, print, print_json};
 
 /// What to do with a pool.
 #[derive(Subcommand)]
@@ -47,8 +47,11 @@ pub struct CreateArgs {
     #[command(flatten)]
     at: DirArgs,
     /// Size of the pool's file, like 8G
-    #[arg(long, value_name = "SIZE")]
-    ssd: Size,
+    #[arg(long, value_name = "SIZE", required_unless_present = "device")]
+    ssd: Option<Size>,
+    /// A block device that the pool takes all of, instead of a file; whatever is on it is lost
+    #[arg(long, value_name = "FILE", conflicts_with = "ssd")]
+    device: Option<PathBuf>,
     /// Threads that will serve it
     #[arg(long, default_value_t = 1, value_name = "N")]
     threads: usize,
@@ -82,6 +85,19 @@ fn failed(e: impl Into<anyhow::Error>) -> Failure {
     Failure::Failed(e.into())
 }
 
+/// The size of an SSD terrace, if it was said. The pool takes 0 for what was not said.
+///
+/// # Errors
+/// `Misuse` for 0.
+pub fn not_zero(ssd: Option<Size>) -> Result<Option<Size>, Failure> {
+    match ssd {
+        Some(Size(0)) => Err(Failure::Misuse(anyhow!(
+            "--ssd is 0; say how large the SSD terrace is to be, like 8G"
+        ))),
+        ssd => Ok(ssd),
+    }
+}
+
 fn create(args: &CreateArgs) -> Result<u8, Failure> {
     if !(1..=terrace_server::THREADS_MAX).contains(&args.threads) {
         let (asked, most) = (args.threads, terrace_server::THREADS_MAX);
@@ -91,7 +107,8 @@ fn create(args: &CreateArgs) -> Result<u8, Failure> {
     }
     let options = terrace_pool::Options {
         dir: args.at.dir.clone(),
-        ssd_bytes: args.ssd.0,
+        ssd_bytes: not_zero(args.ssd)?.map_or(0, |ssd| ssd.0),
+        device: args.device.clone(),
         threads: args.threads,
         ..terrace_pool::Options::default()
     };
@@ -100,11 +117,15 @@ fn create(args: &CreateArgs) -> Result<u8, Failure> {
         progress.show(step, done, total)
     });
     progress.finish();
-    made.map_err(failed)?;
+    let made = made?;
     if args.at.json {
         return info(&args.at);
     }
-    println!("made a pool of {} in {}", args.ssd, args.at.dir.display());
+    let (size, dir) = (args.ssd.unwrap_or(Size(made.len_bytes())), &args.at.dir);
+    print(&format_args!(
+        "made a pool of {size} in {}\n",
+        dir.display()
+    ))?;
     Ok(0)
 }
 
@@ -117,27 +138,34 @@ fn info(args: &DirArgs) -> Result<u8, Failure> {
     if args.json {
         print_json(&report)?;
     } else {
-        describe(&args.dir, &report);
+        print(&described(&args.dir, &report))?;
     }
     Ok(0)
 }
 
-fn describe(dir: &Path, report: &terrace_pool::CheckReport) {
+fn described(dir: &Path, report: &terrace_pool::CheckReport) -> String {
     let yes = |flag: bool| if flag { "yes" } else { "no" };
-    println!("pool            {}", dir.display());
-    println!("size            {}", Size(report.ssd_bytes));
-    println!("lanes           {}", report.lanes);
-    println!("segments of     {}", Size(report.segment_bytes.into()));
-    println!("holds           {}", report.contents.name());
+    let mut lines = vec![
+        format!("pool            {}", dir.display()),
+        format!("size            {}", Size(report.ssd_bytes)),
+        format!("lanes           {}", report.lanes),
+        format!("segments of     {}", Size(report.segment_bytes.into())),
+        format!("holds           {}", report.contents.name()),
+    ];
     match report.contents {
-        Contents::Keys => println!("keys            {}", report.keys),
-        Contents::Objects => println!("objects         {}", report.keys),
-        // The rest is about what is kept.
-        Contents::Scratch => return,
+        Contents::Keys => lines.push(format!("keys            {}", report.keys)),
+        Contents::Objects => lines.push(format!("objects         {}", report.keys)),
+        Contents::Scratch => {}
     }
-    println!("stopped cleanly {}", yes(report.clean_stop));
-    println!("checkpoint      {}", yes(report.checkpoint));
-    println!("durable epoch   {}", report.epoch);
+    // The rest is about what is kept.
+    if report.contents != Contents::Scratch {
+        lines.extend([
+            format!("stopped cleanly {}", yes(report.clean_stop)),
+            format!("checkpoint      {}", yes(report.checkpoint)),
+            format!("durable epoch   {}", report.epoch),
+        ]);
+    }
+    lines.join("\n") + "\n"
 }
 
 fn check(args: &DirArgs) -> Result<u8, Failure> {
@@ -153,22 +181,23 @@ fn check(args: &DirArgs) -> Result<u8, Failure> {
     if args.json {
         print_json(&report)?;
     } else {
-        describe(&args.dir, &report);
-        println!(
-            "verified        {} entries, {}",
+        let mut text = described(&args.dir, &report);
+        text += &format!(
+            "verified        {} entries, {}\n",
             report.entries,
             Size(report.verified_bytes)
         );
         for damage in &report.damage {
-            println!(
-                "DAMAGED         lane {}, segment {}, bytes {} to {}: {}",
+            text += &format!(
+                "DAMAGED         lane {}, segment {}, bytes {} to {}: {}\n",
                 damage.lane, damage.segment, damage.from_bytes, damage.to_bytes, damage.what
             );
         }
-        match report.damage.len() {
-            0 => println!("all is well"),
-            n => println!("{n} damaged places"),
-        }
+        text += &match report.damage.len() {
+            0 => "all is well\n".to_string(),
+            n => format!("{n} damaged places\n"),
+        };
+        print(&text)?;
     }
     Ok(u8::from(!report.damage.is_empty()))
 }
@@ -180,9 +209,9 @@ fn destroy(args: &DestroyArgs) -> Result<u8, Failure> {
     }
     terrace_pool::destroy(dir).map_err(failed)?;
     if args.at.json {
-        print_json(&serde_json::json!({ "destroyed": dir }))?;
+        print_json(&serde_json::json!({ "destroyed": dir.to_string_lossy() }))?;
     } else {
-        println!("removed the pool in {}", dir.display());
+        print(&format_args!("removed the pool in {}\n", dir.display()))?;
     }
     Ok(0)
 }
@@ -197,11 +226,12 @@ fn confirmed(dir: &Path) -> Result<bool, Failure> {
         );
         return Err(Failure::Misuse(why));
     }
-    eprint!(
+    write!(
+        std::io::stderr(),
         "Remove the pool in {} and all that is in it? Type yes: ",
         dir.display()
-    );
-    std::io::stderr().flush().context("cannot ask")?;
+    )
+    .context("cannot ask")?;
     let mut answer = String::new();
     stdin
         .lock()
@@ -213,12 +243,12 @@ fn confirmed(dir: &Path) -> Result<bool, Failure> {
 fn drop_checkpoints(args: &DirArgs) -> Result<u8, Failure> {
     terrace_pool::drop_checkpoints(&args.dir).map_err(failed)?;
     if args.json {
-        print_json(&serde_json::json!({ "dropped": args.dir }))?;
+        print_json(&serde_json::json!({ "dropped": args.dir.to_string_lossy() }))?;
     } else {
-        println!(
-            "both checkpoints of {} are gone; the next start scans everything",
+        print(&format_args!(
+            "both checkpoints of {} are gone; the next start scans everything\n",
             args.dir.display()
-        );
+        ))?;
     }
     Ok(0)
 }

@@ -14,6 +14,7 @@ use std::hash::{BuildHasher, Hasher, RandomState};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use terrace_pool::PoolError;
 use terrace_vm::store::{Store, StoreOptions};
 use terrace_vm::{Memory, Options, PAGE_BYTES as PAGE, Way};
 
@@ -101,13 +102,15 @@ pub fn run(args: &RunArgs) -> Result<u8, Failure> {
             DRAM_MIN_BYTES >> 20
         )));
     }
+    let ssd = crate::pool::not_zero(args.ssd)?;
+    let ssd_bytes = each(ssd.map_or(args.dram.0.saturating_mul(SSD_PER_DRAM), |ssd| ssd.0));
     let library = library()?;
+    check_preload(&library)?;
     check_faults()?;
     // No other run has it, in whichever container.
     let random = RandomState::new().build_hasher().finish();
     let run = format!("terrace-run-{}-{random:016x}", std::process::id());
     let (pool, is_scratch) = pool(args.pool.as_deref(), &run)?;
-    let ssd_bytes = each(args.ssd.map_or(args.dram.0 * SSD_PER_DRAM, |ssd| ssd.0));
     let made = match is_scratch || processes == 1 {
         true => make_pool(&pool, dram_bytes, ssd_bytes),
         false => (0..processes)
@@ -176,6 +179,19 @@ fn library() -> Result<PathBuf, anyhow::Error> {
         })
 }
 
+/// The loader takes LD_PRELOAD apart at spaces and colons, puts directories in for words that begin with `$`, and goes on without what it
+/// does not find.
+fn check_preload(library: &Path) -> Result<(), anyhow::Error> {
+    let path = library.as_os_str().as_encoded_bytes();
+    anyhow::ensure!(
+        !path.iter().any(|byte| b" :$".contains(byte)),
+        "the path of {} has a space, a colon or a dollar sign in it, with which the loader does not find it (LD_PRELOAD): move the \
+         command and its library to a directory without",
+        library.display()
+    );
+    Ok(())
+}
+
 /// Ours first, so that it stands in front of others.
 fn preloads(library: &Path) -> OsString {
     let mut all = library.as_os_str().to_owned();
@@ -225,10 +241,10 @@ fn check_disk(dir: &Path) -> Result<(), anyhow::Error> {
 }
 
 /// Makes the pool, so that what is wrong with it is said before the program starts.
-fn make_pool(dir: &Path, dram_bytes: u64, ssd_bytes: u64) -> Result<(), anyhow::Error> {
+fn make_pool(dir: &Path, dram_bytes: u64, ssd_bytes: u64) -> Result<(), PoolError> {
     let options = StoreOptions {
         prewrite: false,
         ..StoreOptions::scratch(dir, dram_bytes, ssd_bytes)
     };
-    Store::open(&options).map(drop).map_err(anyhow::Error::from)
+    Store::open(&options).map(drop)
 }

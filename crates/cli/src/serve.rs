@@ -4,6 +4,7 @@
 use std::io::IsTerminal;
 use std::path::Path;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
 use anyhow::{Context, anyhow};
@@ -31,10 +32,16 @@ pub fn run(flags: Flags, file: Option<&Path>) -> Result<(), Failure> {
         None => Flags::default(),
     };
     let settings = flags.over(file).settings().map_err(Failure::Misuse)?;
-    // Before anything else: a signal during a long recovery must not be lost.
     let signals = Signals::new([SIGHUP, SIGINT, SIGTERM]).context("cannot listen to signals")?;
+    // Nobody looks at them while a pool is made or recovered, which may take long; to be ended there is no worse than a crash.
+    let opening = Arc::new(AtomicBool::new(true));
+    for signal in [SIGINT, SIGTERM] {
+        let heard = signal_hook::flag::register_conditional_default(signal, opening.clone());
+        heard.context("cannot listen to signals")?;
+    }
     notify::tell("", "opening the pool");
     let pool = open(&settings)?;
+    opening.store(false, Ordering::SeqCst);
     let served = serve(&pool, &settings, signals);
     notify::tell(notify::STOPPING, "flushing what is in memory");
     tracing::info!("stopping: flushing what is in memory");
@@ -75,7 +82,7 @@ fn open(settings: &Settings) -> Result<Arc<Pool>, Failure> {
         progress.show(step, done, total)
     });
     progress.finish();
-    let pool = pool.map_err(|e| Failure::Failed(e.into()))?;
+    let pool = pool?;
     if !made {
         tracing::info!(
             "opened the pool in {:.1} s, {}: {} keys",

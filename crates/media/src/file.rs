@@ -17,7 +17,7 @@ use crate::{
 use rustix::fs::{
     AtFlags, FallocateFlags, OFlags, StatxFlags, fallocate, fstatfs, fstatvfs, statx,
 };
-use rustix::io::Errno;
+use rustix::io::{Errno, retry_on_intr};
 use std::fs::{File, OpenOptions};
 use std::io::{Seek, SeekFrom};
 use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
@@ -489,8 +489,7 @@ fn reserve(path: &Path, file: &File, len_bytes: u64) -> Result<(), MediaError> {
         ));
     }
     // tmpfs stops where a signal comes.
-    let reserve = || fallocate(file, FallocateFlags::empty(), 0, len_bytes);
-    match rustix::io::retry_on_intr(reserve) {
+    match retry_on_intr(|| fallocate(file, FallocateFlags::empty(), 0, len_bytes)) {
         // A file system that cannot reserve: writing every block, which comes next, does it too.
         Ok(()) | Err(Errno::OPNOTSUPP) => Ok(()),
         Err(errno) => Err(space_error(

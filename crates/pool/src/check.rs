@@ -8,7 +8,7 @@
 //! Pools of keys are known here; for others who calls makes the empty directories.
 
 use crate::lock::PoolLock;
-use crate::open::{MakeDirectory, data_path, hasher_of, key_map, new_lane};
+use crate::open::{MakeDirectory, data_path, hasher_of, is_there, key_map, new_lane, part_path};
 use crate::options::{Contents, QUEUE_DEPTH};
 use crate::recover::valid_epoch;
 use crate::superblock::Superblock;
@@ -50,10 +50,10 @@ pub struct CheckReport {
 }
 
 fn open(dir: &Path) -> Result<(PoolLock, Arc<FileDevice>, Superblock, bool), PoolError> {
-    let path = data_path(dir);
-    if !path.exists() {
+    if !is_there(dir)? {
         return Err(PoolError::Missing(dir.to_path_buf()));
     }
+    let path = data_path(dir);
     let mut lock = PoolLock::take(dir)?;
     let device = Arc::new(FileDevice::open(&path)?);
     lock.claim(&device)?;
@@ -229,22 +229,26 @@ fn check_device<D: Snapshot>(
     Ok(report)
 }
 
-/// Removes a pool and everything in it.
+/// Removes a pool and everything in it, also one that was half made.
 pub fn destroy(dir: &Path) -> Result<(), PoolError> {
-    let path = data_path(dir);
-    let is_link = std::fs::symlink_metadata(&path).is_ok_and(|m| m.file_type().is_symlink());
-    if !path.exists() && !is_link {
+    let (path, part) = (data_path(dir), part_path(dir));
+    let found = [&path, &part].map(|path| std::fs::symlink_metadata(path).ok());
+    if found.iter().all(Option::is_none) {
         return Err(PoolError::Missing(dir.to_path_buf()));
     }
     let mut lock = PoolLock::take(dir)?;
-    if is_link && path.exists() {
+    if found[0].as_ref().is_some_and(|m| m.is_symlink()) && path.exists() {
         // The device stays; without a superblock it is no pool any more.
         let device = FileDevice::open(&path)?;
         lock.claim(&device)?;
         let mut disk = device.queue(1)?;
         wipe(&mut *disk, 0, 2)?;
     }
-    std::fs::remove_file(&path).map_err(|e| PoolError::io(&path, e))?;
+    for (path, found) in [(&path, &found[0]), (&part, &found[1])] {
+        if found.is_some() {
+            std::fs::remove_file(path).map_err(|e| PoolError::io(path, e))?;
+        }
+    }
     drop(lock);
     let lock_path = dir.join("lock");
     std::fs::remove_file(&lock_path).map_err(|e| PoolError::io(&lock_path, e))?;

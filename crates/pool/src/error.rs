@@ -27,6 +27,29 @@ pub enum PoolError {
     /// A pool is there already.
     #[error("there is a pool in {0} already; use it, or remove it with: terrace pool destroy {0}")]
     Exists(PathBuf),
+    /// The device that holds it is not there.
+    #[error(
+        "{path} is a link to what cannot be found ({error}); attach that device, or correct the link, or remove the pool with: \
+         terrace pool destroy"
+    )]
+    NoDevice {
+        /// The link.
+        path: PathBuf,
+        /// What the system said.
+        error: std::io::Error,
+    },
+    /// The data is shorter than it was.
+    #[error(
+        "{path} has {bytes} bytes, and its superblock says {wanted_bytes}: it was cut; put back what is missing, or another copy"
+    )]
+    Cut {
+        /// The data file.
+        path: PathBuf,
+        /// What it has.
+        bytes: u64,
+        /// What it had.
+        wanted_bytes: u64,
+    },
     /// The superblock does not check.
     #[error("{path}: this is no pool, or both copies of its superblock are damaged")]
     NotAPool {

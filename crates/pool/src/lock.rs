@@ -58,9 +58,10 @@ impl PoolLock {
                 holder,
             });
         }
-        let name = std::env::args().next().unwrap_or_default();
+        // Of a program under `terrace run` it may be any bytes.
+        let name = std::env::args_os().next().unwrap_or_default();
         let process = std::process::id();
-        let text = format!("{process} ({name})\n");
+        let text = format!("{process} ({})\n", name.to_string_lossy());
         let written = file
             .set_len(0)
             .and_then(|()| file.rewind())

@@ -41,13 +41,8 @@ impl Pool {
         options: Options,
         progress: &mut dyn FnMut(&str, u64, u64),
     ) -> Result<Arc<Pool>, PoolError> {
-        match data_path(&options.dir).exists() {
-            true => Pool::open(options),
-            false => {
-                Pool::create(&options, progress)?;
-                Pool::open(options)
-            }
-        }
+        make_missing(&options, progress)?;
+        Pool::open(options)
     }
 
     /// Makes a pool; there must be none.
@@ -55,46 +50,18 @@ impl Pool {
         options: &Options,
         progress: &mut dyn FnMut(&str, u64, u64),
     ) -> Result<Superblock, PoolError> {
-        let dir = &options.dir;
-        let path = data_path(dir);
-        if path.exists() {
-            return Err(PoolError::Exists(dir.clone()));
+        if is_there(&options.dir)? {
+            return Err(PoolError::Exists(options.dir.clone()));
         }
-        let ssd_bytes = match options.ssd_bytes {
-            0 => options.dram_bytes * 4,
-            bytes => bytes,
-        };
-        let secret = new_secret(dir)?;
-        let block = options.device.as_deref().map(FileDevice::open);
-        let block = block.transpose()?;
-        // What is refused for its settings leaves nothing behind.
-        let plan = |bytes| Superblock::plan(options, bytes, secret);
-        plan(block.as_ref().map_or(ssd_bytes, Device::len_bytes))?;
-        make_dir(dir)?;
-        let _lock = PoolLock::take(dir)?;
-        // Under another name until it is whole: a pool half made is none.
-        let part = dir.join("data.part");
-        let _ = std::fs::remove_file(&part);
-        let device = match (block, &options.device) {
-            (Some(device), Some(at)) => {
-                std::os::unix::fs::symlink(at, &part).map_err(|e| PoolError::io(&part, e))?;
-                device
-            }
-            _ => make_file(options, &part, ssd_bytes, progress)?,
-        };
-        let superblock = plan(device.len_bytes())?;
-        superblock.write(&mut *device.plain_queue()?)?;
-        std::fs::rename(&part, &path).map_err(|e| PoolError::io(&path, e))?;
-        sync_dir(dir)?;
-        Ok(superblock)
+        make(options, progress, &|_| Ok(()))
     }
 
     /// Opens a pool that exists.
     pub fn open(options: Options) -> Result<Arc<Pool>, PoolError> {
-        let path = data_path(&options.dir);
-        if !path.exists() {
+        if !is_there(&options.dir)? {
             return Err(PoolError::Missing(options.dir.clone()));
         }
+        let path = data_path(&options.dir);
         let mut lock = PoolLock::take(&options.dir)?;
         let device = Arc::new(FileDevice::open(&path)?);
         lock.claim(&device)?;
@@ -122,10 +89,8 @@ impl<D: Snapshot + Send> Pool<D> {
         make: MakeDirectory<'_, D>,
         progress: &mut dyn FnMut(&str, u64, u64),
     ) -> Result<Arc<Pool<D>>, PoolError> {
+        make_missing(&options, progress)?;
         let path = data_path(&options.dir);
-        if !path.exists() {
-            Pool::create(&options, progress)?;
-        }
         let mut lock = PoolLock::take(&options.dir)?;
         let mut device = FileDevice::open(&path)?;
         lock.claim(&device)?;
@@ -165,7 +130,17 @@ impl<D: Snapshot + Send> Pool<D> {
                 path: data_path(&options.dir),
             })?;
         check_contents(&options, &superblock)?;
-        check_sizes(&options, &superblock, device.len_bytes(), arena.is_some())?;
+        // Tests bring an arena, which may be smaller.
+        if arena.is_none() {
+            check_dram(&options, &superblock)?;
+        }
+        if device.len_bytes() < superblock.len_bytes() {
+            return Err(PoolError::Cut {
+                path: data_path(&options.dir),
+                bytes: device.len_bytes(),
+                wanted_bytes: superblock.len_bytes(),
+            });
+        }
         if !both {
             tracing::warn!("one copy of the superblock is damaged; writing both again");
             superblock.write_copies(&mut *disk)?;
@@ -357,6 +332,72 @@ pub(crate) fn pieces_for(options: &Options, superblock: &Superblock) -> usize {
     (bytes / segment / u64::from(superblock.lanes)) as usize
 }
 
+/// Makes the pool if there is none; what it could not be opened with afterwards is refused before that.
+fn make_missing(
+    options: &Options,
+    progress: &mut dyn FnMut(&str, u64, u64),
+) -> Result<(), PoolError> {
+    if is_there(&options.dir)? {
+        return Ok(());
+    }
+    make(options, progress, &|planned| check_dram(options, planned)).map(drop)
+}
+
+/// Makes a pool of which `fits` has nothing to say against the plan.
+fn make(
+    options: &Options,
+    progress: &mut dyn FnMut(&str, u64, u64),
+    fits: &dyn Fn(&Superblock) -> Result<(), PoolError>,
+) -> Result<Superblock, PoolError> {
+    let dir = &options.dir;
+    let path = data_path(dir);
+    let ssd_bytes = match options.ssd_bytes {
+        0 => options.dram_bytes.saturating_mul(4),
+        bytes => bytes,
+    };
+    let secret = new_secret(dir)?;
+    let block = options.device.as_deref().map(FileDevice::open);
+    let block = block.transpose()?;
+    // What is refused for its settings leaves nothing behind.
+    let plan = |bytes| Superblock::plan(options, bytes, secret);
+    fits(&plan(block.as_ref().map_or(ssd_bytes, Device::len_bytes))?)?;
+    if let (Some(device), Some(at)) = (&block, &options.device)
+        && Superblock::read(&mut *device.plain_queue()?)?.is_some()
+    {
+        return Err(PoolError::Setting {
+            what: "the device",
+            asked: at.display().to_string(),
+            allowed: "there is a pool on it already; use it by a link to it named `data` in a pool's directory, or remove it there \
+                with: terrace pool destroy"
+                .into(),
+        });
+    }
+    make_dir(dir)?;
+    let _lock = PoolLock::take(dir)?;
+    if is_there(dir)? {
+        // Another process was quicker.
+        return Err(PoolError::Exists(dir.clone()));
+    }
+    // Under another name until it is whole: a pool half made is none.
+    let part = part_path(dir);
+    let _ = std::fs::remove_file(&part);
+    let device = match (block, &options.device) {
+        (Some(device), Some(at)) => {
+            // By the name that was said, which stays the same when devices are numbered anew.
+            let linked =
+                std::path::absolute(at).and_then(|at| std::os::unix::fs::symlink(at, &part));
+            linked.map_err(|e| PoolError::io(&part, e))?;
+            device
+        }
+        _ => make_file(options, &part, ssd_bytes, progress)?,
+    };
+    let superblock = plan(device.len_bytes())?;
+    superblock.write(&mut *device.plain_queue()?)?;
+    std::fs::rename(&part, &path).map_err(|e| PoolError::io(&path, e))?;
+    sync_dir(dir)?;
+    Ok(superblock)
+}
+
 /// A pool is opened for what it holds.
 fn check_contents(options: &Options, superblock: &Superblock) -> Result<(), PoolError> {
     match options.contents == superblock.contents {
@@ -419,41 +460,27 @@ fn new_secret(dir: &Path) -> Result<[u64; 3], PoolError> {
     Ok(secret)
 }
 
-fn check_sizes(
-    options: &Options,
-    superblock: &Superblock,
-    device_bytes: u64,
-    test: bool,
-) -> Result<(), PoolError> {
+/// Whether the lanes of a pool can be had within the cap, and their directories name all of it.
+fn check_dram(options: &Options, superblock: &Superblock) -> Result<(), PoolError> {
     let lanes = u64::from(superblock.lanes);
+    let refused = |allowed| PoolError::Setting {
+        what: "the DRAM cap",
+        asked: format!("{} MiB", options.dram_bytes >> 20),
+        allowed,
+    };
     let least = DRAM_PER_LANE_MIN_BYTES * lanes;
-    if options.dram_bytes < least && !test {
-        return Err(PoolError::Setting {
-            what: "the DRAM cap",
-            asked: format!("{} MiB", options.dram_bytes >> 20),
-            allowed: format!("a pool of {lanes} lanes needs at least {} MiB", least >> 20),
-        });
+    if options.dram_bytes < least {
+        return Err(refused(format!(
+            "a pool of {lanes} lanes (one for each thread that it is made for) needs at least {} MiB",
+            least >> 20
+        )));
     }
     let most = 16u64 << superblock.unit_bits();
     if options.dram_bytes / lanes > most {
-        return Err(PoolError::Setting {
-            what: "the DRAM cap",
-            asked: format!("{} MiB", options.dram_bytes >> 20),
-            allowed: format!(
-                "this pool was made for at most {} MiB",
-                (most * lanes) >> 20
-            ),
-        });
-    }
-    if device_bytes < superblock.len_bytes() {
-        return Err(PoolError::Setting {
-            what: "the length of the pool's data",
-            asked: format!("{device_bytes} bytes"),
-            allowed: format!(
-                "its superblock says {} bytes; the file was cut",
-                superblock.len_bytes()
-            ),
-        });
+        return Err(refused(format!(
+            "a pool of this size and {lanes} lanes takes at most {} MiB",
+            (most * lanes) >> 20
+        )));
     }
     Ok(())
 }
@@ -461,6 +488,25 @@ fn check_sizes(
 /// The file (or link to a block device) that holds a pool's data.
 pub(crate) fn data_path(dir: &Path) -> PathBuf {
     dir.join("data")
+}
+
+/// Where that is while it is made; what a process left that was ended meanwhile.
+pub(crate) fn part_path(dir: &Path) -> PathBuf {
+    dir.join("data.part")
+}
+
+/// Whether there is a pool. A link to what is not there is one whose device is missing, and no place for another.
+pub(crate) fn is_there(dir: &Path) -> Result<bool, PoolError> {
+    let path = data_path(dir);
+    match std::fs::symlink_metadata(&path) {
+        Ok(found) if found.is_symlink() => match std::fs::metadata(&path) {
+            Ok(_) => Ok(true),
+            Err(error) => Err(PoolError::NoDevice { path, error }),
+        },
+        Ok(_) => Ok(true),
+        Err(e) if e.kind() == ErrorKind::NotFound => Ok(false),
+        Err(e) => Err(PoolError::io(&path, e)),
+    }
 }
 
 /// Makes the pool's own directory; those above it must be there, since a path that was mistyped would be made as well.

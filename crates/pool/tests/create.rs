@@ -44,6 +44,70 @@ fn a_refused_pool_leaves_nothing_and_a_better_one_can_follow() {
             Pool::create(&large, &mut |_, _, _| {}),
             Err(PoolError::Exists(_))
         ));
-        std::fs::remove_dir_all(&dir).unwrap();
+        if device.is_some() {
+            let other = options(at.path().join("other"), 0, device);
+            let refused = Pool::create(&other, &mut |_, _, _| {}).unwrap_err();
+            assert!(refused.to_string().contains("a pool on it"), "{refused}");
+            terrace_pool::destroy(&dir).unwrap();
+            Pool::create(&other, &mut |_, _, _| {}).unwrap();
+        } else {
+            std::fs::remove_dir_all(&dir).unwrap();
+        }
     }
+}
+
+#[test]
+fn a_link_to_a_device_that_is_not_there_is_no_place_for_a_pool() {
+    let at = tempfile::tempdir().unwrap();
+    let data = at.path().join("data");
+    let missing = at.path().join("missing");
+    std::os::unix::fs::symlink(&missing, &data).unwrap();
+    let asked = options(at.path().into(), 64 << 20, None);
+    for refused in [
+        Pool::open_or_create(asked.clone(), &mut |_, _, _| {}).err(),
+        Pool::create(&asked, &mut |_, _, _| {}).err(),
+        Pool::open(asked.clone()).err(),
+        terrace_pool::info(at.path()).err(),
+    ] {
+        assert!(
+            matches!(refused, Some(PoolError::NoDevice { .. })),
+            "{refused:?}"
+        );
+        assert_eq!(std::fs::read_link(&data).unwrap(), missing);
+    }
+    terrace_pool::destroy(at.path()).unwrap();
+    assert!(!at.path().exists());
+}
+
+#[test]
+fn what_cannot_be_opened_afterwards_is_not_made() {
+    let at = tempfile::tempdir().unwrap();
+    let asked = Options {
+        threads: 3,
+        ..options(at.path().join("pool"), 128 << 20, None)
+    };
+    let refused = Pool::open_or_create(asked.clone(), &mut |_, _, _| {}).err();
+    let refused = refused.expect("32 MiB are too few for 3 lanes");
+    assert!(
+        matches!(refused, PoolError::Setting { .. }) && refused.to_string().contains("48 MiB"),
+        "{refused}"
+    );
+    assert!(!asked.dir.exists());
+    let fewer = Options {
+        threads: 2,
+        ..asked
+    };
+    Pool::open_or_create(fewer, &mut |_, _, _| {}).unwrap();
+}
+
+#[test]
+fn what_is_half_made_is_removed() {
+    let at = tempfile::tempdir().unwrap();
+    let dir = at.path().join("pool");
+    std::fs::create_dir(&dir).unwrap();
+    for name in ["data.part", "lock"] {
+        File::create(dir.join(name)).unwrap();
+    }
+    terrace_pool::destroy(&dir).unwrap();
+    assert!(!dir.exists());
 }

@@ -155,6 +155,27 @@ fn e2e_what_is_too_small_is_refused_before_anything_starts() {
 }
 
 #[test]
+fn e2e_a_library_that_the_loader_would_not_find_is_refused_before_anything_starts() {
+    let dir = dir();
+    let started = dir.path().join("started");
+    let binary = support::binary();
+    let beside = binary.with_file_name("libterrace_preload.so");
+    for name in ["a place", "a:place", "$LIB"] {
+        let place = dir.path().join(name);
+        std::fs::create_dir(&place).expect("a directory");
+        for file in [&binary, &beside] {
+            let to = place.join(file.file_name().expect("a name"));
+            std::fs::copy(file, to).expect("a copy");
+        }
+        let mut command = Command::new(place.join("terrace"));
+        command.args(["run", "--dram", "32M", "--", "touch"]);
+        let (well, said) = output(command.arg(&started));
+        assert!(!well && said.contains("LD_PRELOAD"), "{name}: {said}");
+        assert!(!started.exists(), "{name}: it was started all the same");
+    }
+}
+
+#[test]
 fn e2e_a_pool_that_cannot_be_opened_later_leaves_nothing() {
     let dir = dir();
     let program = compiled(dir.path(), "odd.c", &[]);

@@ -3,7 +3,9 @@
 
 mod support;
 
+use std::ffi::OsStr;
 use std::io::{BufRead, BufReader, Read, Write};
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{FileExt, PermissionsExt};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::process::{Command, Stdio};
@@ -53,6 +55,19 @@ fn e2e_a_shell_has_its_own_numbers_for_files() {
         let file = std::fs::read_to_string(dir.path().join(format!("file{n}")));
         assert_eq!(file.expect("a file"), "mine\n", "file {n}");
     }
+}
+
+#[test]
+fn e2e_a_name_that_is_not_utf8_is_no_matter() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let name = dir.path().join(OsStr::from_bytes(b"caf\xe9"));
+    std::os::unix::fs::symlink("/usr/bin/python3", &name).expect("a link");
+    let mut command = command(CAP_MIB, &["--ssd", "1G", "--report", "none"], None);
+    command
+        .arg(name)
+        .args(["-c", "print(len(bytearray(60 << 20)))"]);
+    let (well, said) = output(&mut command);
+    assert!(well && said == "62914560\n", "{said}");
 }
 
 #[test]

@@ -320,11 +320,14 @@ fn e2e_what_cannot_be_served_is_refused_with_the_reason() {
     );
     let dram = "--dram is 1048576 bytes: a pool needs at least 16 MiB";
     refused(&["--dram", "1M", "--", "true"], dram);
-    let misuse = std::process::Command::new(support::binary())
-        .args(["run", "--dram", "1M", "--", "true"])
-        .output()
-        .expect("it starts");
-    assert_eq!(misuse.status.code(), Some(2), "wrong usage");
+    for sizes in [["1M", "1G"], ["32M", "1K"], ["32M", "0"]] {
+        let [dram, ssd] = sizes;
+        let misuse = std::process::Command::new(support::binary())
+            .args(["run", "--dram", dram, "--ssd", ssd, "--", "true"])
+            .output()
+            .expect("it starts");
+        assert_eq!(misuse.status.code(), Some(2), "{sizes:?}: wrong usage");
+    }
     refused(
         &["--dram", "32M", "--pool", "/dev/shm/x", "--", "true"],
         "tmpfs",

@@ -1,15 +1,22 @@
-//! The process and its surroundings: one process a pool, file modes, addresses, clean stops that leave the next start
-//! warm, cold reads in a pipeline, and the tools that come with Redis.
+//! The process and its surroundings: one process a pool, file modes, addresses, devices, refused settings, where stdout and stderr take
+//! nothing, signals, clean stops that leave the next start warm, cold reads in a pipeline, and the tools that come with Redis.
 
 mod support;
 
-use std::io::Write;
+use std::ffi::OsStr;
+use std::fs::File;
+use std::io::{Read, Write};
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::PermissionsExt;
-use std::process::{Command, Stdio};
+use std::os::unix::process::ExitStatusExt;
+use std::path::Path;
+use std::process::{Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
+use rustix::fs::{FlockOperation, flock};
+use rustix::process::{Pid, Signal, kill_process};
 use support::resp::{Client, Reply};
-use support::{Rng, Server, TempDir, alone, run, said, value_of};
+use support::{Rng, Server, TempDir, alone, binary, free_addr, run, said, value_of};
 
 const SMALL: &[&str] = &["--dram", "64M", "--ssd", "512M", "--threads", "2"];
 
@@ -97,6 +104,217 @@ fn e2e_only_loopback_is_served() {
         );
     }
     assert!(!pool.exists(), "a refused start makes no pool");
+}
+
+/// Runs the binary with a path among its arguments, and stdout and stderr elsewhere.
+fn run_at(args: &[&str], path: &Path, stdout: Stdio) -> Output {
+    let ran = Command::new(binary())
+        .args(args)
+        .arg(path)
+        .stdin(Stdio::null())
+        .stdout(stdout)
+        .stderr(Stdio::piped())
+        .output();
+    ran.expect("the binary runs")
+}
+
+/// What an output's path was printed as.
+fn shown(path: &Path) -> &str {
+    path.to_str().expect("a printable path")
+}
+
+#[test]
+fn e2e_settings_that_make_no_sense_make_no_pool() {
+    let dir = TempDir::new("no-sense");
+    let pool = dir.pool();
+    let path = shown(&pool);
+    let serve = ["serve", "--resp", "127.0.0.1:0", "--pool", path];
+    for (args, why) in [
+        (["--dram", "1M", "--ssd", "25M", "--threads", "1"], "16 MiB"),
+        (["--dram", "64M", "--ssd", "1M", "--threads", "1"], "25 MiB"),
+        (
+            ["--dram", "64M", "--ssd", "0", "--threads", "1"],
+            "--ssd is 0",
+        ),
+        (["--dram", "64M", "--ssd", "1G", "--threads", "5"], "80 MiB"),
+    ] {
+        let refused = run(&[&serve[..], &args].concat());
+        let text = said(&refused);
+        assert_eq!(refused.status.code(), Some(2), "{args:?}: {text}");
+        assert!(text.contains(why), "{args:?}: no {why} in {text}");
+        assert!(!pool.exists(), "{args:?} made a pool");
+    }
+    for ssd in ["0", "1M"] {
+        let refused = run(&["pool", "create", path, "--ssd", ssd]);
+        assert_eq!(refused.status.code(), Some(2), "{}", said(&refused));
+        assert!(!pool.exists(), "--ssd {ssd} made a pool");
+    }
+}
+
+/// A file is the device here: a real one needs root.
+#[test]
+fn e2e_a_pool_on_a_device_is_found_by_its_link_and_none_is_made_where_that_leads_nowhere() {
+    let dir = TempDir::new("device");
+    let pool = dir.pool();
+    let (device, away) = (dir.path().join("device"), dir.path().join("away"));
+    let file = File::create(&device).expect("a file");
+    file.set_len(64 << 20).expect("its length");
+    // As it is found from here, and not from the pool's directory.
+    let made = Command::new(binary())
+        .current_dir(dir.path())
+        .args(["pool", "create", "pool", "--device", "device"])
+        .output()
+        .expect("the binary runs");
+    assert!(made.status.success(), "{}", said(&made));
+    let args = ["--dram", "64M", "--threads", "1"];
+    let server = Server::start(&pool, &args);
+    assert!(server.client().words("SET k v").is_ok());
+    server.shutdown();
+    std::fs::rename(&device, &away).expect("the device goes away");
+    let serve = ["serve", "--resp", "127.0.0.1:0", "--pool", shown(&pool)];
+    let refused = run(&[&serve[..], &args].concat());
+    let text = said(&refused);
+    assert_eq!(refused.status.code(), Some(1), "{text}");
+    assert!(text.contains("attach that device"), "{text}");
+    assert!(pool.join("data").is_symlink(), "the link is gone");
+    std::fs::rename(&away, &device).expect("the device comes back");
+    let server = Server::start(&pool, &args);
+    assert_eq!(server.client().words("GET k"), Reply::Bulk(b"v".to_vec()));
+    server.shutdown();
+    let gone = run(&["pool", "destroy", shown(&pool), "--yes"]);
+    assert!(gone.status.success() && device.exists(), "{}", said(&gone));
+}
+
+/// What is logged must not be in the way of what is kept.
+#[test]
+fn e2e_a_log_that_takes_nothing_harms_nothing() {
+    let dir = TempDir::new("no-log");
+    let pool = dir.pool();
+    let start = |stderr: Stdio| {
+        let addr = free_addr();
+        let args = ["--durability", "async", "--flush-interval", "60000"];
+        let child = Command::new(binary())
+            .args(["serve", "--resp", &addr.to_string(), "--pool", shown(&pool)])
+            .args([SMALL, &args].concat())
+            .stdout(Stdio::null())
+            .stderr(stderr)
+            .spawn();
+        (child.expect("the server starts"), addr)
+    };
+    let (mut child, addr) = start(Stdio::piped());
+    let mut log = child.stderr.take().expect("a pipe");
+    let mut text = Vec::new();
+    while !String::from_utf8_lossy(&text).contains("serving the Redis") {
+        let mut byte = [0];
+        assert_eq!(log.read(&mut byte).expect("a log"), 1, "it ended");
+        text.push(byte[0]);
+    }
+    let mut client = Client::connect(addr);
+    drop(log);
+    fill(&mut client, 0..8, 100);
+    kill_process(Pid::from_child(&child), Signal::TERM).expect("a signal");
+    let status = child.wait().expect("its end");
+    assert!(status.success(), "without a reader of its log: {status}");
+
+    let full = File::options().write(true).open("/dev/full");
+    let (mut child, addr) = start(full.expect("/dev/full").into());
+    let begun = Instant::now();
+    while std::net::TcpStream::connect(addr).is_err() {
+        assert!(begun.elapsed() < Duration::from_secs(60), "no server");
+        let ended = child.try_wait().expect("a child");
+        assert!(ended.is_none(), "with a full log: {ended:?}");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    let mut client = Client::connect(addr);
+    (0..8).for_each(|key| get_right(&mut client, key, 100));
+    kill_process(Pid::from_child(&child), Signal::TERM).expect("a signal");
+    let status = child.wait().expect("its end");
+    assert!(status.success(), "with a full log: {status}");
+}
+
+#[test]
+fn e2e_where_stdout_takes_nothing_it_is_said_and_nothing_panics() {
+    let dir = TempDir::new("no-stdout");
+    let pool = dir.pool();
+    let commands: [&[&str]; 7] = [
+        &["pool", "create", "--ssd", "32M"],
+        &["pool", "info"],
+        &["pool", "check"],
+        &["pool", "drop-checkpoints", "--json"],
+        &["doctor"],
+        &["doctor", "--json"],
+        &["pool", "destroy", "--yes"],
+    ];
+    for full in [true, false] {
+        for args in commands {
+            let stdout = match full {
+                true => File::options()
+                    .write(true)
+                    .open("/dev/full")
+                    .map(Stdio::from),
+                // Its reader is gone at once.
+                false => std::io::pipe().map(|(_, to)| Stdio::from(to)),
+            };
+            let ran = run_at(args, &pool, stdout.expect("a file"));
+            let text = said(&ran);
+            assert!(!text.contains("panicked"), "{args:?}: {text}");
+            let want = i32::from(full);
+            assert_eq!(ran.status.code(), Some(want), "{args:?}: {text}");
+            assert_eq!(text.contains("stdout"), full, "{args:?}: {text}");
+        }
+        let list = run_at(&["bench", "list", "--out"], &pool, Stdio::piped());
+        assert!(list.status.success(), "{}", said(&list));
+        assert!(!pool.exists(), "it was to be destroyed");
+    }
+}
+
+#[test]
+fn e2e_json_names_a_path_that_is_not_utf8() {
+    let dir = TempDir::new("not-utf8");
+    let pool = dir.path().join(OsStr::from_bytes(b"p\xff"));
+    let commands: [&[&str]; 5] = [
+        &["pool", "create", "--ssd", "32M", "--json"],
+        &["doctor", "--json"],
+        &["pool", "check", "--json"],
+        &["pool", "drop-checkpoints", "--json"],
+        &["pool", "destroy", "--yes", "--json"],
+    ];
+    for args in commands {
+        let ran = run_at(args, &pool, Stdio::piped());
+        assert!(ran.status.success(), "{args:?}: {}", said(&ran));
+        let text = String::from_utf8(ran.stdout).expect("UTF-8");
+        assert!(text.ends_with("}\n"), "{args:?}: {text}");
+        let names_it = !["create", "check"].contains(&args[1]);
+        assert_eq!(text.contains("p\u{fffd}\""), names_it, "{args:?}: {text}");
+    }
+    assert!(!pool.exists());
+}
+
+#[test]
+fn e2e_a_start_that_takes_long_ends_at_a_signal() {
+    let dir = TempDir::new("long-start");
+    let pool = dir.pool();
+    Server::start(&pool, SMALL).shutdown();
+    // As if a killed process still had writes under way: that is waited for.
+    let data = File::open(pool.join("data")).expect("the data");
+    flock(&data, FlockOperation::LockExclusive).expect("it is had");
+    for signal in [Signal::INT, Signal::TERM] {
+        let mut server = Server::spawn(&pool, SMALL, None);
+        let begun = Instant::now();
+        let lock = pool.join("lock");
+        while std::fs::read_to_string(&lock).is_ok_and(|l| !l.contains(&server.pid().to_string())) {
+            assert!(
+                begun.elapsed() < Duration::from_secs(20),
+                "it does not open"
+            );
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        server.signal(signal);
+        let status = server.wait(Duration::from_secs(10));
+        assert_eq!(status.signal(), Some(signal.as_raw()), "{status}");
+    }
+    drop(data);
+    Server::start(&pool, SMALL).shutdown();
 }
 
 /// Much more than DRAM, a hot set that is read again and again, a stop: the next start has the hot set in DRAM.

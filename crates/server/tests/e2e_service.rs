@@ -144,6 +144,8 @@ fn e2e_make_installs_the_server_and_removes_it() {
     let text = std::fs::read_to_string(&unit).expect("a unit");
     let start = format!("ExecStart={}/bin/terrace serve", there.display());
     assert!(text.contains(&start) && !text.contains("@PREFIX"), "{text}");
+    // Wrong settings (exit code 2) stay wrong.
+    assert!(text.contains("\nRestartPreventExitStatus=2\n"), "{text}");
     if let Ok(output) = Command::new("systemd-analyze")
         .arg("verify")
         .arg(&unit)
@@ -271,4 +273,127 @@ fn e2e_the_debian_package_holds_a_server_that_starts() {
     std::fs::remove_dir_all(state.join("pool")).expect("the administrator deletes it");
     assert_eq!(purge(), "");
     assert!(!state.exists());
+}
+
+/// The package's scripts on a machine made of files: what they ask of systemd is written down, and answered from there.
+struct Machine(TempDir);
+
+impl Machine {
+    fn new() -> Machine {
+        let machine = Machine(TempDir::new("maintained"));
+        for dir in ["bin", "run/systemd/system", "etc/terrace", "state"] {
+            std::fs::create_dir_all(machine.path(dir)).expect("a directory");
+        }
+        let systemctl = r#"case "$1" in
+            enable) echo enabled >"$STATE/enabled" ;;
+            disable) echo disabled >"$STATE/enabled" ;;
+            is-enabled) cat "$STATE/enabled" && grep -q enabled "$STATE/enabled" ;;
+            start) echo active >"$STATE/active" ;;
+            stop) echo inactive >"$STATE/active" ;;
+            is-active) [ "$2" = --quiet ] || cat "$STATE/active"; grep -qx active "$STATE/active" ;;
+            esac"#;
+        let note = r#"echo "$0" >>"$STATE/called""#;
+        for (name, text) in [
+            ("systemctl", systemctl),
+            ("adduser", ":"),
+            ("getent", ":"),
+            ("chgrp", ":"),
+            ("deluser", note),
+        ] {
+            use std::os::unix::fs::PermissionsExt;
+            let path = machine.path("bin").join(name);
+            std::fs::write(&path, format!("#!/bin/sh\n{text}\n")).expect("a file");
+            let mode = std::fs::Permissions::from_mode(0o755);
+            std::fs::set_permissions(path, mode).expect("a mode");
+        }
+        machine.set("enabled", "disabled");
+        machine.set("active", "inactive");
+        machine
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.0.path().join(name)
+    }
+
+    fn set(&self, what: &str, to: &str) {
+        std::fs::write(self.path("state").join(what), format!("{to}\n")).expect("a file");
+    }
+
+    fn is(&self, what: &str, state: &str) -> bool {
+        let text = std::fs::read_to_string(self.path("state").join(what));
+        text.expect("a file").trim() == state
+    }
+
+    /// Runs scripts with their arguments, as dpkg does.
+    fn dpkg(&self, calls: &[&str]) {
+        for call in calls {
+            let mut words = call.split(' ');
+            let script = project().join("packaging").join(words.next().expect("one"));
+            let here = self.0.path().to_str().expect("UTF-8");
+            let mut text = std::fs::read_to_string(script).expect("a script");
+            for place in ["/run/", "/etc/terrace", "/var/lib/terrace"] {
+                text = text.replace(place, &format!("{here}{place}"));
+            }
+            let path = std::env::var("PATH").unwrap_or_default();
+            let ran = Command::new("sh")
+                .args(["-c", &text, "script"])
+                .args(words)
+                .env("STATE", self.path("state"))
+                .env("PATH", format!("{here}/bin:{path}"))
+                .output();
+            let ran = ran.expect("sh");
+            assert!(ran.status.success(), "{call}: {}", said(&ran));
+        }
+        let left = std::fs::read_dir(self.path("run")).expect("it is there");
+        assert_eq!(left.count(), 1, "{calls:?} leave something in /run");
+    }
+}
+
+#[test]
+fn the_packages_scripts_leave_the_server_as_they_found_it() {
+    let first = "postinst configure";
+    let removed = ["prerm remove", "postrm remove"];
+    let upgraded = [
+        "prerm upgrade 2",
+        "postrm upgrade 2",
+        "postinst configure 1",
+    ];
+    let machine = Machine::new();
+    machine.dpkg(&[first]);
+    assert!(machine.is("enabled", "enabled") && machine.is("active", "active"));
+    machine.dpkg(&upgraded);
+    assert!(machine.is("active", "active"), "after an upgrade");
+    for aborted in [
+        ["prerm upgrade 2", "postinst abort-upgrade 2"],
+        ["prerm remove", "postinst abort-remove"],
+        [
+            "prerm deconfigure in-favour x 1",
+            "postinst abort-deconfigure in-favour x 1",
+        ],
+    ] {
+        machine.dpkg(&aborted);
+        assert!(machine.is("active", "active"), "{aborted:?}");
+    }
+    // A start that reads a long log.
+    machine.set("active", "activating");
+    machine.dpkg(&upgraded);
+    assert!(machine.is("active", "active"), "an upgrade during a start");
+    machine.dpkg(&removed);
+    assert!(machine.is("active", "inactive"));
+    machine.dpkg(&["postinst configure 1"]);
+    assert!(machine.is("enabled", "enabled") && machine.is("active", "active"));
+
+    // What an administrator stopped stays so over an upgrade, and what is disabled for good.
+    machine.set("active", "inactive");
+    machine.dpkg(&upgraded);
+    assert!(machine.is("active", "inactive"), "an upgrade started it");
+    machine.set("enabled", "disabled");
+    machine.dpkg(&removed);
+    machine.dpkg(&["postinst configure 1"]);
+    assert!(machine.is("active", "inactive") && machine.is("enabled", "disabled"));
+
+    // There may be a pool of its user's elsewhere.
+    machine.dpkg(&["prerm remove", "postrm remove", "postrm purge"]);
+    assert!(!machine.path("state/called").exists(), "its user is gone");
+    assert!(!machine.path("etc/terrace").exists());
 }

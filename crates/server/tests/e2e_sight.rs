@@ -5,10 +5,11 @@ mod support;
 
 use std::collections::BTreeMap;
 use std::io::{Read, Write};
-use std::net::{SocketAddr, TcpStream};
-use std::process::{Command, Stdio};
-use std::time::Duration;
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::process::{ChildStdin, Command, Stdio};
+use std::time::{Duration, Instant};
 
+use rustix::process::{Pid, Signal, kill_process};
 use support::python::{python, run_python};
 use support::resp::{Client, Reply};
 use support::{Server, TempDir, free_addr, said, value_of};
@@ -195,10 +196,43 @@ fn e2e_top_shows_a_running_server() {
     assert!(commands.iter().any(|c| c["name"] == "set"), "{screen}");
     let text = support::run(&["top", &addr, "--once", "--interval", "0.2"]);
     assert!(said(&text).contains("100 keys"), "{}", said(&text));
-    // In a terminal (of script's), until q is pressed.
+    let (shown, _) = in_a_terminal(&dir, &addr, |keys, _| {
+        keys.write_all(b"q").expect("a key");
+    });
+    assert!(
+        shown.contains("Terraces") && shown.contains("Commands"),
+        "{shown}"
+    );
+    in_a_terminal(&dir, &addr, |_, top| {
+        kill_process(top, Signal::TERM).expect("a signal");
+    });
+    // Keys are obeyed while the server hangs.
+    let (_, took) = in_a_terminal(&dir, &addr, |keys, _| {
+        server.signal(Signal::STOP);
+        std::thread::sleep(Duration::from_secs(1));
+        keys.write_all(b"q").expect("a key");
+    });
+    server.signal(Signal::CONT);
+    assert!(took < Duration::from_secs(5), "q was obeyed after {took:?}");
+    server.shutdown();
+    let gone = support::run(&["top", &addr, "--once"]);
+    assert_eq!(gone.status.code(), Some(1));
+    assert!(said(&gone).contains("no server answers"), "{}", said(&gone));
+}
+
+/// `terrace top` in a terminal (of script's), and what is done there after two seconds: what it showed, and how long it took to end from then on.
+/// The terminal must be as it was then.
+fn in_a_terminal(
+    dir: &TempDir,
+    addr: &str,
+    act: impl FnOnce(&mut ChildStdin, Pid),
+) -> (String, Duration) {
     let program = support::binary();
-    let sized = "stty rows 40 cols 120";
-    let command = format!("{sized}; {} top {addr} --interval 0.2", program.display());
+    let number = dir.path().join("top-process");
+    let (program, to) = (program.display(), number.display());
+    let command = format!(
+        "stty rows 40 cols 120; sh -c 'echo $$ >{to}; exec {program} top {addr} --interval 0.2'; echo ended $?; stty -a"
+    );
     let mut child = Command::new("timeout")
         .args(["30", "script", "-qec", &command, "/dev/null"])
         .env("TERM", "xterm")
@@ -207,17 +241,38 @@ fn e2e_top_shows_a_running_server() {
         .spawn()
         .expect("script (of bsdutils)");
     std::thread::sleep(Duration::from_secs(2));
+    let process = std::fs::read_to_string(number).expect("its number");
+    let process = process.trim().parse().ok().and_then(Pid::from_raw);
     let mut keys = child.stdin.take().expect("its input");
-    keys.write_all(b"q").expect("a key");
+    act(&mut keys, process.expect("its number"));
+    let begun = Instant::now();
     let ended = child.wait_with_output().expect("it ends");
+    let took = begun.elapsed();
     let shown = String::from_utf8_lossy(&ended.stdout).into_owned();
-    assert!(ended.status.success(), "{shown}");
-    assert!(
-        shown.contains("Terraces") && shown.contains("Commands"),
-        "{shown}"
-    );
-    server.shutdown();
-    let gone = support::run(&["top", &addr, "--once"]);
-    assert_eq!(gone.status.code(), Some(1));
-    assert!(said(&gone).contains("no server answers"), "{}", said(&gone));
+    assert!(shown.contains("ended 0"), "{shown}");
+    let (screen, after) = shown.rsplit_once("ended 0").expect("its end");
+    assert!(screen.contains("\u{1b}[?1049l"), "no first screen: {shown}");
+    assert!(after.contains(" icanon"), "the terminal is raw: {after}");
+    (shown, took)
+}
+
+#[test]
+fn e2e_an_answer_that_trickles_is_not_waited_for() {
+    let listener = TcpListener::bind("127.0.0.1:0").expect("an address");
+    let addr = listener.local_addr().expect("an address").to_string();
+    let trickling = std::thread::spawn(move || {
+        let (mut stream, _) = listener.accept().expect("a client");
+        stream.write_all(b"$1000\r\n").expect("a length");
+        while stream.write_all(b"x").is_ok() {
+            std::thread::sleep(Duration::from_millis(200));
+        }
+    });
+    let begun = Instant::now();
+    let refused = support::run(&["top", &addr, "--once"]);
+    let took = begun.elapsed();
+    let text = said(&refused);
+    assert_eq!(refused.status.code(), Some(1), "{text}");
+    assert!(text.contains("no whole answer"), "{text}");
+    assert!(took < Duration::from_secs(20), "after {took:?}");
+    trickling.join().expect("no panic");
 }

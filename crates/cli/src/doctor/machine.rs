@@ -53,10 +53,17 @@ pub(super) enum Bound {
     At(u64),
 }
 
-/// The limit in force (the soft one) in `/proc/self/limits`: "Max open files   1024   4096   files".
-pub(super) fn limit(limits: &str, name: &str) -> Option<Bound> {
+/// Which of two limits: the one in force, or the one up to which a process may raise that itself.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Column {
+    Soft,
+    Hard,
+}
+
+/// A limit in `/proc/self/limits`: "Max open files   1024   4096   files".
+pub(super) fn limit(limits: &str, name: &str, column: Column) -> Option<Bound> {
     let rest = limits.lines().find_map(|line| line.strip_prefix(name))?;
-    match rest.split_whitespace().next()? {
+    match rest.split_whitespace().nth(column as usize)? {
         "unlimited" => Some(Bound::Unlimited),
         number => number.parse().ok().map(Bound::At),
     }
@@ -144,14 +151,20 @@ mod tests {
     use super::*;
 
     #[test]
-    fn limits_are_read_from_the_soft_column() {
+    fn limits_are_read_from_their_column() {
         let limits = "Limit                     Soft Limit           Hard Limit           Units     \n\
                       Max open files            1024                 524288               files     \n\
                       Max locked memory         unlimited            unlimited            bytes     \n";
-        assert_eq!(limit(limits, "Max open files"), Some(Bound::At(1024)));
-        assert_eq!(limit(limits, "Max locked memory"), Some(Bound::Unlimited));
-        assert_eq!(limit(limits, "Max nice priority"), None);
-        assert_eq!(limit("Max open files", "Max open files"), None);
+        let soft = |name| limit(limits, name, Column::Soft);
+        assert_eq!(soft("Max open files"), Some(Bound::At(1024)));
+        assert_eq!(soft("Max locked memory"), Some(Bound::Unlimited));
+        assert_eq!(soft("Max nice priority"), None);
+        let hard = limit(limits, "Max open files", Column::Hard);
+        assert_eq!(hard, Some(Bound::At(524_288)));
+        assert_eq!(
+            limit("Max open files", "Max open files", Column::Soft),
+            None
+        );
     }
 
     #[test]

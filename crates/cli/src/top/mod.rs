@@ -1,32 +1,37 @@
 //! `terrace top`: the terraces of a running server, or of a program under `terrace run`, live in a terminal, or as text or JSON for
-//! scripts. It asks a server (`source`) or a program (`program`) what it counts, makes of two answers what happens in a second
+//! scripts. It asks (`asker`) a server (`source`) or a program (`program`) what it counts, makes of two answers what happens in a second
 //! (`screen`), and shows it (`view`). Never: changes anything there, but for a connection.
 
+mod asker;
 mod program;
 mod screen;
 mod source;
 mod view;
 
-use std::io::{IsTerminal, Write};
+use std::io::IsTerminal;
 use std::net::SocketAddr;
 use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, anyhow};
 use clap::Args;
+use ratatui::DefaultTerminal;
 use ratatui::crossterm::event::{self, Event, KeyCode, KeyEventKind, KeyModifiers};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use terrace_server::auth::Password;
 
 use crate::Failure;
-use program::Program;
+use asker::{Asker, Whom};
 use screen::Screen;
-use source::{Sample, Source};
+use source::Sample;
 
 /// The longest time between two looks.
 const INTERVAL_MAX_S: f64 = 3_600.0;
 /// The shortest one.
 const INTERVAL_MIN_S: f64 = 0.1;
-/// How long a key press may wait to be noticed.
+/// How long a key press or a signal may wait to be noticed.
 const KEY_LOOK: Duration = Duration::from_millis(100);
 
 /// Whose terraces, and how.
@@ -52,29 +57,6 @@ pub struct TopArgs {
     json: bool,
 }
 
-/// Who is asked.
-enum Asked {
-    Server(SocketAddr, Source),
-    Program(Program),
-}
-
-impl Asked {
-    fn sample(&mut self) -> anyhow::Result<Sample> {
-        match self {
-            Asked::Server(_, source) => source.sample(),
-            Asked::Program(program) => program.sample(),
-        }
-    }
-
-    fn name(&self) -> String {
-        match self {
-            Asked::Server(addr, _) => addr.to_string(),
-            // Its number comes with the answer.
-            Asked::Program(_) => String::new(),
-        }
-    }
-}
-
 /// Runs until it is told to end, or the server or program does.
 ///
 /// # Errors
@@ -90,76 +72,94 @@ pub fn run(args: &TopArgs) -> Result<u8, Failure> {
         // The same rules as for the server: who may read the file, and what is in it.
         Password::from_file(path).map_err(|why| Failure::Misuse(anyhow!(why)))?;
     }
-    let mut asked = match args.pid {
-        Some(pid) => Asked::Program(Program::new(pid)),
-        None => {
-            let source = Source::connect(args.addr, args.requirepass_file.as_deref())?;
-            Asked::Server(args.addr, source)
-        }
+    let (whom, name) = match args.pid {
+        // Its number comes with the answer.
+        Some(pid) => (Whom::Program(pid), String::new()),
+        None => (
+            Whom::Server(args.addr, args.requirepass_file.clone()),
+            args.addr.to_string(),
+        ),
     };
+    let mut asker = Asker::start(whom)?;
     let interval = Duration::from_secs_f64(args.interval);
     let live = !args.once && !args.json && std::io::stdout().is_terminal();
     match live {
-        true => show_live(&mut asked, interval)?,
-        false => print(&mut asked, args, interval)?,
+        true => show_live(&mut asker, &name, interval)?,
+        false => print(&mut asker, &name, args, interval)?,
     }
     Ok(0)
 }
 
-/// Looks again after `interval`.
-fn next(asked: &mut Asked, before: &Sample) -> anyhow::Result<(Sample, Screen)> {
-    let now = asked.sample()?;
-    let screen = Screen::between(before, &now, asked.name());
-    Ok((now, screen))
-}
-
-fn print(asked: &mut Asked, args: &TopArgs, interval: Duration) -> anyhow::Result<()> {
-    let mut before = asked.sample()?;
+fn print(asker: &mut Asker, name: &str, args: &TopArgs, interval: Duration) -> anyhow::Result<()> {
+    let mut before = asker.sample()?;
     loop {
         std::thread::sleep(interval);
-        let (now, screen) = next(asked, &before)?;
+        let now = asker.sample()?;
+        let screen = Screen::between(&before, &now, name.to_string());
         before = now;
         let text = match args.json {
             true => serde_json::to_string(&screen)? + "\n",
             false => screen.text(),
         };
-        let mut out = std::io::stdout().lock();
-        match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
-            // Whoever read it has seen enough.
-            Err(e) if e.kind() == std::io::ErrorKind::BrokenPipe => return Ok(()),
-            written => written.context("cannot write to stdout")?,
-        }
-        if args.once {
+        if !crate::print(&text)? || args.once {
             return Ok(());
         }
     }
 }
 
-fn show_live(asked: &mut Asked, interval: Duration) -> anyhow::Result<()> {
-    let mut before = asked.sample()?;
-    let mut screen = Screen::between(&before, &before, asked.name());
+fn show_live(asker: &mut Asker, name: &str, interval: Duration) -> anyhow::Result<()> {
+    let before = asker.sample()?;
+    // By default they would end it with the terminal as it is then.
+    let told_to_end = Arc::new(AtomicBool::new(false));
+    for signal in [SIGHUP, SIGINT, SIGTERM] {
+        let heard = signal_hook::flag::register(signal, told_to_end.clone());
+        heard.context("cannot listen to signals")?;
+    }
     let mut terminal = ratatui::try_init().context("cannot use the terminal")?;
-    let ended = (|| -> anyhow::Result<()> {
-        loop {
-            terminal.draw(|frame| view::draw(frame, &screen))?;
-            let until = Instant::now() + interval;
-            while Instant::now() < until {
-                if event::poll(KEY_LOOK.min(interval))? {
-                    match event::read()? {
-                        event if ends(&event) => return Ok(()),
-                        Event::Resize(..) => {
-                            terminal.draw(|frame| view::draw(frame, &screen))?;
-                        }
-                        _ => {}
-                    }
-                }
-            }
-            let (now, shown) = next(asked, &before)?;
-            (before, screen) = (now, shown);
-        }
-    })();
+    let ended = look_live(asker, name, interval, before, &mut terminal, &told_to_end);
     ratatui::restore();
     ended
+}
+
+fn look_live(
+    asker: &mut Asker,
+    name: &str,
+    interval: Duration,
+    mut before: Sample,
+    terminal: &mut DefaultTerminal,
+    told_to_end: &AtomicBool,
+) -> anyhow::Result<()> {
+    let mut screen = Screen::between(&before, &before, name.to_string());
+    terminal.draw(|frame| view::draw(frame, &screen))?;
+    // Of the next look; none while an answer is waited for.
+    let mut due = Some(Instant::now() + interval);
+    while !told_to_end.load(Ordering::Relaxed) {
+        let wait = due.map_or(Duration::ZERO, |due| {
+            due.saturating_duration_since(Instant::now()).min(KEY_LOOK)
+        });
+        if event::poll(wait)? {
+            match event::read()? {
+                event if ends(&event) => return Ok(()),
+                Event::Resize(..) => {
+                    terminal.draw(|frame| view::draw(frame, &screen))?;
+                }
+                _ => {}
+            }
+        }
+        if due.is_some_and(|due| Instant::now() >= due) {
+            asker.ask();
+            due = None;
+        }
+        if due.is_none()
+            && let Some(now) = asker.told(KEY_LOOK)?
+        {
+            screen = Screen::between(&before, &now, name.to_string());
+            before = now;
+            terminal.draw(|frame| view::draw(frame, &screen))?;
+            due = Some(Instant::now() + interval);
+        }
+    }
+    Ok(())
 }
 
 fn ends(event: &Event) -> bool {

@@ -1,5 +1,5 @@
-//! Asks a program under `terrace run` for its figures, over the socket that the preloaded library has for that. Promises: an answer within
-//! `ANSWER_MAX`, of bounded length, from the process that was asked for and no other, or an error that says what to do. Never: sends
+//! Asks a program under `terrace run` for its figures, over the socket that the preloaded library has for that. Promises: an answer of
+//! bounded length, no part of which takes longer than `ANSWER_MAX`, from the process that was asked for and no other, or an error that says what to do. Never: sends
 //! anything.
 
 use std::collections::BTreeMap;
@@ -14,7 +14,7 @@ use serde_json::Value;
 
 use super::source::Sample;
 
-/// How long the program may take.
+/// How long the program may send nothing.
 const ANSWER_MAX: Duration = Duration::from_secs(10);
 /// The longest answer, bytes.
 const ANSWER_MAX_BYTES: u64 = 64 << 10;

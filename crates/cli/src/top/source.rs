@@ -1,5 +1,5 @@
-//! Asks a server for INFO over the Redis protocol. Promises: an answer within `ANSWER_MAX`, of bounded length, or an error that
-//! says what to do. Never: sends anything but AUTH and INFO.
+//! Asks a server for INFO over the Redis protocol. Promises: `ANSWER_MAX` without a byte of an answer is an error that says what
+//! to do, and an answer is of bounded length. Never: sends anything but AUTH and INFO.
 
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Read, Write};
@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 
-/// How long the server may take.
+/// How long the server may send nothing.
 const ANSWER_MAX: Duration = Duration::from_secs(10);
 /// The longest answer, bytes.
 const ANSWER_MAX_BYTES: u64 = 1 << 20;
