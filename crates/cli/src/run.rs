@@ -16,7 +16,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use terrace_pool::PoolError;
 use terrace_vm::store::{Store, StoreOptions};
-use terrace_vm::{Memory, Options, PAGE_BYTES as PAGE, Way};
+use terrace_vm::{Memory, Options, PAGE_BYTES as PAGE, Way, exec_as_started};
 
 /// The library, beside the command or in a directory for libraries near it.
 const LIBRARY: &str = "libterrace_preload.so";
@@ -134,7 +134,7 @@ pub fn run(args: &RunArgs) -> Result<u8, Failure> {
         Some(unserved) => command.env("TERRACE_RUN_UNSERVED", each(unserved.0).to_string()),
         None => command.env_remove("TERRACE_RUN_UNSERVED"),
     };
-    let failed = command
+    command
         .args(rest)
         .arg0(name)
         .env("LD_PRELOAD", preloads(&library))
@@ -158,8 +158,8 @@ pub fn run(args: &RunArgs) -> Result<u8, Failure> {
                 Faults::Dispatch => "2",
             },
         )
-        .env("TERRACE_RUN_REPORT", report)
-        .exec();
+        .env("TERRACE_RUN_REPORT", report);
+    let failed = exec_as_started(&mut command);
     Err(anyhow!("{} cannot be started: {failed}", program.display()).into())
 }
 

@@ -71,6 +71,26 @@ fn e2e_a_name_that_is_not_utf8_is_no_matter() {
 }
 
 #[test]
+fn e2e_a_signal_that_is_ignored_stays_so() {
+    for pipe in [libc::SIG_IGN, libc::SIG_DFL] {
+        let mut command = command(CAP_MIB, &["--ssd", "1G", "--report", "none"], None);
+        command.args(["grep", "SigIgn", "/proc/self/status"]);
+        // SAFETY: a system call, which is allowed between fork and exec.
+        unsafe {
+            command.pre_exec(move || match libc::signal(libc::SIGPIPE, pipe) {
+                libc::SIG_ERR => Err(std::io::Error::last_os_error()),
+                _ => Ok(()),
+            })
+        };
+        let (well, said) = output(&mut command);
+        let ignored = said.split_whitespace().last().expect("a mask");
+        let ignored = u64::from_str_radix(ignored, 16).expect("a mask");
+        let is_ignored = ignored >> (libc::SIGPIPE - 1) & 1 == 1;
+        assert!(well && is_ignored == (pipe == libc::SIG_IGN), "{said}");
+    }
+}
+
+#[test]
 fn e2e_limits_that_fall() {
     let said = is_ok(&["limits"]);
     assert!(said.contains("RLIMIT_FSIZE) is refused"), "{said}");

@@ -73,5 +73,5 @@ pub use region::{REGION_PAGES_MAX, Region};
 pub use signal::take_sigbus;
 pub use stats::Stats;
 pub use sys::SystemError;
-pub use sys::hold_device;
+pub use sys::{exec_as_started, hold_device};
 pub use terrace_media::descriptors;
