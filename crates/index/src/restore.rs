@@ -109,7 +109,11 @@ pub(crate) fn restore_page(
     let mut page = PageBuf::empty(place);
     raw.iter().for_each(|slot| page.push(*slot));
     tree.put(&page);
-    tree.shards[shard as usize].slots += raw.len() as u32;
+    let directory = &mut tree.shards[shard as usize];
+    directory.slots += raw.len() as u32;
+    if directory.is_whole() && directory.is_too_deep() {
+        tree.merge_all(shard);
+    }
     Ok(())
 }
 

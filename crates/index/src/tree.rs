@@ -173,7 +173,7 @@ impl Tree {
     }
 
     /// Merges all pages of a shard that are small. In the order of hashes, so that of two halves the second finds the first as small as it becomes.
-    fn merge_all(&mut self, shard: u32) {
+    pub(crate) fn merge_all(&mut self, shard: u32) {
         let mut cursor = Some(0);
         while let Some(at) = cursor.and_then(|hash| self.page_of(shard, hash)) {
             let place = Header(self.store.page(at)[0]).place();

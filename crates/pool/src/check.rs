@@ -237,14 +237,14 @@ pub fn destroy(dir: &Path) -> Result<(), PoolError> {
         return Err(PoolError::Missing(dir.to_path_buf()));
     }
     let mut lock = PoolLock::take(dir)?;
-    if found[0].as_ref().is_some_and(|m| m.is_symlink()) && path.exists() {
-        // The device stays; without a superblock it is no pool any more.
-        let device = FileDevice::open(&path)?;
-        lock.claim(&device)?;
-        let mut disk = device.queue(1)?;
-        wipe(&mut *disk, 0, 2)?;
-    }
     for (path, found) in [(&path, &found[0]), (&part, &found[1])] {
+        if found.as_ref().is_some_and(|m| m.is_symlink()) && path.exists() {
+            // The device stays; without a superblock it is no pool any more.
+            let device = FileDevice::open(path)?;
+            lock.claim(&device)?;
+            let mut disk = device.queue(1)?;
+            wipe(&mut *disk, 0, 2)?;
+        }
         if found.is_some() {
             std::fs::remove_file(path).map_err(|e| PoolError::io(path, e))?;
         }

@@ -340,7 +340,11 @@ fn make_missing(
     if is_there(&options.dir)? {
         return Ok(());
     }
-    make(options, progress, &|planned| check_dram(options, planned)).map(drop)
+    match make(options, progress, &|planned| check_dram(options, planned)) {
+        // Another process was quicker.
+        Err(PoolError::Exists(_)) => Ok(()),
+        made => made.map(drop),
+    }
 }
 
 /// Makes a pool of which `fits` has nothing to say against the plan.

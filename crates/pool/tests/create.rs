@@ -111,3 +111,16 @@ fn what_is_half_made_is_removed() {
     terrace_pool::destroy(&dir).unwrap();
     assert!(!dir.exists());
 }
+
+/// The process ended before the link had its name: the device is no pool afterwards, and can be one again.
+#[test]
+fn what_is_half_made_on_a_device_is_no_pool() {
+    let at = tempfile::tempdir().unwrap();
+    let (dir, device) = (at.path().join("pool"), at.path().join("device"));
+    File::create(&device).unwrap().set_len(64 << 20).unwrap();
+    let options = options(dir.clone(), 64 << 20, Some(device));
+    Pool::create(&options, &mut |_, _, _| {}).unwrap();
+    std::fs::rename(dir.join("data"), dir.join("data.part")).unwrap();
+    terrace_pool::destroy(&dir).unwrap();
+    Pool::create(&options, &mut |_, _, _| {}).unwrap();
+}

@@ -258,8 +258,13 @@ fn e2e_where_stdout_takes_nothing_it_is_said_and_nothing_panics() {
             let ran = run_at(args, &pool, stdout.expect("a file"));
             let text = said(&ran);
             assert!(!text.contains("panicked"), "{args:?}: {text}");
-            let want = i32::from(full);
-            assert_eq!(ran.status.code(), Some(want), "{args:?}: {text}");
+            let want = match (full, args[0]) {
+                (true, _) => Some(1),
+                // It says so by that where the machine lacks something.
+                (false, "doctor") => run_at(args, &pool, Stdio::piped()).status.code(),
+                (false, _) => Some(0),
+            };
+            assert_eq!(ran.status.code(), want, "{args:?}: {text}");
             assert_eq!(text.contains("stdout"), full, "{args:?}: {text}");
         }
         let list = run_at(&["bench", "list", "--out"], &pool, Stdio::piped());
@@ -281,7 +286,9 @@ fn e2e_json_names_a_path_that_is_not_utf8() {
     ];
     for args in commands {
         let ran = run_at(args, &pool, Stdio::piped());
-        assert!(ran.status.success(), "{args:?}: {}", said(&ran));
+        // Where the machine lacks something doctor says so by that.
+        let is_well = ran.status.success() || args[0] == "doctor";
+        assert!(is_well, "{args:?}: {}", said(&ran));
         let text = String::from_utf8(ran.stdout).expect("UTF-8");
         assert!(text.ends_with("}\n"), "{args:?}: {text}");
         let names_it = !["create", "check"].contains(&args[1]);

@@ -7,6 +7,7 @@ use std::collections::BTreeMap;
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::process::{ChildStdin, Command, Stdio};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
@@ -220,7 +221,7 @@ fn e2e_top_shows_a_running_server() {
     assert!(said(&gone).contains("no server answers"), "{}", said(&gone));
 }
 
-/// `terrace top` in a terminal (of script's), and what is done there after two seconds: what it showed, and how long it took to end from then on.
+/// `terrace top` in a terminal (of script's), and what is done there once it shows something: what it showed, and how long it took to end from then on.
 /// The terminal must be as it was then.
 fn in_a_terminal(
     dir: &TempDir,
@@ -240,15 +241,30 @@ fn in_a_terminal(
         .stdout(Stdio::piped())
         .spawn()
         .expect("script (of bsdutils)");
-    std::thread::sleep(Duration::from_secs(2));
+    let mut out = child.stdout.take().expect("its output");
+    let shown = Arc::new(Mutex::new(Vec::new()));
+    let shows = shown.clone();
+    let reader = std::thread::spawn(move || {
+        let mut some = [0; 4096];
+        while let Ok(len @ 1..) = out.read(&mut some) {
+            shows.lock().expect("no panic").extend(&some[..len]);
+        }
+    });
+    let text = || String::from_utf8_lossy(&shown.lock().expect("no panic")).into_owned();
+    let begun = Instant::now();
+    while !text().contains("Commands") {
+        assert!(begun.elapsed() < Duration::from_secs(20), "{}", text());
+        std::thread::sleep(Duration::from_millis(20));
+    }
     let process = std::fs::read_to_string(number).expect("its number");
     let process = process.trim().parse().ok().and_then(Pid::from_raw);
     let mut keys = child.stdin.take().expect("its input");
     act(&mut keys, process.expect("its number"));
     let begun = Instant::now();
-    let ended = child.wait_with_output().expect("it ends");
+    child.wait().expect("it ends");
     let took = begun.elapsed();
-    let shown = String::from_utf8_lossy(&ended.stdout).into_owned();
+    reader.join().expect("no panic");
+    let shown = text();
     assert!(shown.contains("ended 0"), "{shown}");
     let (screen, after) = shown.rsplit_once("ended 0").expect("its end");
     assert!(screen.contains("\u{1b}[?1049l"), "no first screen: {shown}");

@@ -326,6 +326,31 @@ mod tests {
     const CAP_BYTES: u64 = 64 << 20;
 
     #[test]
+    fn records_of_blocks_stay_counted_when_the_blocks_are_empty() {
+        const BLOCKS: usize = 1000;
+        let dir = tempfile::tempdir().unwrap();
+        let store = Store::open(&StoreOptions::scratch(dir.path(), CAP_BYTES, 0)).unwrap();
+        let memory = Memory::new(crate::Options {
+            way: Way::InThread,
+            ..Heap::options(&store)
+        });
+        let balance = Balance::new(memory.unwrap(), store);
+        let counted = || {
+            balance.count();
+            balance.counted_bytes.load(Ordering::Relaxed) as usize
+        };
+        let before = counted();
+        let space = &balance.memory.core.space;
+        let pinned: Vec<_> = (0..BLOCKS).map(|block| space.pin(block).unwrap()).collect();
+        // As long as they are used they are the buffer's.
+        assert_eq!(counted(), before);
+        for pinned in pinned {
+            balance.memory.core.unpin(pinned, 1);
+        }
+        assert_eq!(counted(), before + BLOCKS * crate::block::RECORD_BYTES);
+    }
+
+    #[test]
     fn what_is_kept_for_page_tables_follows_what_waits() {
         let dir = tempfile::tempdir().unwrap();
         let store = Store::open(&StoreOptions::scratch(dir.path(), CAP_BYTES, 0)).unwrap();

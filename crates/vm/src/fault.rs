@@ -510,11 +510,16 @@ impl Core {
         policy::pages_of_bytes(bytes, self.tables_bytes()).min(max)
     }
 
-    /// DRAM of page tables and of records, which stay once they were used; of tables that are not freed yet what is more than was kept for them.
+    /// DRAM of page tables and of records; of tables that are not freed yet what is more than was kept for them.
     pub fn tables_bytes(&self) -> usize {
         let waiting = self.grace.bytes().saturating_sub(self.grace.kept_bytes());
-        let records = self.space.records_used() as usize * crate::block::RECORD_BYTES;
-        self.space.live() * crate::PAGE_BYTES + records + waiting
+        self.space.live() * policy::TABLE_BYTES + waiting
+    }
+
+    /// DRAM of records that no block has now: they stay once they were used.
+    pub fn free_records_bytes(&self) -> usize {
+        let free = (self.space.records_used() as usize).saturating_sub(self.space.live());
+        free * crate::block::RECORD_BYTES
     }
 
     /// Whether so many page tables wait to be freed that evicting more does not help.

@@ -251,6 +251,7 @@ impl Memory {
         (core.ghost.bytes()
             + crate::scratch::SCRATCH_BYTES
             + core.grace.kept_bytes()
+            + core.free_records_bytes()
             // Who evicts packs, too.
             + EVICTORS_MAX * crate::lz4::State::BYTES
             + if core.unmodified {

@@ -480,7 +480,7 @@ impl Store {
             if self.committed_bytes().max(ledger.total()) <= ledger.cap_bytes() {
                 return true;
             }
-            self.driver.help(told);
+            self.driver.help_now(told);
         }
         false
     }

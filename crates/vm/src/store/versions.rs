@@ -16,8 +16,8 @@ use std::time::{Duration, Instant};
 
 /// Views at a time: the process that has the pool, and its descendants.
 pub const VIEWS_MAX: usize = 64;
-/// How long another view waits for what is being stored: that may wait for room itself.
-const STORES_WAIT_MAX: Duration = Duration::from_secs(1);
+/// How long another view waits for what is being stored: longer than that may wait for room itself (`ROOM_WAIT_MAX`).
+const STORES_WAIT_MAX: Duration = Duration::from_secs(15);
 const STORES_LOOK: Duration = Duration::from_micros(100);
 /// Pages looked at under one lock when a view ends.
 const END_PAGES: u64 = 4096;
@@ -121,7 +121,7 @@ fn is_shared(views: &[Arc<Tab>], own: &Arc<Tab>, page: u64, table: u8) -> bool {
 
 impl View {
     /// Another view, of the pages as they are in this one when it returns: nothing is stored to it any more. None: there are as many as there may be, or what was being stored
-    /// before is not stored within a second.
+    /// before is not stored within 15 s.
     pub fn fork(&self) -> Option<View> {
         let versions = &self.versions;
         let _alone = versions
