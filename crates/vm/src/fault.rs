@@ -516,12 +516,6 @@ impl Core {
         self.space.live() * policy::TABLE_BYTES + waiting
     }
 
-    /// DRAM of records that no block has now: they stay once they were used.
-    pub fn free_records_bytes(&self) -> usize {
-        let free = (self.space.records_used() as usize).saturating_sub(self.space.live());
-        free * crate::block::RECORD_BYTES
-    }
-
     /// Whether so many page tables wait to be freed that evicting more does not help.
     pub fn tables_wait(&self) -> bool {
         let bytes = self.bytes_max.load(Ordering::Relaxed);

@@ -87,6 +87,12 @@ pub(crate) struct Core {
 }
 
 impl Core {
+    /// DRAM of records that no block has now: they stay once they were used.
+    pub fn free_records_bytes(&self) -> usize {
+        let free = (self.space.records_used() as usize).saturating_sub(self.space.live());
+        free * RECORD_BYTES
+    }
+
     pub fn stats(&self) -> Stats {
         let c = &self.counters;
         let get = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
