@@ -325,9 +325,7 @@ mod tests {
 
     const CAP_BYTES: u64 = 64 << 20;
 
-    #[test]
-    fn records_of_blocks_stay_counted_when_the_blocks_are_empty() {
-        const BLOCKS: usize = 1000;
+    fn balance() -> (tempfile::TempDir, Balance) {
         let dir = tempfile::tempdir().unwrap();
         let store = Store::open(&StoreOptions::scratch(dir.path(), CAP_BYTES, 0)).unwrap();
         let memory = Memory::new(crate::Options {
@@ -335,6 +333,13 @@ mod tests {
             ..Heap::options(&store)
         });
         let balance = Balance::new(memory.unwrap(), store);
+        (dir, balance)
+    }
+
+    #[test]
+    fn records_of_blocks_stay_counted_when_the_blocks_are_empty() {
+        const BLOCKS: usize = 1000;
+        let (_dir, balance) = balance();
         let counted = || {
             balance.count();
             balance.counted_bytes.load(Ordering::Relaxed) as usize
@@ -352,13 +357,7 @@ mod tests {
 
     #[test]
     fn what_is_kept_for_page_tables_follows_what_waits() {
-        let dir = tempfile::tempdir().unwrap();
-        let store = Store::open(&StoreOptions::scratch(dir.path(), CAP_BYTES, 0)).unwrap();
-        let memory = Memory::new(crate::Options {
-            way: Way::InThread,
-            ..Heap::options(&store)
-        });
-        let balance = Balance::new(memory.unwrap(), store);
+        let (_dir, balance) = balance();
         let grace = &balance.memory.core.grace;
         let counted = || balance.counted_bytes.load(Ordering::Relaxed) as usize;
         let look = || {
