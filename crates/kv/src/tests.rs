@@ -2,7 +2,8 @@
 //! start goes on where one cannot be read. Everything that a caller can see is
 //! tested from outside, in `tests/`.
 
-#[path = "../tests/common/mod.rs"]
+#[path = "../tests/store/common.rs"]
+#[allow(dead_code)] // It is the integration tests' and used here in part.
 mod common;
 
 use crate::large::{self, RECORDS, record_places};

@@ -9,7 +9,7 @@
 //! | says that it has ended | |
 //!
 //! Promises: of the two one sees the other, so that no page leaves under a call. Never: makes a fence itself: the caller's is one of the compiler alone, since who ends calm has the kernel make all processors that run the
-//! process have one (membarrier); loom (`tests/section.rs`) runs it with two that are alike.
+//! process have one (membarrier); loom (`tests/e2e/sections.rs`) runs it with two that are alike.
 
 use crate::sync::atomic::{AtomicUsize, Ordering};
 

@@ -6,7 +6,7 @@
 //! | 1 | taken | waited for, by who finds it taken; free, by who has it |
 //! | 2 | taken, and somebody may sleep until the word is another and he is woken | free, and one is woken; or taken, by who has it and wakes one later |
 //!
-//! Promises: who sleeps is woken after the mutex was given back, as long as each that was woken and took it says for those that still sleep that it is waited for. Never: makes a call itself; what it runs on is checked by loom (`tests/waited.rs`).
+//! Promises: who sleeps is woken after the mutex was given back, as long as each that was woken and took it says for those that still sleep that it is waited for. Never: makes a call itself; what it runs on is checked by loom (`tests/e2e/waiting.rs`).
 
 use crate::sync::atomic::{AtomicI32, Ordering};
 

@@ -12,7 +12,7 @@ mod long;
 mod memcached;
 mod memcached_long;
 mod parser;
-#[path = "../../tests/support/port.rs"]
+#[path = "../../tests/e2e/support/port.rs"]
 mod port;
 mod sight;
 mod tls;

@@ -1,5 +1,5 @@
 //! Encrypted connections over real sockets: who is let in and who is not, values of all lengths in both directions, slow readers
-//! and silent ones, and that all memory comes back. Clients are rustls's own; openssl's and redis-cli are in tests/e2e_tls.rs.
+//! and silent ones, and that all memory comes back. Clients are rustls's own; openssl's and redis-cli are in tests/e2e/tls.rs.
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
