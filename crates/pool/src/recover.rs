@@ -74,7 +74,7 @@ pub(crate) fn valid_epoch(surveys: &[Survey]) -> u64 {
     }
 }
 
-/// Calls `f` for each lane with `queues` queues, on threads of their own if there are several lanes.
+/// Calls `f` for each lane with `queues` queues: for the first in this thread, for others in threads of their own.
 fn for_each_lane<D: Send, A: Send, B: Send>(
     device: &Arc<dyn Device>,
     lanes: &mut [Lane<D>],
@@ -86,19 +86,19 @@ fn for_each_lane<D: Send, A: Send, B: Send>(
         let disks: Result<Vec<_>, _> = (0..queues).map(|_| device.queue(QUEUE_DEPTH)).collect();
         f(&mut disks?, lane, a)
     };
-    let each = lanes.iter_mut().zip(with);
-    if each.len() == 1 {
-        return each.map(|(lane, a)| Ok(run(lane, a)?)).collect();
-    }
+    let mut each = lanes.iter_mut().zip(with);
     std::thread::scope(|scope| {
         let run = &run;
-        let threads: Vec<_> = each
+        let first = each.next();
+        let others: Vec<_> = each
             .map(|(lane, a)| scope.spawn(move || run(lane, a)))
             .collect();
-        let results = threads.into_iter().map(|t| match t.join() {
-            Ok(result) => Ok(result?),
+        let first = first.map(|(lane, a)| run(lane, a));
+        let others = others.into_iter().map(|thread| match thread.join() {
+            Ok(result) => result,
             Err(panic) => std::panic::resume_unwind(panic),
         });
-        results.collect()
+        let results = first.into_iter().chain(others);
+        results.map(|result| Ok(result?)).collect()
     })
 }

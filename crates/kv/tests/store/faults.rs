@@ -99,7 +99,7 @@ fn a_failed_flush_makes_the_pool_read_only_and_acknowledges_nothing() {
             .unwrap_err()
             .contains("read-only")
     );
-    let device = SimDevice::with_image(device.crash_image(3), 8);
+    let device = SimDevice::after(&device.after_crash(3), 8);
     let mut rig = Rig::open(&device, Shape::default(), clock());
     for (k, v) in &model {
         assert_eq!(

@@ -104,7 +104,7 @@ fn roots_that_cannot_be_read_keep_no_pool_closed() {
             }
         }
         rig.settle();
-        let device = SimDevice::with_image(device.crash_image(3), 12);
+        let device = SimDevice::after(&device.after_crash(3), 12);
         let mut rig = Rig::open(&device, shape, clock());
         for n in 0..40 {
             let key = format!("new:{n}");
@@ -154,7 +154,7 @@ fn a_segment_that_was_unreadable_for_a_moment_replaces_nothing_newer() {
             rig.run_durable(|w, t| terrace_kv::put(w, t, key, &mut newer, Expiry::None))
                 .unwrap();
         }
-        let device = SimDevice::with_image(device.crash_image(segment), segment);
+        let device = SimDevice::after(&device.after_crash(segment), segment);
         let mut rig = Rig::open(&device, shape, clock());
         for key in model.keys().take(keys) {
             let found = rig.get(key).unwrap();
@@ -216,7 +216,7 @@ fn no_epoch_is_acknowledged_beside_a_flush_that_failed() {
             }
         }
         failed += u32::from(rig.worker.failed().is_some());
-        let device = SimDevice::with_image(device.crash_image(seed), seed);
+        let device = SimDevice::after(&device.after_crash(seed), seed);
         let mut rig = Rig::open(&device, shape, clock());
         for (k, v) in &model {
             let key = String::from_utf8_lossy(k);

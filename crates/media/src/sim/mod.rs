@@ -20,6 +20,7 @@ pub use rng::Rng;
 
 use crate::disk::SharedCounters;
 use crate::{BLOCK_BYTES, Counters, Device, Disk, Done, MediaError, Op, SECTOR_BYTES, Wait};
+use paged::Paged;
 use state::{State, WriteId, lock_state};
 use std::os::fd::RawFd;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -37,6 +38,9 @@ struct Inner {
 
 /// From a sector to a block, by doubling.
 const READ_UNITS: u64 = (BLOCK_BYTES / SECTOR_BYTES).ilog2() as u64 + 1;
+
+/// What a power loss left of a device: only what was written to is copied.
+pub struct Crashed(Paged);
 
 /// A simulated block device. Clones are handles to the same device.
 #[derive(Clone)]
@@ -57,8 +61,17 @@ impl SimDevice {
             "an image of {} bytes",
             image.len()
         );
+        Self::of(Paged::new(Arc::new(image)), seed)
+    }
+
+    /// A device that holds what a crash left, all of it durable. Costs no copy of it.
+    pub fn after(crashed: &Crashed, seed: u64) -> SimDevice {
+        Self::of(crashed.0.clone(), seed)
+    }
+
+    fn of(image: Paged, seed: u64) -> SimDevice {
         let inner = Inner {
-            len_bytes: image.len() as u64,
+            len_bytes: image.len_bytes() as u64,
             read_unit_bytes: SECTOR_BYTES << (seed % READ_UNITS),
             state: Mutex::new(State::new(image, seed)),
             hook: Mutex::new(None),
@@ -77,15 +90,13 @@ impl SimDevice {
     /// One state that a power loss right now could leave, chosen by `seed` alone: what is durable,
     /// plus any part of every write that no completed flush covers, sector by sector, in any order
     /// where they overlap. The device itself is not changed.
-    pub fn crash_image(&self, seed: u64) -> Vec<u8> {
-        let mut image = Vec::new();
-        self.crash_image_into(seed, &mut image);
-        image
+    pub fn after_crash(&self, seed: u64) -> Crashed {
+        Crashed(self.state().after_crash(seed))
     }
 
-    /// Like [`SimDevice::crash_image`], into a vector that is used again.
-    pub fn crash_image_into(&self, seed: u64, image: &mut Vec<u8>) {
-        self.state().crash_image_into(seed, image);
+    /// The bytes of [`SimDevice::after_crash`].
+    pub fn crash_image(&self, seed: u64) -> Vec<u8> {
+        self.after_crash(seed).0.to_vec()
     }
 
     /// What reads see now.

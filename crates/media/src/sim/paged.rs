@@ -18,16 +18,21 @@ impl Image for [u8] {
     }
 }
 
-/// A base that is shared, and the blocks that differ from it.
+/// A base that is shared, and the blocks that differ from it. Clones share those, too, until one of them writes there.
+#[derive(Clone)]
 pub(super) struct Paged {
     base: Arc<Vec<u8>>,
-    changed: Vec<Option<Box<[u8]>>>,
+    changed: Vec<Option<Arc<[u8]>>>,
 }
 
 impl Paged {
     pub(super) fn new(base: Arc<Vec<u8>>) -> Paged {
         let changed = vec![None; base.len() / BLOCK_BYTES];
         Paged { base, changed }
+    }
+
+    pub(super) fn len_bytes(&self) -> usize {
+        self.base.len()
     }
 
     fn block(&self, block: usize) -> &[u8] {
@@ -39,7 +44,7 @@ impl Paged {
 
     fn block_mut(&mut self, block: usize) -> &mut [u8] {
         let base = &self.base[block * BLOCK_BYTES..][..BLOCK_BYTES];
-        self.changed[block].get_or_insert_with(|| base.into())
+        Arc::make_mut(self.changed[block].get_or_insert_with(|| base.into()))
     }
 
     /// Fills `into` from `offset`.
@@ -55,9 +60,8 @@ impl Paged {
         }
     }
 
-    /// Appends all bytes to `image`.
-    pub(super) fn copy_to(&self, image: &mut Vec<u8>) {
-        image.reserve_exact(self.base.len());
+    pub(super) fn to_vec(&self) -> Vec<u8> {
+        let mut image = Vec::with_capacity(self.base.len());
         // One long copy for each run of blocks that are as they were.
         let mut copied = 0;
         for (n, bytes) in self.changed.iter().enumerate() {
@@ -68,11 +72,6 @@ impl Paged {
             }
         }
         image.extend_from_slice(&self.base[copied..]);
-    }
-
-    pub(super) fn to_vec(&self) -> Vec<u8> {
-        let mut image = Vec::new();
-        self.copy_to(&mut image);
         image
     }
 
@@ -105,7 +104,9 @@ mod tests {
         let (mut plain, base) = (base.clone(), Arc::new(base));
         let mut paged = Paged::new(Arc::clone(&base));
         let mut rng = crate::sim::Rng::new(9);
+        let mut earlier = Vec::new();
         for round in 0..100u8 {
+            earlier.push((paged.clone(), plain.clone()));
             let len = rng.below(2 * BLOCK_BYTES);
             let offset = rng.below(plain.len() - len);
             plain.put(offset, &vec![round; len]);
@@ -123,6 +124,11 @@ mod tests {
                 read.len()
             );
         }
+        assert!(
+            earlier
+                .iter()
+                .all(|(paged, plain)| paged.to_vec() == *plain)
+        );
         assert!(
             (0..base.len()).all(|n| base[n] == (n % 251) as u8),
             "the base is shared"

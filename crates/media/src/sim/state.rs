@@ -11,7 +11,7 @@ use super::paged::{Image, Paged};
 use super::rng::Rng;
 use crate::SECTOR_BYTES;
 use rustix::io::Errno;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// A write's number, in the order of submission.
 pub(super) type WriteId = u64;
@@ -78,7 +78,7 @@ impl Write {
     }
 
     /// Puts a random part of the counting sectors into the image.
-    fn apply_torn(&self, image: &mut [u8], rng: &mut Rng) {
+    fn apply_torn(&self, image: &mut Paged, rng: &mut Rng) {
         self.apply(image, |_| rng.coin());
     }
 
@@ -109,11 +109,10 @@ impl Write {
 }
 
 impl State {
-    pub(super) fn new(image: Vec<u8>, seed: u64) -> State {
-        let image = Arc::new(image);
+    pub(super) fn new(image: Paged, seed: u64) -> State {
         State {
-            volatile: Paged::new(Arc::clone(&image)),
-            durable: Paged::new(image),
+            volatile: image.clone(),
+            durable: image,
             writes: Vec::new(),
             completed: 0,
             submitted: 0,
@@ -237,13 +236,12 @@ impl State {
 
     /// See [`super::SimDevice::crash_image`]. A quarter of the seeds give the extremes, which
     /// independent tosses would hardly ever meet when many writes are open.
-    pub(super) fn crash_image_into(&self, seed: u64, image: &mut Vec<u8>) {
-        image.clear();
-        self.durable.copy_to(image);
+    pub(super) fn after_crash(&self, seed: u64) -> Paged {
+        let mut left = self.durable.clone();
         if self.writes.is_empty() {
-            return;
+            return left;
         }
-        let image = image.as_mut_slice();
+        let image = &mut left;
         let mut rng = Rng::new(seed);
         match rng.below(16) {
             0 => {} // Everything open is lost.
@@ -251,17 +249,18 @@ impl State {
             2 | 3 => self.apply_prefix(image, &mut rng),
             _ => self.apply_each(image, &mut rng),
         }
+        left
     }
 
     /// The device wrote in the order it was asked, and stopped in the middle of a write.
-    fn apply_prefix(&self, image: &mut [u8], rng: &mut Rng) {
+    fn apply_prefix(&self, image: &mut Paged, rng: &mut Rng) {
         let torn = rng.below(self.writes.len());
         self.writes[..torn].iter().for_each(|w| w.apply_all(image));
         self.writes[torn].apply_torn(image, rng);
     }
 
     /// Each write for itself, in any order: lost, kept or torn.
-    fn apply_each(&self, image: &mut [u8], rng: &mut Rng) {
+    fn apply_each(&self, image: &mut Paged, rng: &mut Rng) {
         let mut order: Vec<&Write> = self.writes.iter().collect();
         rng.shuffle(&mut order);
         for write in order {

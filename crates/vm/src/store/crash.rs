@@ -8,7 +8,7 @@ use super::tests::{device, options, pool};
 use crate::{Backing, Changed, FetchError, Fetched, PAGE_BYTES, Page};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
-use terrace_media::sim::{Fault, Rng, SimDevice};
+use terrace_media::sim::{Crashed, Fault, Rng, SimDevice};
 
 const PAGES: u64 = 24;
 /// Pages it is made with; the rest come by growing.
@@ -152,7 +152,7 @@ impl Life<'_> {
     }
 }
 
-type Image = (usize, usize, Vec<u8>);
+type Image = (usize, usize, Crashed);
 
 /// Lives on `device` and takes an image at every third event: how many syncs were complete then, and how many had begun.
 fn live(device: &SimDevice, seed: u64) -> (Vec<Content>, Vec<u64>, Vec<Image>) {
@@ -167,9 +167,9 @@ fn live(device: &SimDevice, seed: u64) -> (Vec<Content>, Vec<u64>, Vec<Image>) {
         if event.number % 3 == 0 {
             let complete = told_then.complete.load(Ordering::SeqCst) as usize;
             let begun = told_then.states.lock().expect("unharmed").len() - 1;
-            let image = device.crash_image(event.number ^ seed);
+            let left = device.after_crash(event.number ^ seed);
             let mut images = images_then.lock().expect("unharmed");
-            images.push((complete, begun, image));
+            images.push((complete, begun, left));
         }
     })));
     let (mut now, mut number) = (Content::new(), 0);
@@ -209,8 +209,8 @@ fn at_every_crash_point_a_region_is_as_at_a_completed_sync() {
     let mut judged = 0;
     for seed in 0..4 {
         let (states, numbers, images) = live(&made(seed, SEGMENTS), seed);
-        for (complete, begun, image) in images {
-            let after = SimDevice::with_image(image, seed);
+        for (complete, begun, left) in images {
+            let after = SimDevice::after(&left, seed);
             let (store, named) = open(&after);
             let seen = content(&named, &numbers);
             assert!(
@@ -247,7 +247,7 @@ fn many_lives_that_end_in_a_crash_leave_what_was_synced() {
         (0..PAGES_FIRST).for_each(|page| put(&named, page, 1000));
         expected.pages.fill(life);
         named.store.make_durable().expect("what is pending too");
-        device = SimDevice::with_image(device.crash_image(life), 9);
+        device = SimDevice::after(&device.after_crash(life), 9);
     }
 }
 
@@ -280,10 +280,10 @@ fn a_sync_that_failed_never_comes_to_pass_in_part() {
             ));
             assert!(page.0 == page_of(1).0, "what was pending is there still");
         }
-        let image = device.crash_image(seed);
+        let left = device.after_crash(seed);
         drop(named);
         drop(store);
-        let (_store, named) = open(&SimDevice::with_image(image, seed));
+        let (_store, named) = open(&SimDevice::after(&left, seed));
         let seen = content(&named, &[0, 1, 2]);
         match said {
             Ok(()) => assert_eq!(seen, states[1]),

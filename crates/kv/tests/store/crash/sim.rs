@@ -11,7 +11,7 @@ use crate::common::{Rig, SEGMENT, Shape};
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 use terrace_kv::{Edit, ExpireCond, Expiry, KvError, NewValue};
-use terrace_media::sim::{Fault, Rng, SimDevice};
+use terrace_media::sim::{Crashed, Fault, Rng, SimDevice};
 use terrace_media::{BLOCK_BYTES, Buf, Device, flush_blocking, write_blocking};
 use terrace_pool::{Durability, ManualClock};
 
@@ -45,7 +45,7 @@ impl Progress {
 }
 
 struct Crash {
-    image: Vec<u8>,
+    left: Crashed,
     acked: usize,
     begun: usize,
     state: State,
@@ -166,7 +166,7 @@ fn watch(
         }
         let p = progress.lock().unwrap();
         crashes.lock().unwrap().push(Crash {
-            image: device.crash_image(seed ^ event.wrapping_mul(0x9e37)),
+            left: device.after_crash(seed ^ event.wrapping_mul(0x9e37)),
             acked: p.acked,
             begun: p.begun,
             state: p.state.clone(),
@@ -343,7 +343,7 @@ fn judge(plan: &Plan, crash: &Crash, effects: &[(Effect, u64)], depth: u32) -> R
         )
     };
     let mut judged = 1;
-    let device = SimDevice::with_image(crash.image.clone(), plan.seed ^ crash.event);
+    let device = SimDevice::after(&crash.left, plan.seed ^ crash.event);
     if plan.only_scans {
         drop_roots(&device, plan.shape.lanes);
     }
@@ -364,7 +364,7 @@ fn judge(plan: &Plan, crash: &Crash, effects: &[(Effect, u64)], depth: u32) -> R
         judged += judge(plan, &crash, effects, depth - 1)?;
     }
     if !plan.only_scans && crash.event.is_multiple_of(plan.scan_every) {
-        let scanned = SimDevice::with_image(crash.image.clone(), plan.seed);
+        let scanned = SimDevice::after(&crash.left, plan.seed);
         drop_roots(&scanned, plan.shape.lanes);
         let other = found(plan, crash, &scanned, effects, true)
             .map_err(|e| what(format!("full scan: {e}")))?;

@@ -216,7 +216,7 @@ mod tests {
         // One of its pages is written over; were it to come to pass now, it would in part.
         put(&named, 0, 8);
         store.make_durable().expect("durable");
-        let after = SimDevice::with_image(device.crash_image(1), 1);
+        let after = SimDevice::after(&device.after_crash(1), 1);
         let (_store, named) = open(&after, false);
         for page in 0..2 {
             let mut bytes = Page::ZERO;
