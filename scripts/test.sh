@@ -85,6 +85,8 @@ if [ "${1:-}" = soak ]; then
 else
     step "build" build
     step "unit tests" bounded "$TESTS_SECONDS_MAX" cargo test --locked --workspace -- --skip e2e_
-    step "end-to-end tests" bounded "$TESTS_SECONDS_MAX" cargo test --locked --workspace --tests -- e2e_
+    # One more than there are processors: mostly a test waits for the disk or for a program.
+    threads="${RUST_TEST_THREADS:-$(($(nproc) + 1))}"
+    step "end-to-end tests" bounded "$TESTS_SECONDS_MAX" env RUST_TEST_THREADS="$threads" cargo test --locked --workspace --tests -- e2e_
 fi
 echo "all passed in $SECONDS s"
