@@ -73,8 +73,11 @@ build() {
     local program status=0
     cargo build --release --locked &
     program=$!
+    # What runs in the background does not hear Ctrl-C.
+    trap 'kill "$program"' INT TERM
     cargo test --locked --workspace --no-run || status=$?
     wait "$program" || status=$?
+    trap - INT TERM
     return "$status"
 }
 
