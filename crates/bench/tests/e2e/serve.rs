@@ -3,20 +3,14 @@
 //! The short rows run in `make test`, all of them in `make soak`. Figures of a scaled-down run prove nothing, so only their
 //! presence is looked at, and that no bar is judged by them.
 
+use crate::terrace;
 use serde_json::Value;
-use std::path::PathBuf;
 use std::process::Command;
 
-/// The program, or None where it was not built (a plain `cargo test`).
-fn terrace() -> Option<PathBuf> {
-    let path = std::env::var_os("TERRACE_BIN").map(PathBuf::from)?;
-    path.exists().then_some(path)
-}
-
-fn record(exe: PathBuf, rows: &str) -> Value {
+fn record(rows: &str) -> Value {
     let out_dir =
         std::env::temp_dir().join(format!("terrace-e2e-bench-{}-{rows}", std::process::id()));
-    let out = Command::new(exe)
+    let out = Command::new(terrace())
         .args(["bench", "serve", "--json", "--only", rows, "--out"])
         .arg(&out_dir)
         .args([
@@ -74,8 +68,7 @@ fn check(record: &Value, wanted: &[(&str, &str, usize)]) {
 
 #[test]
 fn e2e_bench_serve_short_rows() {
-    let Some(exe) = terrace() else { return };
-    let record = record(exe, "a,d,f,i,memcached");
+    let record = record("a,d,f,i,memcached");
     check(
         &record,
         &[
@@ -98,8 +91,7 @@ fn e2e_bench_serve_short_rows() {
 #[test]
 #[ignore = "minutes: `make soak` runs it"]
 fn soak_bench_serve_all_rows() {
-    let Some(exe) = terrace() else { return };
-    let record = record(exe, "a,b,c,d,e,f,g,h,i,memcached");
+    let record = record("a,b,c,d,e,f,g,h,i,memcached");
     check(
         &record,
         &[

@@ -6,18 +6,6 @@
 use crate::BLOCK_BYTES;
 use std::sync::Arc;
 
-/// Something that sectors are written to.
-pub(super) trait Image {
-    /// Puts `bytes` at `offset`; both lie within it.
-    fn put(&mut self, offset: usize, bytes: &[u8]);
-}
-
-impl Image for [u8] {
-    fn put(&mut self, offset: usize, bytes: &[u8]) {
-        self[offset..][..bytes.len()].copy_from_slice(bytes);
-    }
-}
-
 /// A base that is shared, and the blocks that differ from it. Clones share those, too, until one of them writes there.
 #[derive(Clone)]
 pub(super) struct Paged {
@@ -75,13 +63,8 @@ impl Paged {
         image
     }
 
-    pub(super) fn flip(&mut self, offset: usize, mask: u8) {
-        self.block_mut(offset / BLOCK_BYTES)[offset % BLOCK_BYTES] ^= mask;
-    }
-}
-
-impl Image for Paged {
-    fn put(&mut self, offset: usize, bytes: &[u8]) {
+    /// Puts `bytes` at `offset`; both lie within it.
+    pub(super) fn put(&mut self, offset: usize, bytes: &[u8]) {
         let mut at = offset;
         let mut left = bytes;
         while !left.is_empty() {
@@ -91,6 +74,10 @@ impl Image for Paged {
             at += now.len();
             left = later;
         }
+    }
+
+    pub(super) fn flip(&mut self, offset: usize, mask: u8) {
+        self.block_mut(offset / BLOCK_BYTES)[offset % BLOCK_BYTES] ^= mask;
     }
 }
 
@@ -109,7 +96,7 @@ mod tests {
             earlier.push((paged.clone(), plain.clone()));
             let len = rng.below(2 * BLOCK_BYTES);
             let offset = rng.below(plain.len() - len);
-            plain.put(offset, &vec![round; len]);
+            plain[offset..][..len].fill(round);
             paged.put(offset, &vec![round; len]);
             assert!(
                 paged.to_vec() == plain,

@@ -7,7 +7,7 @@
 
 use super::event::{Event, EventKind};
 use super::fault::Rules;
-use super::paged::{Image, Paged};
+use super::paged::Paged;
 use super::rng::Rng;
 use crate::SECTOR_BYTES;
 use rustix::io::Errno;
@@ -60,7 +60,7 @@ impl Write {
     }
 
     /// Puts the counting sectors for which `keep` is true into the image.
-    fn apply(&self, image: &mut (impl Image + ?Sized), mut keep: impl FnMut(usize) -> bool) {
+    fn apply(&self, image: &mut Paged, mut keep: impl FnMut(usize) -> bool) {
         for sector in 0..self.sector_count() {
             if keep(sector) && self.counts(sector) {
                 let from = sector * SECTOR_BYTES;
@@ -70,7 +70,7 @@ impl Write {
     }
 
     /// Puts all counting sectors into the image.
-    fn apply_all(&self, image: &mut (impl Image + ?Sized)) {
+    fn apply_all(&self, image: &mut Paged) {
         match self.sectors {
             None => image.put(self.offset, &self.data),
             Some(_) => self.apply(image, |_| true),
@@ -234,7 +234,7 @@ impl State {
         }
     }
 
-    /// See [`super::SimDevice::crash_image`]. A quarter of the seeds give the extremes, which
+    /// See [`super::SimDevice::after_crash`]. A quarter of the seeds give the extremes, which
     /// independent tosses would hardly ever meet when many writes are open.
     pub(super) fn after_crash(&self, seed: u64) -> Paged {
         let mut left = self.durable.clone();

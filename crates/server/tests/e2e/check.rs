@@ -1,9 +1,9 @@
 //! Damage on the medium: one flipped bit in a value or in the superblock, found by `terrace pool check` and met by a
 //! GET with a precise error, while everything else is unharmed.
 
-use std::fs::OpenOptions;
+use std::fs::{File, OpenOptions};
 use std::os::unix::fs::FileExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use crate::support::resp::{Client, Reply};
 use crate::support::{Server, TempDir, flip_bit, run, said, value_of};
@@ -78,6 +78,13 @@ fn others_right(client: &mut Client, but: u64) {
     }
 }
 
+/// What the pool has on the media, to be damaged.
+fn data_of(dir: &TempDir) -> (PathBuf, File) {
+    let data = dir.pool().join("data");
+    let file = OpenOptions::new().read(true).write(true).open(&data);
+    (data, file.expect("the data"))
+}
+
 #[test]
 fn e2e_one_flipped_bit_in_a_value_is_found_and_harms_nothing_else() {
     let dir = TempDir::new("flip-value");
@@ -85,15 +92,10 @@ fn e2e_one_flipped_bit_in_a_value_is_found_and_harms_nothing_else() {
     let (code, text) = check(&dir);
     assert_eq!(code, Some(0), "{text}");
     assert!(text.contains("all is well"), "{text}");
-    let data = dir.pool().join("data");
+    let (data, file) = data_of(&dir);
     let value = value_of(VICTIM, VALUE_BYTES);
     let found = places(&data, &value);
     assert!(!found.is_empty(), "the value is nowhere in the file");
-    let file = OpenOptions::new()
-        .read(true)
-        .write(true)
-        .open(&data)
-        .expect("the data");
     // The log's copy and, after a clean stop, the warm image's.
     for &at in &found {
         flip_bit(&file, at + VALUE_BYTES as u64 / 2, 3);
@@ -144,12 +146,7 @@ fn e2e_one_flipped_bit_in_a_value_is_found_and_harms_nothing_else() {
 fn e2e_one_damaged_superblock_is_repaired_and_two_are_refused() {
     let dir = TempDir::new("flip-superblock");
     filled(&dir);
-    let data = dir.pool().join("data");
-    let file = OpenOptions::new()
-        .read(true)
-        .write(true)
-        .open(&data)
-        .expect("the data");
+    let (_, file) = data_of(&dir);
     for copy in 0..2 {
         flip_bit(&file, copy * BLOCK_BYTES + 20, 5);
         let (code, text) = check(&dir);
@@ -195,12 +192,7 @@ fn e2e_one_damaged_superblock_is_repaired_and_two_are_refused() {
 fn e2e_bits_flipped_all_over_never_bring_a_wrong_value() {
     let dir = TempDir::new("flip-many");
     filled(&dir);
-    let data = dir.pool().join("data");
-    let file = OpenOptions::new()
-        .read(true)
-        .write(true)
-        .open(&data)
-        .expect("the data");
+    let (data, file) = data_of(&dir);
     let mut hurt = 0;
     for key in (0..KEYS).step_by(500) {
         for at in places(&data, &value_of(key, VALUE_BYTES)) {

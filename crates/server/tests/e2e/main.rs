@@ -6,7 +6,6 @@
 mod cap;
 mod check;
 mod clients;
-mod common;
 mod crash;
 mod differential;
 mod full;

@@ -7,10 +7,18 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use crate::common::{Dir, Reply, Serving, Talk, bulk, bytes, encode, ok, run, terrace};
-use crate::support::beside;
+use crate::support::resp::{Client, Reply, encode};
+use crate::support::{Server, TempDir, beside, run, soak_time, value_of};
 
 const SMALL: &[&str] = &["--dram", "64M", "--ssd", "512M", "--threads", "2"];
+
+fn ok() -> Reply {
+    Reply::Simple("OK".to_string())
+}
+
+fn bulk(bytes: impl AsRef<[u8]>) -> Reply {
+    Reply::Bulk(bytes.as_ref().to_vec())
+}
 
 fn with(more: &[&'static str]) -> Vec<&'static str> {
     [SMALL, more].concat()
@@ -18,94 +26,91 @@ fn with(more: &[&'static str]) -> Vec<&'static str> {
 
 #[test]
 fn e2e_commands_work_and_survive_a_clean_stop() {
-    let Some(exe) = terrace() else { return };
-    let dir = Dir::new("clean");
-    let serving = Serving::start(&exe, &dir.pool(), SMALL);
+    let dir = TempDir::new("server-clean");
+    let serving = Server::start(&dir.pool(), SMALL);
     let mut c = serving.client();
-    assert_eq!(c.line("SET a 1"), ok());
-    assert_eq!(c.line("INCR a"), Reply::Int(2));
-    assert_eq!(c.line("MSET x 1 y 2 z 3"), ok());
+    assert_eq!(c.words("SET a 1"), ok());
+    assert_eq!(c.words("INCR a"), Reply::Int(2));
+    assert_eq!(c.words("MSET x 1 y 2 z 3"), ok());
     assert_eq!(
-        c.line("MGET x none z"),
-        Reply::Array(vec![bulk("1"), Reply::Bulk(None), bulk("3")])
+        c.words("MGET x none z"),
+        Reply::Array(vec![bulk("1"), Reply::Nil, bulk("3")])
     );
-    assert_eq!(c.line("DEL x none y"), Reply::Int(2));
-    assert_eq!(c.line("SET t v EX 1000"), ok());
-    assert_eq!(c.line("SET gone v PX 30"), ok());
-    assert_eq!(c.line("SET a 5 XX GET"), bulk("2"));
-    assert_eq!(c.line("GETDEL z"), bulk("3"));
-    assert_eq!(c.line("GETDEL z"), Reply::Bulk(None));
-    assert_eq!(c.line("EXPIRE a -1"), Reply::Int(1));
-    assert_eq!(c.line("SET a 7"), ok());
+    assert_eq!(c.words("DEL x none y"), Reply::Int(2));
+    assert_eq!(c.words("SET t v EX 1000"), ok());
+    assert_eq!(c.words("SET gone v PX 30"), ok());
+    assert_eq!(c.words("SET a 5 XX GET"), bulk("2"));
+    assert_eq!(c.words("GETDEL z"), bulk("3"));
+    assert_eq!(c.words("GETDEL z"), Reply::Nil);
+    assert_eq!(c.words("EXPIRE a -1"), Reply::Int(1));
+    assert_eq!(c.words("SET a 7"), ok());
     std::thread::sleep(Duration::from_millis(60));
-    assert_eq!(c.line("GET gone"), Reply::Bulk(None));
-    assert_eq!(c.line("DBSIZE"), Reply::Int(2));
+    assert_eq!(c.words("GET gone"), Reply::Nil);
+    assert_eq!(c.words("DBSIZE"), Reply::Int(2));
     serving.shutdown();
-    let serving = Serving::start(&exe, &dir.pool(), SMALL);
+    let serving = Server::start(&dir.pool(), SMALL);
     let mut c = serving.client();
-    assert_eq!(c.line("GET a"), bulk("7"));
-    assert_eq!(c.line("EXISTS x y z gone"), Reply::Int(0));
-    let Reply::Int(left) = c.line("TTL t") else {
+    assert_eq!(c.words("GET a"), bulk("7"));
+    assert_eq!(c.words("EXISTS x y z gone"), Reply::Int(0));
+    let Reply::Int(left) = c.words("TTL t") else {
         panic!("TTL")
     };
     assert!((900..=1000).contains(&left), "{left}");
-    assert_eq!(c.line("FLUSHALL"), ok());
-    assert_eq!(c.line("DBSIZE"), Reply::Int(0));
+    assert_eq!(c.words("FLUSHALL"), ok());
+    assert_eq!(c.words("DBSIZE"), Reply::Int(0));
     serving.shutdown();
 }
 
 #[test]
 fn e2e_long_values_go_in_and_out() {
-    let Some(exe) = terrace() else { return };
-    let dir = Dir::new("long");
-    let serving = Serving::start(&exe, &dir.pool(), &with(&["--durability", "async"]));
+    let dir = TempDir::new("server-long");
+    let serving = Server::start(&dir.pool(), &with(&["--durability", "async"]));
     let mut c = serving.client();
     for (n, len) in [65_536, 65_537, 122_880, 1 << 20, 10_000_001]
         .into_iter()
         .enumerate()
     {
-        let value = bytes(len, n as u64);
+        let value = value_of(n as u64, len);
         let key = format!("long{n}");
-        assert_eq!(c.ask(&[b"SET", key.as_bytes(), &value]), ok());
-        assert_eq!(c.ask(&[b"STRLEN", key.as_bytes()]), Reply::Int(len as i64));
-        assert!(c.ask(&[b"GET", key.as_bytes()]) == bulk(&value), "{len}");
+        assert_eq!(c.call(&[b"SET", key.as_bytes(), &value]), ok());
+        assert_eq!(c.call(&[b"STRLEN", key.as_bytes()]), Reply::Int(len as i64));
+        assert!(c.call(&[b"GET", key.as_bytes()]) == bulk(&value), "{len}");
     }
-    let (one, two) = (bytes(100_000, 1), bytes(300_000, 2));
+    let (one, two) = (value_of(1, 100_000), value_of(2, 300_000));
     assert_eq!(
-        c.ask(&[b"MSET", b"a", &one, b"b", b"small", b"c", &two]),
+        c.call(&[b"MSET", b"a", &one, b"b", b"small", b"c", &two]),
         ok()
     );
-    assert!(c.line("MGET c b a") == Reply::Array(vec![bulk(&two), bulk("small"), bulk(&one)]));
-    assert!(c.ask(&[b"SET", b"a", &two, b"GET"]) == bulk(&one));
-    assert!(c.line("GETDEL a") == bulk(&two));
-    let Reply::Error(refused) = c.ask(&[b"GET", &two]) else {
+    assert!(c.words("MGET c b a") == Reply::Array(vec![bulk(&two), bulk("small"), bulk(&one)]));
+    assert!(c.call(&[b"SET", b"a", &two, b"GET"]) == bulk(&one));
+    assert!(c.words("GETDEL a") == bulk(&two));
+    let Reply::Error(refused) = c.call(&[b"GET", &two]) else {
         panic!("a key of 300,000 bytes")
     };
     assert!(refused.contains("300000 bytes"), "{refused}");
     serving.shutdown();
-    let serving = Serving::start(&exe, &dir.pool(), SMALL);
-    assert!(serving.client().line("GET long4") == bulk(bytes(10_000_001, 4)));
+    let serving = Server::start(&dir.pool(), SMALL);
+    assert!(serving.client().words("GET long4") == bulk(value_of(4, 10_000_001)));
     serving.shutdown();
 }
 
 /// What a command has brought is gone with everything else, and the command says so; so does a transaction that had queued it.
 #[test]
 fn e2e_a_deletion_of_everything_midway_is_told_to_who_brings_a_long_value() {
-    let Some(exe) = terrace() else { return };
-    let dir = Dir::new("flushed");
-    let serving = Serving::start(&exe, &dir.pool(), SMALL);
+    let dir = TempDir::new("server-flushed");
+    let serving = Server::start(&dir.pool(), SMALL);
     let (mut c, mut other) = (serving.client(), serving.client());
-    let value = bytes(300_000, 1);
+    let value = value_of(1, 300_000);
     for command in ["SET", "APPEND", "GETSET"] {
         let mut text = Vec::new();
-        text.extend_from_slice(&encode(&[command.as_bytes(), b"k", &value]));
+        encode(&mut text, &[command.as_bytes(), b"k", &value]);
         let (half, rest) = text.split_at(150_000);
         c.stream.write_all(half).unwrap();
         // The first piece has come when its upload is in the figures; a moment does.
         std::thread::sleep(Duration::from_millis(200));
-        assert_eq!(other.line("FLUSHALL"), ok());
+        assert_eq!(other.words("FLUSHALL"), ok());
         c.stream.write_all(rest).unwrap();
-        let Reply::Error(refused) = c.reply() else {
+        let Reply::Error(refused) = c.reply().expect("a reply") else {
             panic!("{command}")
         };
         assert!(
@@ -114,32 +119,32 @@ fn e2e_a_deletion_of_everything_midway_is_told_to_who_brings_a_long_value() {
         );
     }
     for command in ["SET", "APPEND"] {
-        assert_eq!(c.line("MULTI"), ok());
-        c.ask(&[command.as_bytes(), b"k", &value]);
-        assert_eq!(other.line("FLUSHALL"), ok());
-        let reply = format!("{:?}", c.line("EXEC"));
+        assert_eq!(c.words("MULTI"), ok());
+        c.call(&[command.as_bytes(), b"k", &value]);
+        assert_eq!(other.words("FLUSHALL"), ok());
+        let reply = format!("{:?}", c.words("EXEC"));
         assert!(
             reply.contains("everything was deleted (FLUSHALL)"),
             "{command}: {reply}"
         );
     }
-    assert_eq!(c.line("DBSIZE"), Reply::Int(0));
-    assert_eq!(c.ask(&[b"SET", b"k", &value]), ok());
+    assert_eq!(c.words("DBSIZE"), Reply::Int(0));
+    assert_eq!(c.call(&[b"SET", b"k", &value]), ok());
     serving.shutdown();
 }
 
 /// The keys that hold neither what was acknowledged nor a later value that was sent, in the order of what was acknowledged.
-fn lost_of(c: &mut Talk, known: &HashMap<String, (u64, u64)>) -> Vec<String> {
+fn lost_of(c: &mut Client, known: &HashMap<String, (u64, u64)>) -> Vec<String> {
     let mut lost = Vec::new();
     for (key, &(acknowledged, sent)) in known {
-        let value = match c.ask(&[b"GET", key.as_bytes()]) {
-            Reply::Bulk(Some(value)) => String::from_utf8_lossy(&value)
+        let value = match c.call(&[b"GET", key.as_bytes()]) {
+            Reply::Bulk(value) => String::from_utf8_lossy(&value)
                 .split(':')
                 .next()
                 .unwrap()
                 .parse()
                 .unwrap(),
-            Reply::Bulk(None) => 0,
+            Reply::Nil => 0,
             other => panic!("{other:?}"),
         };
         if !(acknowledged..=sent).contains(&value) {
@@ -155,13 +160,12 @@ fn lost_of(c: &mut Talk, known: &HashMap<String, (u64, u64)>) -> Vec<String> {
 
 /// Writers remember what was acknowledged; after kill -9 every key must hold that, or a later value that was sent.
 fn killed_under_load(rounds: usize) {
-    let Some(exe) = terrace() else { return };
-    let dir = Dir::new(&format!("kill{rounds}"));
+    let mut dir = TempDir::new(&format!("server-kill{rounds}"));
     const WRITERS: u64 = 4;
     const KEYS: u64 = 200;
     let known: Arc<Mutex<HashMap<String, (u64, u64)>>> = Arc::default();
     for round in 0..rounds {
-        let mut serving = Serving::start(&exe, &dir.pool(), SMALL);
+        let mut serving = Server::start(&dir.pool(), SMALL);
         let lost = lost_of(&mut serving.client(), &known.lock().unwrap());
         if !lost.is_empty() {
             serving.kill();
@@ -174,7 +178,14 @@ fn killed_under_load(rounds: usize) {
             .map(|writer| {
                 let (addr, known, stop) = (serving.addr, known.clone(), stop.clone());
                 std::thread::spawn(move || {
-                    write_until_killed(Talk::new(addr), writer, KEYS, round as u64, &known, &stop)
+                    write_until_killed(
+                        Client::connect(addr),
+                        writer,
+                        KEYS,
+                        round as u64,
+                        &known,
+                        &stop,
+                    )
                 })
             })
             .collect();
@@ -196,14 +207,13 @@ fn killed_under_load(rounds: usize) {
 }
 
 fn write_until_killed(
-    mut c: Talk,
+    mut c: Client,
     writer: u64,
     keys: u64,
     round: u64,
     known: &Mutex<HashMap<String, (u64, u64)>>,
     stop: &AtomicBool,
 ) {
-    use std::io::Write;
     let mut n = round * 1_000_000;
     while !stop.load(Ordering::SeqCst) {
         let mut batch = Vec::new();
@@ -212,7 +222,7 @@ fn write_until_killed(
             n += 1;
             let key = format!("w{writer}:{}", n % keys);
             let value = format!("{n}:{}", "x".repeat((n % 700) as usize));
-            batch.extend(encode(&[b"SET", key.as_bytes(), value.as_bytes()]));
+            encode(&mut batch, &[b"SET", key.as_bytes(), value.as_bytes()]);
             known.lock().unwrap().entry(key.clone()).or_default().1 = n;
             keys_sent.push((key, n));
         }
@@ -220,7 +230,7 @@ fn write_until_killed(
             return;
         }
         for (key, n) in keys_sent {
-            match c.try_reply() {
+            match c.reply() {
                 Ok(reply) => {
                     assert_eq!(reply, ok());
                     known.lock().unwrap().get_mut(&key).unwrap().0 = n;
@@ -238,8 +248,7 @@ fn e2e_nothing_acknowledged_is_lost_by_kill_9() {
 
 #[test]
 fn e2e_the_command_says_what_is_wrong() {
-    let Some(exe) = terrace() else { return };
-    let dir = Dir::new("wrong");
+    let dir = TempDir::new("server-wrong");
     let pool = dir.pool();
     let path = pool.to_str().unwrap();
     let cases: &[(&[&str], i32, &str)] = &[
@@ -274,7 +283,7 @@ fn e2e_the_command_says_what_is_wrong() {
         (&["bench", "memory", "--repeats", "0"], 2, "repeats"),
     ];
     for (args, code, text) in cases {
-        let out = run(&exe, args);
+        let out = run(args);
         let stderr = String::from_utf8_lossy(&out.stderr).into_owned();
         assert_eq!(out.status.code(), Some(*code), "{args:?}: {stderr}");
         assert!(stderr.contains(text), "{args:?}: {stderr}");
@@ -284,81 +293,70 @@ fn e2e_the_command_says_what_is_wrong() {
 
 #[test]
 fn e2e_pools_are_made_checked_locked_and_destroyed() {
-    let Some(exe) = terrace() else { return };
-    let dir = Dir::new("pools");
+    let dir = TempDir::new("server-pools");
     let pool = dir.pool();
     let path = pool.to_str().unwrap();
     assert!(
-        run(&exe, &["pool", "create", path, "--ssd", "256M"])
+        run(&["pool", "create", path, "--ssd", "256M"])
             .status
             .success()
     );
     assert_eq!(
-        run(&exe, &["pool", "create", path, "--ssd", "256M"])
+        run(&["pool", "create", path, "--ssd", "256M"])
             .status
             .code(),
         Some(1)
     );
-    let serving = Serving::start(&exe, &pool, &["--dram", "32M", "--threads", "1"]);
+    let serving = Server::start(&pool, &["--dram", "32M", "--threads", "1"]);
     let mut c = serving.client();
     for i in 0..2_000 {
         assert_eq!(
-            c.ask(&[b"SET", format!("k{i}").as_bytes(), &bytes(1_000, i)]),
+            c.call(&[b"SET", format!("k{i}").as_bytes(), &value_of(i, 1_000)]),
             ok()
         );
     }
-    let second = run(&exe, &["pool", "check", path]);
+    let second = run(&["pool", "check", path]);
     let stderr = String::from_utf8_lossy(&second.stderr).into_owned();
     assert!(
         second.status.code() == Some(1) && stderr.contains(&serving.pid().to_string()),
         "{stderr}"
     );
     serving.shutdown();
-    let checked = run(&exe, &["pool", "check", path, "--json"]);
+    let checked = run(&["pool", "check", path, "--json"]);
     assert!(checked.status.success());
     let text = String::from_utf8(checked.stdout).unwrap();
     assert!(
         text.contains("\"keys\": 2000") && text.contains("\"damage\": []"),
         "{text}"
     );
-    assert!(
-        run(&exe, &["pool", "drop-checkpoints", path])
-            .status
-            .success()
-    );
-    let serving = Serving::start(&exe, &pool, &["--dram", "32M", "--threads", "1"]);
-    assert_eq!(serving.client().line("DBSIZE"), Reply::Int(2_000));
+    assert!(run(&["pool", "drop-checkpoints", path]).status.success());
+    let serving = Server::start(&pool, &["--dram", "32M", "--threads", "1"]);
+    assert_eq!(serving.client().words("DBSIZE"), Reply::Int(2_000));
     serving.shutdown();
     assert_eq!(
-        run(&exe, &["pool", "destroy", path]).status.code(),
+        run(&["pool", "destroy", path]).status.code(),
         Some(2),
         "without --yes and a terminal"
     );
-    assert!(
-        run(&exe, &["pool", "destroy", path, "--yes"])
-            .status
-            .success()
-    );
-    assert_eq!(run(&exe, &["pool", "info", path]).status.code(), Some(1));
+    assert!(run(&["pool", "destroy", path, "--yes"]).status.success());
+    assert_eq!(run(&["pool", "info", path]).status.code(), Some(1));
 }
 
 #[test]
 fn e2e_a_file_may_hold_the_flags() {
-    let Some(exe) = terrace() else { return };
-    let dir = Dir::new("config");
-    let file = dir.0.join("terrace.toml");
+    let dir = TempDir::new("server-config");
+    let file = dir.path().join("terrace.toml");
     std::fs::write(
         &file,
         "dram = '32M'\nssd = '256M'\nthreads = 1\ndurability = 'async'\nmax-clients = 3\n",
     )
     .unwrap();
-    let serving = Serving::start(
-        &exe,
+    let serving = Server::start(
         &dir.pool(),
         &["--config", file.to_str().unwrap(), "--dram", "40M"],
     );
     let mut c = serving.client();
-    let get = |c: &mut Talk, name: &str| c.ask(&[b"CONFIG", b"GET", name.as_bytes()]);
+    let get = |c: &mut Client, name: &str| c.call(&[b"CONFIG", b"GET", name.as_bytes()]);
     assert_eq!(
         get(&mut c, "maxmemory"),
         Reply::Array(vec![bulk("maxmemory"), bulk((40 << 20).to_string())])
@@ -369,10 +367,7 @@ fn e2e_a_file_may_hold_the_flags() {
     );
     serving.shutdown();
     std::fs::write(&file, "dramm = '32M'\n").unwrap();
-    let refused = run(
-        &exe,
-        &["serve", "--pool", "x", "--config", file.to_str().unwrap()],
-    );
+    let refused = run(&["serve", "--pool", "x", "--config", file.to_str().unwrap()]);
     assert_eq!(refused.status.code(), Some(2));
     assert!(String::from_utf8_lossy(&refused.stderr).contains("unknown field `dramm`"));
 }
@@ -381,13 +376,9 @@ fn e2e_a_file_may_hold_the_flags() {
 #[test]
 #[ignore = "runs for SOAK_SECONDS"]
 fn e2e_soak_nothing_acknowledged_is_lost_by_kill_9() {
-    let seconds = std::env::var("SOAK_SECONDS")
-        .ok()
-        .and_then(|s| s.parse().ok())
-        .unwrap_or(3_600u64);
     let _turn = beside();
     let begun = std::time::Instant::now();
-    while begun.elapsed() < Duration::from_secs(seconds) {
+    while begun.elapsed() < soak_time() {
         killed_under_load(20);
     }
 }

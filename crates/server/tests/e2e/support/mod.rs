@@ -20,7 +20,7 @@ use rustix::process::{Pid, Signal, kill_process};
 
 use cgroup::Cgroup;
 pub use port::free_addr;
-use resp::Client;
+use resp::{Client, Reply};
 use turns::Beside;
 pub use turns::{alone, beside, busy};
 
@@ -80,6 +80,7 @@ pub fn seed() -> u64 {
 /// A directory below the system's temporary one that goes away with its owner, which has its turn as long.
 pub struct TempDir {
     path: PathBuf,
+    kept: bool,
     _turn: Beside,
 }
 
@@ -90,7 +91,11 @@ impl TempDir {
         let path = std::env::temp_dir().join(format!("terrace-{name}-{}", std::process::id()));
         let _ = fs::remove_dir_all(&path);
         fs::create_dir_all(&path).expect("a temporary directory");
-        TempDir { path, _turn }
+        TempDir {
+            path,
+            kept: false,
+            _turn,
+        }
     }
     /// Where it is.
     pub fn path(&self) -> &Path {
@@ -99,6 +104,11 @@ impl TempDir {
     /// Where its pool is to be.
     pub fn pool(&self) -> PathBuf {
         self.path.join("pool")
+    }
+    /// Leaves it there, for who looks why the test failed.
+    pub fn keep(&mut self) -> &Path {
+        self.kept = true;
+        &self.path
     }
 }
 
@@ -113,7 +123,9 @@ impl Drop for TempDir {
                 log.get(from..).unwrap_or(&log)
             );
         }
-        let _ = fs::remove_dir_all(&self.path);
+        if !self.kept {
+            let _ = fs::remove_dir_all(&self.path);
+        }
     }
 }
 
@@ -161,6 +173,7 @@ impl Server {
                 let mut client = server.client();
                 if client.try_call(&[b"PING"]).is_ok() {
                     server.first_reply = begun.elapsed();
+                    server.is_who_answers(&mut client);
                     return server;
                 }
             }
@@ -202,6 +215,20 @@ impl Server {
             addr,
             first_reply: Duration::ZERO,
         }
+    }
+
+    /// Another server may have its port. Who asks for a password first does not tell.
+    fn is_who_answers(&self, client: &mut Client) {
+        let Ok(Reply::Bulk(text)) = client.try_call(&[b"INFO", b"server"]) else {
+            return;
+        };
+        let text = String::from_utf8_lossy(&text).into_owned();
+        let pid = text.lines().find_map(|l| l.strip_prefix("process_id:"));
+        let (own, addr) = (self.pid().to_string(), self.addr);
+        assert!(
+            pid.is_some_and(|pid| pid.trim() == own),
+            "the server at {addr} is not the one that was started, {own}: {text}"
+        );
     }
 
     /// A new connection.
