@@ -204,7 +204,7 @@ impl FileDevice {
             engine,
             options,
             counters: Arc::default(),
-            readers: Readers::default(),
+            readers: Readers::new(),
         }
     }
 

@@ -1,8 +1,14 @@
 //! Reads that a thread waits for itself, one or several: handed to the kernel together, so that the device has them at the same time and one call of the system does for all.
 //!
 //! A thread that sleeps is woken by an interrupt, on a processor that sleeps too: on a virtual machine that is a quarter of the read. So who reads alone, and one thing, looks at the ring for the end of
-//! it, as long as no other thread wants its processor. Where several threads read, there is work for the processors, and looking takes from it: then each sleeps in the system call, as does
-//! who found others waiting for the processor a moment ago.
+//! it ([`Wait`]):
+//!
+//! | where | a read's thread |
+//! |---|---|
+//! | several threads read: there is work for the processors, and looking takes from it | sleeps in the system call |
+//! | it lost the processor while it looked, or looked in vain, a moment ago | sleeps, too |
+//! | others read beside it now and then, or there is one processor | looks, and gives the processor to who wants it after each look |
+//! | one thread alone has read for a while, and there are others' processors | looks, and keeps its own: who is woken goes to another (ADR 0079) |
 //!
 //! Promises: each read has ended when the call does, whatever became of it; looks for [`LOOK_MAX`] at most before it sleeps. Never: gives memory back that the device may still write to, or waits
 //! for a ring that another thread has.
@@ -13,7 +19,7 @@ use io_uring::{IoUring, opcode, types};
 use rustix::io::Errno;
 use std::fs::File;
 use std::os::fd::AsRawFd;
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Mutex, OnceLock};
 use std::time::{Duration, Instant};
 
@@ -25,6 +31,8 @@ const RINGS_MAX: usize = 4;
 const TRIES_MAX: u32 = 100;
 /// How long a read is looked for.
 const LOOK_MAX: Duration = Duration::from_micros(150);
+/// So many reads in a row that found no other one under way: one thread reads.
+const ALONE_MIN: u32 = 64;
 /// A processor that was given up for so long was wanted by others.
 const WANTED: Duration = Duration::from_micros(12);
 /// Then nobody looks for so many times as long.
@@ -41,14 +49,28 @@ struct Ring {
 }
 
 /// See the head of the file.
-#[derive(Default)]
 pub(crate) struct Readers {
     rings: [Ring; RINGS_MAX],
     /// Threads that read now.
     reading: AtomicUsize,
+    /// Reads in a row that began when no other was under way, up to [`ALONE_MIN`].
+    alone: AtomicU32,
     /// Nobody looks before this moment, in microseconds since `began`.
     not_before_micros: AtomicU64,
-    began: OnceLock<Instant>,
+    began: Instant,
+    /// As the process was allowed to use when the file was opened: asked then, since a filter of system calls may come after.
+    has_several_processors: bool,
+}
+
+/// How a thread waits for the end of what the device has of it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Wait {
+    /// In the kernel.
+    Sleeps,
+    /// It looks, and gives the processor to others in between.
+    Yields,
+    /// It looks, and keeps the processor.
+    Stays,
 }
 
 /// What the kernel said of reads.
@@ -68,19 +90,31 @@ impl Answers {
 }
 
 impl Readers {
+    pub fn new() -> Readers {
+        let processors = std::thread::available_parallelism().map_or(1, |n| n.get());
+        Readers {
+            rings: Default::default(),
+            reading: AtomicUsize::new(0),
+            alone: AtomicU32::new(0),
+            not_before_micros: AtomicU64::new(0),
+            began: Instant::now(),
+            has_several_processors: processors > 1,
+        }
+    }
+
     /// Reads into memory from a place of the file: how many bytes came.
     pub fn read_one(&self, file: &File, into: &mut [u8], offset: u64) -> Result<usize, Errno> {
         const AGAIN: i32 = -Errno::AGAIN.raw_os_error();
         const INTERRUPTED: i32 = -Errno::INTR.raw_os_error();
-        self.reading(|looks| {
+        self.reading(|wait| {
             let mut one = [ReadInto {
                 offset,
                 into,
                 result: Ok(()),
             }];
-            let said = match looks {
-                true => self.by_ring(file, &mut one, looks).all[0],
-                false => None,
+            let said = match wait {
+                Wait::Sleeps => None,
+                wait => self.by_ring(file, &mut one, wait).all[0],
             };
             match said {
                 None | Some(AGAIN | INTERRUPTED) => {
@@ -97,7 +131,7 @@ impl Readers {
         let most = reads.len().min(SEVERAL_MAX);
         let reads = &mut reads[..most];
         // Looking for these, too, was not shown to help (docs/adr/0051).
-        let answers = self.reading(|_| self.by_ring(file, reads, false));
+        let answers = self.reading(|_| self.by_ring(file, reads, Wait::Sleeps));
         let said = (0..).zip(reads.iter().zip(answers.all));
         said.fold(0, |came, (at, (read, answer))| {
             let bytes = answer.and_then(|answer| usize::try_from(answer).ok());
@@ -106,21 +140,38 @@ impl Readers {
     }
 
     fn micros(&self) -> u64 {
-        let began = self.began.get_or_init(Instant::now);
-        began.elapsed().as_micros() as u64
+        self.began.elapsed().as_micros() as u64
     }
 
-    /// Counts the thread among those that read, and tells it whether to look.
-    fn reading<R>(&self, read: impl FnOnce(bool) -> R) -> R {
+    /// Counts the thread among those that read, and tells it how to wait.
+    fn reading<R>(&self, read: impl FnOnce(Wait) -> R) -> R {
         let is_alone = self.reading.fetch_add(1, Ordering::Relaxed) == 0;
-        let looks = is_alone && self.micros() >= self.not_before_micros.load(Ordering::Relaxed);
-        let read = read(looks);
+        let read = read(self.how(is_alone));
         self.reading.fetch_sub(1, Ordering::Relaxed);
         read
     }
 
+    /// How a read waits that began when no other was under way, or not. What other threads write here meanwhile decides nothing but that.
+    fn how(&self, is_alone: bool) -> Wait {
+        if !is_alone {
+            self.alone.store(0, Ordering::Relaxed);
+            return Wait::Sleeps;
+        }
+        let alone = self.alone.load(Ordering::Relaxed);
+        if alone < ALONE_MIN {
+            self.alone.store(alone + 1, Ordering::Relaxed);
+        }
+        if self.micros() < self.not_before_micros.load(Ordering::Relaxed) {
+            Wait::Sleeps
+        } else if alone >= ALONE_MIN && self.has_several_processors {
+            Wait::Stays
+        } else {
+            Wait::Yields
+        }
+    }
+
     /// What the kernel said of each; nothing of those that it did not get.
-    fn by_ring(&self, file: &File, reads: &mut [ReadInto<'_>], looks: bool) -> Answers {
+    fn by_ring(&self, file: &File, reads: &mut [ReadInto<'_>], wait: Wait) -> Answers {
         for ring in &self.rings {
             let made = &ring.ring;
             let made = made.get_or_init(|| build_spare_ring(SEVERAL_MAX as u32).map(Mutex::new));
@@ -130,7 +181,7 @@ impl Readers {
                     continue;
                 }
                 let pushed = push(&mut free, file, reads);
-                let (answers, all) = self.end_all(&mut free, pushed, looks);
+                let (answers, all) = self.end_all(&mut free, pushed, wait);
                 ring.is_broken.fetch_or(!all, Ordering::Relaxed);
                 return answers;
             }
@@ -139,16 +190,20 @@ impl Readers {
     }
 
     /// Hands in and waits until all have ended that the kernel took: also where waiting is interrupted or refused. What it said, and whether it took all that were `pushed`.
-    fn end_all(&self, ring: &mut IoUring, pushed: usize, mut looks: bool) -> (Answers, bool) {
+    fn end_all(&self, ring: &mut IoUring, pushed: usize, mut wait: Wait) -> (Answers, bool) {
         let (mut answers, mut taken, mut tries) = (Answers::default(), 0, TRIES_MAX);
         while answers.ended < pushed {
             // The kernel waits only if it took all.
-            let awaited = if looks { 0 } else { pushed - answers.ended };
+            let awaited = match wait {
+                Wait::Sleeps => pushed - answers.ended,
+                Wait::Yields | Wait::Stays => 0,
+            };
             match ring.submit_and_wait(awaited) {
                 Ok(more) => {
                     taken += more;
-                    if std::mem::take(&mut looks) {
-                        self.look(ring, &mut answers, taken);
+                    if wait != Wait::Sleeps {
+                        self.look(ring, &mut answers, taken, wait == Wait::Stays);
+                        wait = Wait::Sleeps;
                     }
                 }
                 Err(_) if answers.ended == taken && tries == 0 => return (answers, false),
@@ -167,7 +222,7 @@ impl Readers {
     }
 
     /// Looks for the end of so many, until others want the processor.
-    fn look(&self, ring: &mut IoUring, answers: &mut Answers, taken: usize) {
+    fn look(&self, ring: &mut IoUring, answers: &mut Answers, taken: usize, stays: bool) {
         let began = Instant::now();
         let mut last = began;
         while last.duration_since(began) < LOOK_MAX {
@@ -175,22 +230,31 @@ impl Readers {
             if answers.ended >= taken {
                 return;
             }
-            #[expect(
-                clippy::disallowed_methods,
-                reason = "a look is there to find out whether others want the processor"
-            )]
-            std::thread::yield_now();
+            if stays {
+                std::hint::spin_loop();
+            } else {
+                #[expect(
+                    clippy::disallowed_methods,
+                    reason = "a look is there to find out whether others want the processor"
+                )]
+                std::thread::yield_now();
+            }
             let now = Instant::now();
             let gone = now.duration_since(last);
             if gone > WANTED {
                 answers.reap(ring);
-                if let Some(sleeps) = sleeps_after(gone, answers.ended >= taken) {
-                    let until = self.micros() + sleeps.as_micros() as u64;
-                    self.not_before_micros.store(until, Ordering::Relaxed);
-                }
-                return;
+                return self.looked(gone, answers.ended >= taken);
             }
             last = now;
+        }
+        self.looked(LOOK_MAX, false);
+    }
+
+    /// The processor was gone for so long, or nothing ended: what comes of that for those who read next.
+    fn looked(&self, gone: Duration, ended: bool) {
+        if let Some(sleeps) = sleeps_after(gone, ended) {
+            let until = self.micros() + sleeps.as_micros() as u64;
+            self.not_before_micros.store(until, Ordering::Relaxed);
         }
     }
 }
@@ -229,7 +293,7 @@ mod tests {
         let mut file = tempfile::tempfile().unwrap();
         let bytes: Vec<u8> = (0..100_000u32).map(|n| (n % 251) as u8).collect();
         file.write_all(&bytes).unwrap();
-        let (readers, file) = (Readers::default(), &file);
+        let (readers, file) = (Readers::new(), &file);
         std::thread::scope(|scope| {
             for thread in 0..6u64 {
                 let (readers, bytes) = (&readers, &bytes);
@@ -280,11 +344,33 @@ mod tests {
     }
 
     #[test]
+    fn who_reads_alone_for_a_while_keeps_its_processor() {
+        let mut readers = Readers::new();
+        readers.has_several_processors = true;
+        for _ in 0..ALONE_MIN {
+            assert_eq!(readers.how(true), Wait::Yields);
+        }
+        assert_eq!(readers.how(true), Wait::Stays);
+        // Another reads beside it.
+        assert_eq!(readers.how(false), Wait::Sleeps);
+        assert_eq!(readers.how(true), Wait::Yields);
+        (1..ALONE_MIN).for_each(|_| assert_eq!(readers.how(true), Wait::Yields));
+        assert_eq!(readers.how(true), Wait::Stays);
+        // It looked in vain.
+        readers.looked(LOOK_MAX, false);
+        assert_eq!(readers.how(true), Wait::Sleeps);
+        readers.not_before_micros.store(0, Ordering::Relaxed);
+        assert_eq!(readers.how(true), Wait::Stays);
+        readers.has_several_processors = false;
+        assert_eq!(readers.how(true), Wait::Yields);
+    }
+
+    #[test]
     fn several_of_one_thread_are_read() {
         let mut file = tempfile::tempfile().unwrap();
         let bytes: Vec<u8> = (0..100_000u32).map(|n| (n % 251) as u8).collect();
         file.write_all(&bytes).unwrap();
-        let readers = Readers::default();
+        let readers = Readers::new();
         for round in 0..300u64 {
             let mut memory = [[0; 777]; 3];
             let mut offsets = [round * 31, 50_000 + round, 99_950].into_iter();
@@ -308,7 +394,7 @@ mod tests {
         let mut file = tempfile::tempfile().unwrap();
         let bytes: Vec<u8> = (0..100_000u32).map(|n| (n % 251) as u8).collect();
         file.write_all(&bytes).unwrap();
-        let (readers, file) = (Readers::default(), &file);
+        let (readers, file) = (Readers::new(), &file);
         std::thread::scope(|scope| {
             for thread in 0..4u64 {
                 let (readers, bytes) = (&readers, &bytes);

@@ -22,7 +22,7 @@ pub(crate) struct Recovered {
     pub clean: bool,
 }
 
-/// Recovers all lanes, each on a thread of its own that has others read for it. Returns the last valid epoch too.
+/// Recovers all lanes, all at the same time, each by a thread that has others read for it. Returns the last valid epoch too.
 pub(crate) fn recover<D: Snapshot + Send>(
     device: &Arc<dyn Device>,
     lanes: &mut [Lane<D>],

@@ -2,12 +2,14 @@
 //! leaves a list: its neighbours). Both are read at the same time then, where one would be waited for after the other.
 //!
 //! As good as a register is how far from the one access the next is, where that is always the same (sqlite3 looks at the header of a page of its own, which lies behind it, and then at its beginning).
+//! And so is the page behind, by which eighth of its own page the access is in: a value that begins in the last kilobyte, and is copied, goes on there (ADR 0080).
 //!
 //! Which registers of which instruction are worth it is learnt: what a register pointed to is remembered until the thread's next fault, and that tells. Once it is brought in, one of
 //! [`SAMPLE_EVERY`] faults is left to tell again.
 //!
 //! Promises: a page that cannot be had at once is left to the fault that will ask for it. Never: reads what a register points to, or waits for room or for another thread.
 
+use crate::PAGE_BYTES;
 use crate::policy::SAMPLE_EVERY;
 use std::cell::Cell;
 use std::sync::atomic::{AtomicIsize, AtomicU8, Ordering};
@@ -16,12 +18,19 @@ use std::sync::atomic::{AtomicIsize, AtomicU8, Ordering};
 pub(crate) const REGISTERS: usize = 15;
 /// What stands beside them as one: where the next access is, if it is as far away as the last time.
 const NEAR: usize = REGISTERS;
+/// And the page behind, from each eighth of a page on.
+const BEHIND: usize = NEAR + 1;
+const EIGHTHS: usize = 8;
+/// All of these.
+const TOLD_BY: usize = BEHIND + EIGHTHS;
+/// What comes along with one fault.
+pub(crate) const COMES_MAX: usize = 2;
 /// How far that may be, in bytes.
 const NEAR_MAX: isize = 64 << 10;
 /// Instructions told apart; others share.
 const SITES: usize = 512;
 /// What is remembered of one fault that may not be sure.
-const POINTED_MAX: usize = 6;
+const POINTED_MAX: usize = 7;
 /// How sure it is that what a register points to is touched next: one more each time that it was, one less each time that it was not.
 const SURE_MAX: u8 = 15;
 /// From here on it is brought in.
@@ -62,7 +71,7 @@ thread_local! {
 
 /// See the head of the file.
 pub(crate) struct Beside {
-    sure: [[AtomicU8; REGISTERS + 1]; SITES],
+    sure: [[AtomicU8; TOLD_BY]; SITES],
     /// How far the next access was from the last one, bytes.
     near: [AtomicIsize; SITES],
 }
@@ -70,7 +79,7 @@ pub(crate) struct Beside {
 impl Beside {
     pub const fn new() -> Beside {
         Beside {
-            sure: [const { [const { AtomicU8::new(0) }; REGISTERS + 1] }; SITES],
+            sure: [const { [const { AtomicU8::new(0) }; TOLD_BY] }; SITES],
             near: [const { AtomicIsize::new(0) }; SITES],
         }
     }
@@ -113,34 +122,39 @@ impl Beside {
         address.wrapping_add_signed(self.near[site].load(Ordering::Relaxed))
     }
 
-    /// The calling thread faults on `page` at an address, and its registers point to pages that are not there. Which is to come with it.
+    /// What stands for the page behind, for an access at an address.
+    pub fn behind(address: usize) -> u8 {
+        (BEHIND + address % PAGE_BYTES / (PAGE_BYTES / EIGHTHS)) as u8
+    }
+
+    /// The calling thread faults on `page` at an address, and its registers point to pages that are not there. Which are to come with it.
     pub fn comes(
         &self,
         at: (usize, u64),
         instruction: usize,
         pointed: impl Iterator<Item = Pointed>,
-    ) -> Option<u64> {
+    ) -> [Option<Pointed>; COMES_MAX] {
         let mut open = OPEN.get();
         let comes = self.beside(&mut open, at, instruction, pointed);
         OPEN.set(open);
         comes
     }
 
-    /// A thread faults on `page`, and its registers point to pages that are not there. Which is to come with it; `open` is what it left open before, and leaves now.
+    /// A thread faults on `page`, and its registers point to pages that are not there. Which are to come with it; `open` is what it left open before, and leaves now.
     fn beside(
         &self,
         open: &mut Open,
         (address, page): (usize, u64),
         instruction: usize,
         pointed: impl Iterator<Item = Pointed>,
-    ) -> Option<u64> {
+    ) -> [Option<Pointed>; COMES_MAX] {
         for before in &open.pages[..usize::from(open.count)] {
             self.told(open.site, before.register, before.page == page);
         }
         if open.address != 0 {
             self.told_near(open.site, address.wrapping_sub(open.address) as isize);
         }
-        let (site, mut comes) = (Beside::site(instruction), None);
+        let (site, mut comes) = (Beside::site(instruction), [None; COMES_MAX]);
         let faults = open.faults.wrapping_add(1);
         *open = Open {
             site,
@@ -151,7 +165,11 @@ impl Beside {
         for pointed in pointed.filter(|pointed| pointed.page != page) {
             let count = usize::from(open.count);
             if self.is_sure(site, pointed.register) && !faults.is_multiple_of(SAMPLE_EVERY) {
-                comes = comes.or(Some(pointed.page));
+                let is_new =
+                    |other: &&mut Option<Pointed>| other.is_none_or(|o| o.page == pointed.page);
+                if let Some(free) = comes.iter_mut().find(is_new) {
+                    *free = free.or(Some(pointed));
+                }
             } else if count < POINTED_MAX
                 && open.pages[..count].iter().all(|p| p.page != pointed.page)
             {
@@ -175,7 +193,6 @@ pub(crate) fn forget() {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::PAGE_BYTES;
 
     fn at(page: u64) -> (usize, u64) {
         (page as usize * PAGE_BYTES, page)
@@ -200,18 +217,16 @@ mod tests {
                 [near].into_iter(),
             );
             let then = header - 4102;
-            match comes {
+            match comes[0] {
                 Some(comes) => {
-                    assert_eq!(comes, page(then));
+                    assert_eq!(comes.page, page(then));
                     brought += 1;
                 }
                 None => {
                     let other = if n % 10 == 9 { header + 999_999 } else { then };
                     let at = (other, page(other));
-                    assert_eq!(
-                        beside.beside(&mut open, at, 0x8984, std::iter::empty()),
-                        None
-                    );
+                    let none = beside.beside(&mut open, at, 0x8984, std::iter::empty());
+                    assert_eq!(none, [None; COMES_MAX]);
                 }
             }
         }
@@ -229,14 +244,14 @@ mod tests {
             let pointed = pointed.map(|(register, page)| Pointed { page, register });
             let comes = beside.beside(&mut open, at(next), 0x4042, pointed);
             assert!(
-                comes.is_none_or(|page| page == previous),
+                comes.iter().flatten().all(|other| other.page == previous),
                 "nobody ever touches it"
             );
-            if comes.is_some() {
+            if comes[0].is_some() {
                 brought += 1;
             } else if goes_on(n) {
                 let none = beside.beside(&mut open, at(previous), 0x404f, std::iter::empty());
-                assert_eq!(none, None);
+                assert_eq!(none, [None; COMES_MAX]);
             }
         }
         brought
@@ -264,10 +279,46 @@ mod tests {
             pointed.map(|(register, page)| Pointed { page, register })
         };
         let mut open = Open::default();
-        assert_eq!(
-            beside.beside(&mut open, at(5), 9, pages([5, 6, 7])),
-            Some(6)
-        );
-        assert_eq!(beside.beside(&mut open, at(5), 9, pages([5, 5, 5])), None);
+        let mut comes = |others| {
+            let comes = beside.beside(&mut open, at(5), 9, pages(others));
+            comes.map(|other| other.map(|other| other.page))
+        };
+        assert_eq!(comes([5, 6, 7]), [Some(6), Some(7)]);
+        assert_eq!(comes([6, 6, 5]), [Some(6), None]);
+        assert_eq!(comes([5, 5, 5]), [None; COMES_MAX]);
+    }
+
+    /// Values of 1,100 bytes at any place, copied whole, and such of which only the header is looked at.
+    #[test]
+    fn what_goes_on_in_the_page_behind_comes_along() {
+        let beside = Beside::new();
+        let (mut open, mut brought, mut crossing) = (Open::default(), 0, 0);
+        for n in 0..4000usize {
+            let header = (1000 + n * 77) * PAGE_BYTES + n * 3571 % PAGE_BYTES;
+            let page = |address: usize| (address / PAGE_BYTES) as u64;
+            let behind = Pointed {
+                page: page(header) + 1,
+                register: Beside::behind(header),
+            };
+            let is_copied = n % 2 == 0;
+            let site = if is_copied { 0x5001 } else { 0x6002 };
+            let at = (header, page(header));
+            let comes = beside.beside(&mut open, at, site, [behind].into_iter());
+            let goes_on = is_copied && page(header + 1100) != page(header);
+            crossing += usize::from(goes_on);
+            match comes[0] {
+                Some(comes) => {
+                    assert!(is_copied && comes == behind);
+                    assert!(header % PAGE_BYTES >= PAGE_BYTES / 8 * 5);
+                    brought += usize::from(goes_on);
+                }
+                None if goes_on => {
+                    let at = ((page(header) as usize + 1) * PAGE_BYTES, page(header) + 1);
+                    beside.beside(&mut open, at, 0x7003, std::iter::empty());
+                }
+                None => {}
+            }
+        }
+        assert!(brought * 10 > crossing * 8, "{brought} of {crossing}");
     }
 }

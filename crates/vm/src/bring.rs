@@ -2,8 +2,9 @@
 //!
 //! Promises: a page that cannot be had so is left to the fault that will ask for it. Never: waits for room.
 
+use crate::PAGE_BYTES;
 use crate::ahead::Window;
-use crate::beside::{self, Pointed, Registers};
+use crate::beside::{self, Beside, Pointed, Registers};
 use crate::follow::{self, Follow, Object, PAGES_OF_TURN};
 use crate::indices::{LOOK_BYTES, Pages, Part, Rule, SURE_MAX, TOGETHER_MAX};
 use crate::page::Phase;
@@ -63,7 +64,7 @@ impl Core {
         count
     }
 
-    /// Brings a page that faults in together with one that the thread will touch next, if its registers tell. Whether it is there.
+    /// Brings a page that faults in together with those that the thread will touch next, if its registers or the place of the access tell. Whether it is there.
     pub fn bring_beside(&self, address: usize, touch: Touch, registers: &Registers) -> bool {
         let Some(page) = self.space.page_at(address) else {
             return false;
@@ -71,6 +72,9 @@ impl Core {
         let instruction = registers.instruction;
         let near = self.beside.near(address, instruction);
         let values = (0..).zip(registers.values.into_iter().chain([near]));
+        // First, so that what is not sure of the others leaves it its place.
+        let behind = (Beside::behind(address), address.saturating_add(PAGE_BYTES));
+        let values = std::iter::once(behind).chain(values);
         let pointed = values.filter_map(|(register, value)| {
             let pointed = self.space.page_at(value)?;
             let is_away = pointed != page && self.is_away(pointed, page);
@@ -80,11 +84,14 @@ impl Core {
             })
         });
         let comes = self.beside.comes((address, page), instruction, pointed);
-        if comes.is_none() || self.is_closed(page) {
+        if comes[0].is_none() || self.is_closed(page) {
             return false;
         }
-        // Whether it will be written to is not known.
-        self.bring_together(comes.into_iter(), Touch::Read, Some(page), touch)
+        // What goes on behind is written to if this is; of others it is not known.
+        let goes_on = comes.iter().flatten().all(|other| other.page == page + 1);
+        let touch_ahead = if goes_on { touch } else { Touch::Read };
+        let pages = comes.into_iter().flatten().map(|other| other.page);
+        self.bring_together(pages, touch_ahead, Some(page), touch)
             .asked
     }
 

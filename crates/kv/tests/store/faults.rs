@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::common::{Model, Rig, SEGMENT, Shape, clock, filled, value};
+use crate::crash::quietly;
 use terrace_kv::Expiry;
 use terrace_media::Device;
 use terrace_media::sim::{EventKind, Fault, Rng, SimDevice};
@@ -375,9 +376,10 @@ fn fill_twice(rule: Option<Rule>) {
 #[test]
 fn rule_6_without_the_reserve_a_full_ssd_gets_stuck() {
     fill_twice(None);
-    std::panic::set_hook(Box::new(|_| {}));
-    let without = std::panic::catch_unwind(|| fill_twice(Some(Rule::ReserveStays)));
-    let _ = std::panic::take_hook();
+    let without = quietly(|| {
+        fill_twice(Some(Rule::ReserveStays));
+        Ok(())
+    });
     assert!(
         without.is_err(),
         "nothing noticed that the reserve was taken out"

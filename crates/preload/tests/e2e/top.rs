@@ -79,7 +79,7 @@ fn e2e_top_shows_a_program_and_its_figures_are_the_reports() {
     assert!(!well && said.contains("not under `terrace run`"), "{said}");
     // Three times the cap, so that some of it left DRAM; then again while it is looked at.
     told.tell("x = [bytearray(os.urandom(1 << 20)) for n in range(96)]");
-    let busy = "t = time.time()\nwhile time.time() < t + 1.5:\n for b in x:\n  for o in range(0, 1 << 20, 4096): b[o] ^= 1";
+    let busy = "t = time.time()\nwhile time.time() < t + 5:\n for b in x:\n  for o in range(0, 1 << 20, 4096): b[o] ^= 1";
     let line = format!("exec({busy:?})");
     let once = std::thread::scope(|scope| {
         let top = scope.spawn(|| {

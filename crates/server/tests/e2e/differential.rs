@@ -212,8 +212,8 @@ fn transaction(rng: &mut Rng, commands: &mut Vec<Vec<Vec<u8>>>) {
 fn run(durability: &str) {
     let seed = seed();
     println!("differential, {durability}: seed {seed}");
-    let redis = redis();
     let dir = TempDir::new(&format!("differential-{durability}"));
+    let redis = redis();
     let args = [
         "--dram",
         "48M",
@@ -345,8 +345,8 @@ fn long_command(rng: &mut Rng) -> Vec<Vec<u8>> {
 fn e2e_changes_of_long_values_are_those_of_redis() {
     let seed = seed();
     println!("differential, long values: seed {seed}");
-    let redis = redis();
     let dir = TempDir::new("differential-long");
+    let redis = redis();
     let args = ["--dram", "128M", "--ssd", "512M", "--threads", "2"];
     let server = Server::start(&dir.pool(), &args);
     let mut ours = server.client();
@@ -403,8 +403,8 @@ fn e2e_changes_of_long_values_are_those_of_redis() {
 fn e2e_dumps_are_understood_by_both() {
     let seed = seed();
     println!("dumps: seed {seed}");
-    let redis = redis();
     let dir = TempDir::new("differential-dump");
+    let redis = redis();
     let server = Server::start(&dir.pool(), &["--dram", "48M", "--ssd", "256M"]);
     let mut ours = server.client();
     let mut theirs = Client::connect(([127, 0, 0, 1], redis.port).into());

@@ -9,7 +9,7 @@ use crate::support::{Rng, Server, TempDir, busy, run, said, value_of};
 
 const BATCH: usize = 32;
 const SSD_BYTES: u64 = 96 << 20;
-/// Deletes must show this soon.
+/// Deletes must show this soon, and so must each step to room for more.
 const ROOM_AFTER: Duration = Duration::from_secs(10);
 /// In async mode, longer than the flush interval.
 const SETTLE: Duration = Duration::from_millis(1_000);
@@ -97,9 +97,10 @@ fn delete_half(client: &mut Client, model: &mut Model) {
     }
 }
 
-/// Writes again a sixth of what the SSD holds; refusals are tried again until `ROOM_AFTER`.
+/// Writes again a sixth of what the SSD holds; refusals are tried again until nothing was stored for `ROOM_AFTER`.
 fn write_again(client: &mut Client, model: &mut Model, next: &mut u64) -> Duration {
     let begun = Instant::now();
+    let mut stored = begun;
     let mut first = None;
     let mut bytes = 0;
     const LEN: usize = 4_000;
@@ -121,14 +122,15 @@ fn write_again(client: &mut Client, model: &mut Model, next: &mut u64) -> Durati
         let again: Vec<u64> = refused.into_iter().map(|(key, _)| *key).collect();
         for (&key, _) in done {
             first.get_or_insert(begun.elapsed());
+            stored = Instant::now();
             model.insert(key, LEN);
             bytes += LEN as u64;
         }
         if let Some(refusal) = refusal {
-            let waited = begun.elapsed();
+            let waited = stored.elapsed();
             assert!(
                 waited < ROOM_AFTER,
-                "no room {waited:?} after deletes, {bytes} bytes written: {refusal}"
+                "no room for {waited:?} after deletes, {bytes} bytes written: {refusal}"
             );
             std::thread::sleep(Duration::from_millis(20));
         }

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use crate::support::resp::{Client, Reply};
-use crate::support::{Server, TempDir, value_of};
+use crate::support::{Server, TempDir, alone, value_of};
 
 const KEYS: u64 = 100_000;
 const CAP_BYTES: u64 = 32 << 20;
@@ -68,6 +68,7 @@ impl Drop for Done<'_> {
 
 #[test]
 fn e2e_scan_and_keys_go_through_more_than_dram_holds() {
+    let _alone = alone();
     let dir = TempDir::new("scan");
     let cap = CAP_BYTES.to_string();
     let args = [

@@ -165,7 +165,7 @@ fn killed_under_load(rounds: usize) {
     const KEYS: u64 = 200;
     let known: Arc<Mutex<HashMap<String, (u64, u64)>>> = Arc::default();
     for round in 0..rounds {
-        let mut serving = Server::start(&dir.pool(), SMALL);
+        let serving = Server::start(&dir.pool(), SMALL);
         let lost = lost_of(&mut serving.client(), &known.lock().unwrap());
         if !lost.is_empty() {
             serving.kill();

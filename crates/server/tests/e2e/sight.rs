@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use crate::support::python::{python, run_python};
 use crate::support::resp::{Client, Reply};
-use crate::support::{self, Server, TempDir, free_addr, said, value_of};
+use crate::support::{self, Server, TempDir, beside, free_addr, said, value_of};
 use rustix::process::{Pid, Signal, kill_process};
 
 fn scrape(addr: SocketAddr) -> String {
@@ -272,6 +272,7 @@ fn in_a_terminal(
 
 #[test]
 fn e2e_an_answer_that_trickles_is_not_waited_for() {
+    let _turn = beside();
     let listener = TcpListener::bind("127.0.0.1:0").expect("an address");
     let addr = listener.local_addr().expect("an address").to_string();
     let trickling = std::thread::spawn(move || {

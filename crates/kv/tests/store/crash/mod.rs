@@ -7,6 +7,8 @@ mod oracle;
 mod rules;
 mod sim;
 
+pub use rules::quietly;
+
 use crate::common::Shape;
 use sim::{Plan, live, shapes};
 use std::time::{Duration, Instant};
@@ -161,7 +163,7 @@ fn nearly_full() {
                 sim::lived(&plan).unwrap();
                 return;
             }
-            None => rules::quietly(|| sim::lived(&plan)),
+            None => quietly(|| sim::lived(&plan)),
         };
         let life = life.unwrap_or_else(|e| panic!("TERRACE_SEED={seed} shape {shape}: {e}"));
         judged += life.judged;

@@ -1,8 +1,6 @@
 //! What an array names comes before it is touched, and what that names: the same contents, and addresses that lead nowhere harm nobody.
 
-mod common;
-
-use common::Plain;
+use crate::common::Plain;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use terrace_vm::{Memory, Options, Region, Way};

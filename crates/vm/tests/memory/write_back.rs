@@ -1,8 +1,6 @@
 //! Changed pages given to their backing while they stay, as a sync does.
 
-mod common;
-
-use common::Plain;
+use crate::common::Plain;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::Relaxed;

@@ -1,9 +1,7 @@
 //! Pages that come with another one because a register points to them, and room that is made before it is needed: faults taken in the thread, of programs that do not know this library.
 #![cfg(target_arch = "x86_64")]
 
-mod common;
-
-use common::Plain;
+use crate::common::Plain;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
@@ -103,6 +101,59 @@ fn what_a_register_points_to_comes_along_where_it_is_touched_next() {
     assert!(
         ahead > 1200 && several > 1200,
         "{ahead} pages came ahead in {several} calls"
+    );
+    assert_eq!(memory.stats().failed_faults, 0);
+}
+
+/// Reads a word, and then another, each by an instruction of its own that no register tells anything of.
+#[inline(never)]
+fn read_both(first: *const u64, between: usize) -> (u64, u64) {
+    let (a, b): (u64, u64);
+    // SAFETY: both are words of a region that is there.
+    unsafe {
+        std::arch::asm!(
+            "mov {a}, qword ptr [{first}]",
+            "mov {b}, qword ptr [{first} + {between}]",
+            first = in(reg) first,
+            between = in(reg) between,
+            a = out(reg) a,
+            b = out(reg) b,
+        );
+    }
+    (a, b)
+}
+
+#[test]
+fn what_goes_on_in_the_page_behind_comes_along() {
+    let memory = memory(2000);
+    let backing = Arc::new(Counting {
+        plain: Plain::new(),
+        several: AtomicU64::new(0),
+    });
+    let region = memory.region(PAGES, backing.clone()).unwrap();
+    let word = |byte: usize| region.word(byte / 8);
+    for byte in (0..PAGES as usize * PAGE_BYTES).step_by(512) {
+        word(byte).store(byte as u64, Relaxed);
+    }
+    memory.evict_all().unwrap();
+    // Values of a kilobyte at any place, and how long they are is never the same.
+    let values = |salt: usize| {
+        let ahead = memory.stats().ahead;
+        let mut crossing = 0;
+        for n in 0..6000 {
+            let at = (n * 7919 + salt) % (PAGES as usize - 2) * PAGE_BYTES + n % 8 * 512;
+            let between = 1024 + n % 7 * 512;
+            let between = between.min((at / PAGE_BYTES + 2) * PAGE_BYTES - 512 - at);
+            let (a, b) = read_both(word(at).as_ptr(), between);
+            assert_eq!((a, b), (at as u64, (at + between) as u64));
+            crossing += u64::from((at + between) / PAGE_BYTES > at / PAGE_BYTES);
+        }
+        (memory.stats().ahead - ahead, crossing)
+    };
+    let (ahead, crossing) = values(3);
+    assert!(
+        ahead * 10 > crossing * 6 && ahead <= crossing * 13 / 10,
+        "{ahead} pages came ahead, {crossing} values went on"
     );
     assert_eq!(memory.stats().failed_faults, 0);
 }

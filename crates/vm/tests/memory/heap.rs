@@ -1,9 +1,7 @@
 //! The malloc over a region (MP), end to end under a cap of 32 MiB, against a plain copy: several threads allocate, change, grow and free at
 //! random; every allocation holds what was written to it last, none overlaps another, and what is wrongly freed is refused.
 
-mod common;
-
-use common::Random;
+use crate::common::Random;
 use std::time::{Duration, Instant};
 use terrace_vm::Way;
 use terrace_vm::heap::{ALIGN_MAX_BYTES, AllocError, PageHeap};

@@ -1,8 +1,6 @@
 //! Pages of a range taken away: they are absent, their backing has them, and they come back as they were; in the second of two regions too.
 
-mod common;
-
-use common::Plain;
+use crate::common::Plain;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use terrace_vm::{Memory, Options, Way};

@@ -1,8 +1,6 @@
 //! Pages into which a device reads while they are to leave, are written back, or are taken away: what it brings is not lost.
 
-mod common;
-
-use common::Plain;
+use crate::common::Plain;
 use std::fs::{File, OpenOptions};
 use std::io::Write;
 use std::os::fd::AsRawFd;

@@ -1,9 +1,7 @@
 //! Pages that come before they are touched, where faults go along the addresses: the same contents, no failure that nobody asked for, none where faults are
 //! scattered.
 
-mod common;
-
-use common::Plain;
+use crate::common::Plain;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};

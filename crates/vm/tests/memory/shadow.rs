@@ -3,9 +3,7 @@
 //!
 //! Each thread owns every so manyth word of each page, so threads meet in pages all the time, never in words.
 
-mod common;
-
-use common::{Plain, Random};
+use crate::common::{Plain, Random};
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;

@@ -1,9 +1,7 @@
 //! Pages that come with another one because an array of indices names them: faults taken in the thread, of programs that do not know this library.
 #![cfg(target_arch = "x86_64")]
 
-mod common;
-
-use common::Plain;
+use crate::common::Plain;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use terrace_vm::{Memory, Options, PAGE_BYTES, Region};

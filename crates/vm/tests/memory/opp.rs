@@ -3,9 +3,7 @@
 //! Against a plain copy: several threads read, write, allocate, free and resize at random; every object holds what was written to it
 //! last, and a new one zeros.
 
-mod common;
-
-use common::Random;
+use crate::common::Random;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
