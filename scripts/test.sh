@@ -87,7 +87,9 @@ if [ "${1:-}" = soak ]; then
     step "soak" cargo test --locked --release --workspace --tests -- --ignored soak
 else
     step "build" build
-    step "unit tests" bounded "$TESTS_SECONDS_MAX" cargo test --locked --workspace -- --skip e2e_
+    # A process has 16 memories at most (`vm`), and a test up to two.
+    few="${RUST_TEST_THREADS:-$(($(nproc) < 8 ? $(nproc) : 8))}"
+    step "unit tests" bounded "$TESTS_SECONDS_MAX" env RUST_TEST_THREADS="$few" cargo test --locked --workspace -- --skip e2e_
     # One more than there are processors: mostly a test waits for the disk or for a program.
     threads="${RUST_TEST_THREADS:-$(($(nproc) + 1))}"
     step "end-to-end tests" bounded "$TESTS_SECONDS_MAX" env RUST_TEST_THREADS="$threads" cargo test --locked --workspace --tests -- e2e_

@@ -30,7 +30,7 @@ const NEAR_MAX: isize = 64 << 10;
 /// Instructions told apart; others share.
 const SITES: usize = 512;
 /// What is remembered of one fault that may not be sure.
-const POINTED_MAX: usize = 7;
+const POINTED_MAX: usize = 8;
 /// How sure it is that what a register points to is touched next: one more each time that it was, one less each time that it was not.
 const SURE_MAX: u8 = 15;
 /// From here on it is brought in.
@@ -52,6 +52,14 @@ pub(crate) struct Registers {
 pub(crate) struct Pointed {
     pub page: u64,
     pub register: u8,
+}
+
+impl Pointed {
+    /// Whether both are to be told of: one register of those that name a page is enough.
+    fn is_other(&self, than: &Pointed) -> bool {
+        let is_behind = |of: &Pointed| usize::from(of.register) >= BEHIND;
+        self.page != than.page || is_behind(self) != is_behind(than)
+    }
 }
 
 /// What the last fault of a thread left open.
@@ -171,12 +179,22 @@ impl Beside {
                     *free = free.or(Some(pointed));
                 }
             } else if count < POINTED_MAX
-                && open.pages[..count].iter().all(|p| p.page != pointed.page)
+                && open.pages[..count].iter().all(|p| p.is_other(&pointed))
             {
                 open.pages[count] = pointed;
                 open.count += 1;
             }
         }
+        // What comes is not faulted on, whoever else named it.
+        let count = usize::from(open.count);
+        let mut kept = 0;
+        for at in 0..count {
+            let left = open.pages[at];
+            if comes.iter().flatten().all(|other| other.page != left.page) {
+                (open.pages[kept], kept) = (left, kept + 1);
+            }
+        }
+        open.count = kept as u8;
         comes
     }
 }
@@ -286,6 +304,31 @@ mod tests {
         assert_eq!(comes([5, 6, 7]), [Some(6), Some(7)]);
         assert_eq!(comes([6, 6, 5]), [Some(6), None]);
         assert_eq!(comes([5, 5, 5]), [None; COMES_MAX]);
+        assert_eq!(open.count, 0);
+    }
+
+    #[test]
+    fn a_register_that_names_the_page_behind_is_learnt_beside_it() {
+        let beside = Beside::new();
+        let mut open = Open::default();
+        let page = |address: usize| (address / PAGE_BYTES) as u64;
+        // A register always tells the next access; from the sixth eighth on it is behind in one of three cases.
+        for n in 0..600usize {
+            let header = (1000 + n * 77) * PAGE_BYTES + 2700;
+            let next = if n % 3 == 0 {
+                header + 1500
+            } else {
+                header + 1_000_000
+            };
+            let pages = [(page(header) + 1, Beside::behind(header)), (page(next), 3)];
+            let pointed = pages.map(|(page, register)| Pointed { page, register });
+            let comes = beside.beside(&mut open, (header, page(header)), 0x71, pointed.into_iter());
+            if comes[0].is_none() {
+                beside.beside(&mut open, (next, page(next)), 0x72, std::iter::empty());
+            }
+        }
+        let site = Beside::site(0x71);
+        assert!(beside.is_sure(site, 3) && !beside.is_sure(site, Beside::behind(2700)));
     }
 
     /// Values of 1,100 bytes at any place, copied whole, and such of which only the header is looked at.

@@ -70,9 +70,11 @@ impl Core {
             return false;
         };
         let instruction = registers.instruction;
+        if instruction == 0 {
+            return false;
+        }
         let near = self.beside.near(address, instruction);
         let values = (0..).zip(registers.values.into_iter().chain([near]));
-        // First, so that what is not sure of the others leaves it its place.
         let behind = (Beside::behind(address), address.saturating_add(PAGE_BYTES));
         let values = std::iter::once(behind).chain(values);
         let pointed = values.filter_map(|(register, value)| {
@@ -87,12 +89,17 @@ impl Core {
         if comes[0].is_none() || self.is_closed(page) {
             return false;
         }
-        // What goes on behind is written to if this is; of others it is not known.
-        let goes_on = comes.iter().flatten().all(|other| other.page == page + 1);
-        let touch_ahead = if goes_on { touch } else { Touch::Read };
+        // Held until they have come, and the region with it.
+        let Ok(pinned) = self.space.pin(place(page).0) else {
+            return false;
+        };
+        let region = self.space.region(page);
+        let is_here = |page: &u64| region.is_some_and(|region| region.contains(*page));
         let pages = comes.into_iter().flatten().map(|other| other.page);
-        self.bring_together(pages, touch_ahead, Some(page), touch)
-            .asked
+        // Whether they will be written to is not known.
+        let brought = self.bring_together(pages.filter(is_here), Touch::Read, Some(page), touch);
+        self.unpin(pinned, 1);
+        brought.asked
     }
 
     /// Whether a page seems to be absent, of the region that another one is in.
