@@ -83,7 +83,7 @@ unsafe fn map(
         && !is_for_code(at as usize)
         && let Some(runtime) = opening::for_mapping(len)
     {
-        let _inside = tls::enter();
+        let _inside = tls::enter_quietly();
         let most = runtime.maps.heap.bytes() / 4 * 3;
         if len > most {
             reserved::say_too_long(len, most);
@@ -96,7 +96,7 @@ unsafe fn map(
 }
 
 fn fixed(at: usize, len: usize, prot: c_int, flags: c_int) -> *mut c_void {
-    let _inside = tls::enter();
+    let _inside = tls::enter_quietly();
     if flags & libc::MAP_FIXED_NOREPLACE == libc::MAP_FIXED_NOREPLACE {
         return fail(libc::EEXIST);
     }
@@ -156,7 +156,7 @@ fn split(
     if tls::is_inside() || !runtime::overlaps(start, len) {
         return theirs(start as *mut c_void, len);
     }
-    let _inside = tls::enter();
+    let _inside = tls::enter_quietly();
     let (Some((start, len)), Some(runtime)) = (whole(start, len), runtime::get()) else {
         return fail_int(libc::EINVAL);
     };
@@ -293,7 +293,7 @@ pub unsafe extern "C" fn mremap(
         // SAFETY: the program's promise; not at addresses of ours.
         return unsafe { raw::mremap(at, old_len, new_len, flags, to) };
     }
-    let _inside = tls::enter();
+    let _inside = tls::enter_quietly();
     if to_ours || flags & !libc::MREMAP_MAYMOVE != 0 || old_len == 0 {
         return fail(libc::EINVAL);
     }

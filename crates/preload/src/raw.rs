@@ -246,6 +246,62 @@ pub fn block_all() -> u64 {
     before
 }
 
+/// A mask of signals.
+#[cfg(target_arch = "x86_64")]
+pub type Mask = u64;
+/// See above.
+#[cfg(not(target_arch = "x86_64"))]
+pub type Mask = libc::sigset_t;
+
+/// As [`block_signals`], past everything that is in front of it.
+#[cfg(target_arch = "x86_64")]
+pub fn hold_signals() -> Mask {
+    let signal = |n: c_int| 1u64 << (n - 1);
+    let raised = [
+        libc::SIGBUS,
+        libc::SIGSEGV,
+        libc::SIGILL,
+        libc::SIGFPE,
+        libc::SIGTRAP,
+        libc::SIGABRT,
+        libc::SIGSYS,
+    ];
+    // And the two of the C library's, which work as they are.
+    let others = raised
+        .into_iter()
+        .fold(0b11 << 31, |all, n| all | signal(n));
+    let (held, mut before) = (!others, 0u64);
+    let args = [
+        libc::SIG_BLOCK.into(),
+        (&raw const held) as c_long,
+        (&raw mut before) as c_long,
+        8,
+        0,
+        0,
+    ];
+    // SAFETY: the kernel's masks, on this stack.
+    unsafe { call(libc::SYS_rt_sigprocmask, args) };
+    before
+}
+
+/// See above.
+#[cfg(not(target_arch = "x86_64"))]
+pub fn hold_signals() -> Mask {
+    block_signals()
+}
+
+/// Ends that.
+#[cfg(target_arch = "x86_64")]
+pub fn let_signals(before: &Mask) {
+    set_mask(*before);
+}
+
+/// Ends that.
+#[cfg(not(target_arch = "x86_64"))]
+pub fn let_signals(before: &Mask) {
+    restore_signals(before);
+}
+
 /// Sets the mask of this thread, past everything that is in front of it.
 #[cfg(target_arch = "x86_64")]
 pub fn set_mask(mask: u64) {

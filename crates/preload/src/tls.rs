@@ -3,6 +3,9 @@
 //! Promises: reading the mark allocates nothing and takes no lock, in any thread at any time, since it lies in the thread's static block (the model
 //! *initial-exec*, which a library that is there at the start may use). Never: has a destructor.
 
+use crate::raw;
+use terrace_vm::Held;
+
 /// How deep this thread is inside. Rust has no stable way to ask for a model of thread-local storage, and the one it uses may allocate.
 #[cfg(target_arch = "x86_64")]
 mod word {
@@ -131,6 +134,34 @@ pub fn enter() -> Inside {
     let inside = enter_for_program();
     select(PASSES);
     inside
+}
+
+/// The same with the handlers of the program's signals waiting until it is over: one that ran in the middle would be inside itself, so that its calls were not dispatched and what it maps nobody's, and whoever it
+/// waits for might wait for a lock of ours.
+pub fn enter_quietly() -> Quietly {
+    let before = raw::hold_signals();
+    Quietly {
+        before,
+        held: Some((enter(), Held::new())),
+    }
+}
+
+/// See [`enter_quietly`].
+pub struct Quietly {
+    before: raw::Mask,
+    /// Ends before signals come again.
+    held: Option<(Inside, Held)>,
+}
+
+impl Drop for Quietly {
+    fn drop(&mut self) {
+        if let Some((inside, held)) = self.held.take() {
+            // The one inside says whose storage the other lies in.
+            drop(held);
+            drop(inside);
+        }
+        raw::let_signals(&self.before);
+    }
 }
 
 /// The same for a call of the C library's that works for the program: what it allocates is the runtime's, but its system calls name the program's memory.

@@ -10,6 +10,8 @@ use std::mem::MaybeUninit;
 
 thread_local! {
     static DEPTH: Cell<u32> = const { Cell::new(0) };
+    /// How many [`Held`] this thread has.
+    static HELD: Cell<u32> = const { Cell::new(0) };
 }
 
 /// How deep this thread is inside.
@@ -52,23 +54,50 @@ pub fn deferred() -> libc::sigset_t {
     }
 }
 
+/// Held by a thread that has made the signals of [`deferred`] wait itself, from before this was made until after it is dropped: what it calls here meanwhile does not. Who has more to do than that call
+/// needs it: signals that came would be handled as soon as the call is over, in the middle of the rest.
+pub struct Held {
+    /// A guard belongs to its thread.
+    _thread: std::marker::PhantomData<*mut ()>,
+}
+
+impl Held {
+    /// See there.
+    #[allow(clippy::new_without_default)] // It says something of this thread, which nothing does by default.
+    pub fn new() -> Held {
+        HELD.set(HELD.get() + 1);
+        Held {
+            _thread: std::marker::PhantomData,
+        }
+    }
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        HELD.set(HELD.get() - 1);
+    }
+}
+
 /// Held by a thread whose signal handlers wait meanwhile: it has what they might ask for.
 pub(crate) struct Quiet {
-    before: libc::sigset_t,
+    /// None: they waited already.
+    before: Option<libc::sigset_t>,
     /// A guard belongs to its thread.
     _thread: std::marker::PhantomData<*mut ()>,
 }
 
 impl Quiet {
     pub fn new() -> Quiet {
-        let mut before = MaybeUninit::uninit();
-        // SAFETY: sets of the right type; blocking signals of our own thread has no other effect.
-        let before = unsafe {
-            libc::pthread_sigmask(libc::SIG_BLOCK, &deferred(), before.as_mut_ptr());
-            before.assume_init()
+        let block = || {
+            let mut before = MaybeUninit::uninit();
+            // SAFETY: sets of the right type; blocking signals of our own thread has no other effect.
+            unsafe {
+                libc::pthread_sigmask(libc::SIG_BLOCK, &deferred(), before.as_mut_ptr());
+                before.assume_init()
+            }
         };
         Quiet {
-            before,
+            before: (HELD.get() == 0).then(block),
             _thread: std::marker::PhantomData,
         }
     }
@@ -76,8 +105,10 @@ impl Quiet {
 
 impl Drop for Quiet {
     fn drop(&mut self) {
-        // SAFETY: the set that was in force before, in the same thread.
-        unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, &self.before, std::ptr::null_mut()) };
+        if let Some(before) = &self.before {
+            // SAFETY: the set that was in force before, in the same thread.
+            unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, before, std::ptr::null_mut()) };
+        }
     }
 }
 

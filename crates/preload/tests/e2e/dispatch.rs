@@ -124,6 +124,12 @@ fn e2e_signals_while_it_faults_either_way() {
 }
 
 #[test]
+fn e2e_signals_while_it_is_in_malloc_and_mmap_either_way() {
+    is_ok("dispatch", "interrupts.c", &[], &[]);
+    is_ok("thread", "interrupts.c", &[], &[]);
+}
+
+#[test]
 fn e2e_forks_either_way() {
     is_ok("thread", "fork.c", &[], &[]);
     is_ok("dispatch", "fork.c", &[], &[]);
