@@ -22,8 +22,6 @@ enum Memory {
     Own(Pages),
     /// Of a queue's stock, to which it goes back.
     Lent(Loan),
-    /// These bytes of memory that it shares with others.
-    Beside(Arc<Pages>, Range<usize>),
 }
 
 impl Buf {
@@ -39,22 +37,16 @@ impl Buf {
     /// Buffers of `lens` zero bytes, each a multiple of [`BLOCK_BYTES`], together at most 2 MiB, side by side on one huge page where the system has one: a read into one
     /// of them is one piece for the device. Their memory, 2 MiB, is given back with the last of them. None: there are no addresses for it.
     pub fn side_by_side(lens: &[usize]) -> Option<Vec<Buf>> {
-        let pages = Arc::new(Pages::huge()?);
-        let mut from = 0;
-        let beside = |&len: &usize| {
-            assert!(len > 0 && len.is_multiple_of(BLOCK_BYTES) && len <= pages.len() - from);
-            from += len;
-            Buf {
-                memory: Memory::Beside(pages.clone(), from - len..from),
-                len,
-            }
+        let own = |pages: Pages| Buf {
+            len: pages.len(),
+            memory: Memory::Own(pages),
         };
-        Some(lens.iter().map(beside).collect())
+        Some(Pages::side_by_side(lens)?.into_iter().map(own).collect())
     }
 
     /// Whether its memory stays where it is when it is dropped, since others have it too.
     pub fn is_beside_others(&self) -> bool {
-        matches!(self.memory, Memory::Beside(..))
+        matches!(&self.memory, Memory::Own(pages) if pages.is_part())
     }
 
     /// The first `len` bytes of a slot, with whatever is there.
@@ -76,7 +68,6 @@ impl Buf {
         match &self.memory {
             Memory::Own(pages) => pages.len(),
             Memory::Lent(loan) => loan.len_bytes(),
-            Memory::Beside(_, range) => range.len(),
         }
     }
 
@@ -103,7 +94,6 @@ impl Buf {
         match &self.memory {
             Memory::Own(pages) => pages.as_ptr(),
             Memory::Lent(loan) => loan.as_ptr(),
-            Memory::Beside(pages, range) => pages.as_ptr().wrapping_add(range.start),
         }
     }
 }
@@ -145,6 +135,22 @@ impl SegBuf {
             pages: Arc::new(Pages::zeroed(len)),
             frozen_len: 0,
         }
+    }
+
+    /// Over the whole memory of `buf`, whatever is there, nothing frozen. None: it is lent.
+    pub fn over(buf: Buf) -> Option<SegBuf> {
+        match buf.memory {
+            Memory::Own(pages) => Some(SegBuf {
+                pages: Arc::new(pages),
+                frozen_len: 0,
+            }),
+            Memory::Lent(_) => None,
+        }
+    }
+
+    /// See [`Buf::is_beside_others`].
+    pub fn is_beside_others(&self) -> bool {
+        self.pages.is_part()
     }
 
     /// Length of the whole segment in bytes.

@@ -33,6 +33,7 @@ pub use disk::{
 };
 pub use error::MediaError;
 pub use file::FileDevice;
+pub use pages::HUGE_BYTES;
 pub use prefetch::{prefetch, prefetch_line};
 pub use probe::{Probe, RingFeatures, probe};
 pub use uring::{QueueOptions, TaskRun};

@@ -14,18 +14,20 @@ use rustix::mm::{
 };
 use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
 use std::ptr::NonNull;
+use std::sync::Arc;
 
 /// From this length on memory is mapped, not taken from the allocator: the allocator would clear
 /// it by hand and keep it after it is freed.
 const MAPPED_FROM_BYTES: usize = 128 * 1024;
 
 /// What one page table entry of the second level covers on x86-64 and on ARM with pages of 4 KiB.
-pub(crate) const HUGE_BYTES: usize = 2 << 20;
+pub const HUGE_BYTES: usize = 2 << 20;
 
-/// Owned memory of a fixed length. Dropping it frees it.
+/// Owned memory of a fixed length. Dropping it frees it, or what it is a part of with the last such part.
 pub(crate) struct Pages {
     ptr: NonNull<u8>,
     len: usize,
+    part_of: Option<Arc<Pages>>,
 }
 
 // SAFETY: Pages owns its memory alone and has no thread affinity; it offers only a pointer, and
@@ -57,17 +59,45 @@ impl Pages {
             Some(unsafe { alloc_zeroed(layout) })
         };
         match ptr.and_then(NonNull::new) {
-            Some(ptr) => Pages { ptr, len },
+            Some(ptr) => Pages {
+                ptr,
+                len,
+                part_of: None,
+            },
             None => handle_alloc_error(layout),
         }
     }
 
+    /// Zeroed memory of `lens` bytes, each a multiple of [`BLOCK_BYTES`], together at most [`HUGE_BYTES`], side by side. The bytes are on one huge page, if the system has one when they are first
+    /// touched. None: there are no addresses for it.
+    pub(crate) fn side_by_side(lens: &[usize]) -> Option<Vec<Pages>> {
+        let whole = Arc::new(Pages::huge()?);
+        let mut from = 0;
+        let part = |&len: &usize| {
+            assert!(len > 0 && len.is_multiple_of(BLOCK_BYTES) && len <= whole.len - from);
+            let ptr = whole.as_ptr().wrapping_add(from);
+            from += len;
+            Some(Pages {
+                ptr: NonNull::new(ptr)?,
+                len,
+                part_of: Some(whole.clone()),
+            })
+        };
+        lens.iter().map(part).collect()
+    }
+
+    /// Whether its memory stays where it is when it is dropped, as long as there are other parts.
+    pub(crate) fn is_part(&self) -> bool {
+        self.part_of.is_some()
+    }
+
     /// [`HUGE_BYTES`] of zeros: on one huge page, if the system has one when they are first touched. None: there are no addresses for it.
-    pub(crate) fn huge() -> Option<Pages> {
+    fn huge() -> Option<Pages> {
         let base = reserve_aligned(HUGE_BYTES).ok()?;
         let pages = Pages {
             ptr: NonNull::new(base)?,
             len: HUGE_BYTES,
+            part_of: None,
         };
         let access = MprotectFlags::READ | MprotectFlags::WRITE;
         // SAFETY: the mapping just made, whole, which nobody knows of.
@@ -114,6 +144,9 @@ pub(crate) fn reserve_aligned(len: usize) -> Result<*mut u8, Errno> {
 
 impl Drop for Pages {
     fn drop(&mut self) {
+        if self.is_part() {
+            return;
+        }
         if self.len >= MAPPED_FROM_BYTES {
             // SAFETY: the range was mapped by `zeroed` with this length, and the owner is gone.
             let unmapped = unsafe { munmap(self.ptr.as_ptr().cast(), self.len) };

@@ -23,7 +23,7 @@ use std::time::{Duration, Instant};
 use terrace_index::KeyMap;
 use terrace_log::{Snapshot, Subject};
 use terrace_media::{Disk, Done, Op, Wait};
-use terrace_tiers::{ReadPlan, Rule, policy};
+use terrace_tiers::{LANE_BUFFERS, ReadPlan, Rule, policy};
 
 const TOKEN_READ: u64 = 1 << 62;
 /// Slices of background work in one turn.
@@ -511,7 +511,7 @@ impl<D: Snapshot + Send> Worker<D> {
             let now = [
                 lane.memory_held() as u64 * segment,
                 lane.index_bytes() as u64,
-                (lane.buffer_bytes() as u64).max(LANE_BUFFERS * segment),
+                (lane.buffer_bytes() as u64).max(LANE_BUFFERS as u64 * segment),
             ];
             let parts = [Part::Segments, Part::Index, Part::Io];
             for (i, part) in parts.into_iter().enumerate() {
@@ -593,7 +593,3 @@ struct Slices {
     /// And somebody waits for it, or will soon.
     pressed: bool,
 }
-
-/// Segment-sized buffers that a lane may hold at once, counted in full: two heads
-/// and two closing, two victims, two parts of an image.
-const LANE_BUFFERS: u64 = 8;

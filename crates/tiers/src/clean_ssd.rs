@@ -11,8 +11,9 @@
 //! Promises: a victim's segment is released only when the epoch that moved its
 //! entries is durable, and as `release` says. A victim with damage
 //! in it is set aside and never overwritten. Never: reads more than
-//! `JOBS_MAX` segments ahead.
+//! `VICTIMS_MAX` segments ahead.
 
+use crate::buffers::VICTIMS_MAX;
 use crate::flush::{COLD, HOT};
 use crate::io::Purpose;
 use crate::jobs::CleanJob;
@@ -25,8 +26,6 @@ use terrace_log::scan::{self, Found, Item};
 use terrace_log::{Kind, Loc, NewEntry, Slot, Snapshot, Subject, Terrace};
 use terrace_media::{BLOCK_BYTES, Buf, MediaError, Op};
 
-/// Victims read or being read at once.
-const JOBS_MAX: usize = 2;
 /// Bytes moved in one epoch before it is ended, when updates wait for it.
 const MOVE_PER_EPOCH_BYTES: usize = 2 << 20;
 /// Reads of a victim that may fail before it is set aside.
@@ -68,8 +67,11 @@ impl<D: Snapshot> Lane<D> {
         if self.free_soon() < self.clean_target() {
             self.empty_the_dead();
         }
-        let wanted = self.clean_target().saturating_sub(self.free_soon());
-        while self.cleaning_ssd.len() < JOBS_MAX.min(wanted) {
+        let wanted = match self.tombstones_press() {
+            true => VICTIMS_MAX,
+            false => self.clean_target().saturating_sub(self.free_soon()),
+        };
+        while self.cleaning_ssd.len() < VICTIMS_MAX.min(wanted) {
             let Some(segment) = self.choose_victim() else {
                 return;
             };
@@ -119,7 +121,8 @@ impl<D: Snapshot> Lane<D> {
             .victims(VICTIMS_LOOKED_AT)
             .filter(|&id| self.may_clean(id));
         let known = sealed.map(|id| (id, self.ssd.segment(id)));
-        if self.ssd.tomb_bytes() * TOMBSTONES_ONE_IN > self.live_estimate.max(size) {
+        let many = self.ssd.tomb_bytes() * TOMBSTONES_ONE_IN > self.live_estimate.max(size);
+        if many || self.tombstones_press() {
             // The oldest segment pins every tombstone that is younger than it: without it they go, but for those that one set aside pins.
             let oldest = known.clone().min_by_key(|(_, s)| s.first_seq);
             if let Some((id, s)) = oldest
@@ -142,7 +145,7 @@ impl<D: Snapshot> Lane<D> {
         let len = used.next_multiple_of(BLOCK_BYTES).max(BLOCK_BYTES);
         let op = Op::Read {
             offset: self.ssd.device_offset(segment),
-            buf: Buf::zeroed(len),
+            buf: self.ssd.buffers.take_victim(len),
         };
         self.stats.cleaner_read_bytes += len as u64;
         self.io.send(Purpose::CleanRead { segment }, op);
@@ -155,6 +158,13 @@ impl<D: Snapshot> Lane<D> {
         buf: Option<Buf>,
     ) {
         let oldest_seq = self.ssd.oldest_seq(segment);
+        let (result, buf) = match (result, buf) {
+            (Err(error), Some(buf)) => {
+                self.ssd.buffers.keep_victim(buf);
+                (Err(error), None)
+            }
+            read => read,
+        };
         let Some(job) = self.cleaning_ssd.iter_mut().find(|j| j.segment == segment) else {
             return;
         };
@@ -222,7 +232,7 @@ impl<D: Snapshot> Lane<D> {
         let mut job = self.cleaning_ssd.pop_front().expect("ready");
         let done = self.move_one(&mut job);
         match done {
-            Ok(true) => self.victim_emptied(&job),
+            Ok(true) => self.victim_emptied(job),
             Ok(false) => self.cleaning_ssd.push_front(job),
             Err(Stalled) => {
                 self.cleaning_ssd.push_front(job);
@@ -398,7 +408,10 @@ impl<D: Snapshot> Lane<D> {
         Ok(())
     }
 
-    fn victim_emptied(&mut self, job: &CleanJob) {
+    fn victim_emptied(&mut self, mut job: CleanJob) {
+        if let Some(buf) = job.buf.take() {
+            self.ssd.buffers.keep_victim(buf);
+        }
         let left = self.ssd.segment(job.segment).live_class_bytes;
         if job.damaged || left > 0 {
             tracing::error!(

@@ -5,6 +5,7 @@
 //! pure functions. The lane is a state machine: it neither sleeps nor calls the
 //! system, so that simulated crashes can be put between any two steps.
 
+mod buffers;
 mod bulk;
 mod checkpoint;
 mod clean_memory;
@@ -38,6 +39,7 @@ mod verify;
 mod walk;
 mod warm;
 
+pub use buffers::LANE_BUFFERS;
 pub use config::{Config, Look, Phase, Refused, Rule};
 pub use lane::Lane;
 pub use mem::{Head, MemTerrace};

@@ -1,5 +1,6 @@
 //! Driving a lane: completions in, operations out, a slice of background work.
 
+use crate::buffers::IMAGE_PARTS_MAX;
 use crate::io::Purpose;
 use crate::lane::{Lane, Phase};
 use crate::policy;
@@ -157,8 +158,12 @@ impl<D: Snapshot> Lane<D> {
 
     /// Memory the lane holds beside its DRAM segments and directory, bytes.
     pub fn buffer_bytes(&self) -> usize {
+        let images = match self.checkpoint.is_some() || self.warming() {
+            true => IMAGE_PARTS_MAX,
+            false => 0,
+        };
         self.ssd.buffer_bytes()
-            + self.cleaning_ssd.len() * self.cfg.segment_bytes
+            + (self.cleaning_ssd.len() + images) * self.cfg.segment_bytes
             + self.ghost.bytes()
     }
     /// DRAM of the directory and the fingerprints, bytes.

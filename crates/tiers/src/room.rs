@@ -15,6 +15,8 @@ use terrace_log::Snapshot;
 /// to go on moving in it; for calm; to take updates it is [`CLEANER_SEGMENTS`].
 const END_SEGMENTS: usize = 2;
 const CALM_SEGMENTS: usize = 4;
+/// Tombstones below this part of all bytes are not cleaned for, 1 / 64: it would gain next to nothing.
+const PRESS_FROM_ONE_IN: u64 = 64;
 
 impl<D: Snapshot> Lane<D> {
     /// Makes sure that updates of `bytes` in all can be appended without anything
@@ -48,9 +50,18 @@ impl<D: Snapshot> Lane<D> {
         }
         Ok(())
     }
+    /// Whether tombstones take more of the SSD than is left of it. Then segments are cleaned for their sake, however many are free, from the oldest on: a tombstone goes when nothing older than it is on
+    /// the medium. Without this, who replaces and deletes again and again in what he was promised would find it taken by what says that it was freed.
+    pub(crate) fn tombstones_press(&self) -> bool {
+        let tombstones = self.ssd.tomb_bytes();
+        let taken = self.live_estimate + self.dirty_bytes();
+        tombstones * PRESS_FROM_ONE_IN > self.live_estimate
+            && tombstones > self.usable_bytes().saturating_sub(taken)
+    }
     /// The SSD is full as far as is known: what is under way may free some of it, and is waited for once.
     fn full(&mut self, bytes: usize) -> Refused {
-        let nothing_under_way = self.dirty_bytes() == 0 || self.cfg.scratch;
+        let nothing_dirty = self.dirty_bytes() == 0 && !self.tombstones_press();
+        let nothing_under_way = nothing_dirty || self.cfg.scratch;
         if nothing_under_way || self.full.is_known(self.open_epoch, self.now_ms) {
             return Refused::SsdFull;
         }

@@ -17,6 +17,7 @@
 //! Promises: a segment is overwritten only from Free, and only when no reader
 //! holds a location in it. Never: decides which segment; `policy` does.
 
+use crate::buffers::Buffers;
 use crate::config::{Config, Rule};
 use crate::policy;
 use crate::ranks::{self, BUCKETS, Ranks};
@@ -27,7 +28,7 @@ use terrace_log::entry::Entry;
 use terrace_log::frame::Life;
 use terrace_log::writer::SegmentWriter;
 use terrace_log::{Loc, Terrace, addr};
-use terrace_media::{BLOCK_BYTES, SegBuf};
+use terrace_media::BLOCK_BYTES;
 
 /// Why an entry could not be appended to the SSD log just now.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -143,7 +144,8 @@ pub struct Ssd {
     pub heads: [Option<SegmentWriter>; 3],
     /// Full segments whose last writes are under way: still read from memory.
     closing: HashMap<u32, SegmentWriter>,
-    spare_bufs: Vec<SegBuf>,
+    /// For segments that are filled, and for victims.
+    pub(crate) buffers: Buffers,
     bad: usize,
     /// The last generation given out; one count for all segments, so that a
     /// segment whose header is lost cannot meet an old generation of its own.
@@ -210,9 +212,6 @@ impl Drop for SegmentMut<'_> {
     }
 }
 
-/// Buffers of segments under way that are kept for reuse.
-const SPARE_BUFS_MAX: usize = 2;
-
 impl Ssd {
     /// The segments of a lane, all free.
     pub fn new(cfg: &Config) -> Ssd {
@@ -229,7 +228,7 @@ impl Ssd {
             free: (0..cfg.ssd_segments).collect(),
             heads: [None, None, None],
             closing: HashMap::new(),
-            spare_bufs: Vec::new(),
+            buffers: Buffers::new(cfg),
             bad: 0,
             generation: 0,
             live_bytes: 0,
@@ -313,7 +312,7 @@ impl Ssd {
     /// Memory held for segments under way, bytes.
     pub fn buffer_bytes(&self) -> usize {
         let heads = self.heads.iter().flatten().count();
-        (heads + self.closing.len() + self.spare_bufs.len()) * self.segment_bytes
+        (heads + self.closing.len()) * self.segment_bytes + self.buffers.bytes()
     }
     /// Writers (open or closing) that hold a buffer.
     pub fn writers(&self) -> usize {
@@ -384,20 +383,6 @@ impl Ssd {
         named
     }
 
-    /// A zeroed buffer of a segment's size.
-    pub fn take_buf(&mut self) -> SegBuf {
-        self.spare_bufs
-            .pop()
-            .unwrap_or_else(|| SegBuf::zeroed(self.segment_bytes))
-    }
-    fn keep_buf(&mut self, writer: SegmentWriter) {
-        if self.spare_bufs.len() < SPARE_BUFS_MAX
-            && let Ok(buf) = writer.into_buf().recycle()
-        {
-            self.spare_bufs.push(buf);
-        }
-    }
-
     /// Opens a segment at a head. False when no segment is free.
     pub fn open_head(&mut self, head: usize, seq: u64) -> bool {
         debug_assert!(self.heads[head].is_none());
@@ -405,7 +390,7 @@ impl Ssd {
             return false;
         };
         self.segment_mut(id).first_seq = seq;
-        let buf = self.take_buf();
+        let buf = self.buffers.take_segment();
         self.heads[head] = Some(SegmentWriter::new(buf, self.life(id)));
         true
     }
@@ -426,7 +411,7 @@ impl Ssd {
     pub fn written(&mut self, id: u32) {
         if let Some(w) = self.closing.remove(&id) {
             self.segment_mut(id).stale_seq = u64::MAX;
-            self.keep_buf(w);
+            self.buffers.keep_segment(w.into_buf());
         }
     }
     /// Segments whose buffers wait for their last writes.

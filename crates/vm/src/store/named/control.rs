@@ -1,10 +1,12 @@
 //! Which generations of a named region count, as it stands in the pool: one entry, replaced whole.
 //!
 //! Little-endian words: 1 if the region was closed (else 0), the generation that was synced last, the one written now, pages, the root (all ones: none), then pairs: first
-//! and last generation of each dead range. Promises: what was decoded was encoded by this file. Never: reads or writes the pool.
+//! and last generation of each dead range, and as many of none (1 and 0) as are missing to [`DEAD_MAX`] and one: its length stays the same, so that a full SSD takes it. Promises: what was decoded was encoded by this file. Never: reads or writes the pool.
 
 /// Generations that a process may leave pending when it dies: more than it can write, since the control names only the first.
 const LEFT_PENDING: u64 = 1 << 32;
+/// Ranges of dead generations that there is room for; for a moment there is one more. When they are used up, every page is looked at once.
+pub(super) const DEAD_MAX: usize = 64;
 /// No root was set.
 pub(crate) const NO_ROOT: u64 = u64::MAX;
 
@@ -63,7 +65,8 @@ impl Control {
             self.pages,
             self.root,
         ];
-        let dead = self.dead.iter().flat_map(|&(a, b)| [a, b]);
+        let none = std::iter::repeat_n(&(1, 0), (DEAD_MAX + 1).saturating_sub(self.dead.len()));
+        let dead = self.dead.iter().chain(none).flat_map(|&(a, b)| [a, b]);
         (words.into_iter().chain(dead))
             .flat_map(u64::to_le_bytes)
             .collect()
@@ -82,7 +85,9 @@ impl Control {
             working,
             pages,
             root,
-            dead: dead.chunks_exact(2).map(|two| (two[0], two[1])).collect(),
+            dead: (dead.chunks_exact(2).map(|two| (two[0], two[1])))
+                .filter(|(first, last)| first <= last)
+                .collect(),
         })
     }
 }
@@ -116,6 +121,7 @@ mod tests {
         assert_eq!((control.dead.len(), control.working), (1, third + 1));
         assert_eq!(Control::decode(&control.encode()), Some(control.clone()));
         let bytes = control.encode();
+        assert_eq!(bytes.len(), Control::new(7).encode().len());
         assert_eq!(Control::decode(&bytes[..bytes.len() - 8]), None);
         assert_eq!(Control::decode(&bytes[..24]), None);
     }

@@ -26,7 +26,7 @@ use super::pack::{Packer, unpack};
 use super::read::Value;
 use super::table::Shape;
 use crate::{Backing, Changed, FetchError, Fetched, PAGE_BYTES, Page, StoreError};
-use control::{Control, NO_ROOT};
+use control::{Control, DEAD_MAX, NO_ROOT};
 use marks::{Mark, Marks};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -40,8 +40,6 @@ pub const NAMED_PAGES_MAX: u64 = 1 << 32;
 pub const NAMED_MAX: u16 = 1024;
 /// Pages outside of what is synced that may have been changed and evicted since they were synced: each is written again first.
 pub const SYNC_OUTSIDE_PAGES_MAX: u64 = 1 << 14;
-/// Ranges of dead generations that the control has room for. When they are used up, every page is looked at once.
-const DEAD_MAX: usize = 64;
 const GENERATION_BYTES: usize = 8;
 
 struct State {
