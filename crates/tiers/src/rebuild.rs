@@ -164,7 +164,8 @@ impl<D: Snapshot> Lane<D> {
 
     /// Writes the root again, in the other block, with the generation that this
     /// start begins at: the next start begins above it even if every header that
-    /// this one writes is lost.
+    /// this one writes is lost. It is a clean stop's no longer: what this start takes may be lost in a crash but for some
+    /// segment far down the free list, which only who reads all headers finds and wipes; left there, it would rise at a later one.
     fn new_root(&mut self, disk: &mut dyn Disk, s: &mut Survey) -> Result<(), MediaError> {
         let Some(root) = &mut s.root else {
             // Were one read again at a later start, it would outrank what comes now.
@@ -178,6 +179,7 @@ impl<D: Snapshot> Lane<D> {
         };
         root.number += 1;
         root.generation = self.ssd.generation;
+        root.clean = false;
         let block = root.write(self.cfg.pool, self.cfg.lane);
         let number = root.number;
         write_blocking(disk, self.root_offset(number), block)?;

@@ -216,6 +216,8 @@ impl<'a> Fault<'a> {
         let core = self.core;
         let (_, at) = place(self.page);
         let state = &core.space.record(pinned).pages[at];
+        // Before the look: who has the page wakes those whose tickets are older than its change.
+        let ticket = core.space.rooms.ticket(page_number(self.page));
         let seen = state.look();
         match seen.phase() {
             Phase::Absent => self.fill(pinned, region, seen),
@@ -250,7 +252,6 @@ impl<'a> Fault<'a> {
                 Step::Done { woken: false }
             }
             _ => {
-                let ticket = core.space.rooms.ticket(page_number(self.page));
                 let asked = state.await_change(seen);
                 core.unpin(pinned, 1);
                 if asked {

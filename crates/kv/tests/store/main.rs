@@ -12,3 +12,4 @@ mod recognised;
 mod recovery;
 mod room;
 mod unread;
+mod window;
