@@ -67,14 +67,19 @@ impl<D: Snapshot> Lane<D> {
         if self.free_soon() < self.clean_target() {
             self.empty_the_dead();
         }
-        let wanted = match self.tombstones_press() {
-            true => VICTIMS_MAX,
-            false => self.clean_target().saturating_sub(self.free_soon()),
-        };
-        while self.cleaning_ssd.len() < VICTIMS_MAX.min(wanted) {
+        let wanted = self.clean_target().saturating_sub(self.free_soon());
+        loop {
+            let pressed = self.cleans_for_tombstones();
+            let most = if pressed { VICTIMS_MAX } else { wanted };
+            if self.cleaning_ssd.len() >= VICTIMS_MAX.min(most) {
+                return;
+            }
             let Some(segment) = self.choose_victim() else {
                 return;
             };
+            if pressed {
+                self.spend_on_tombstones();
+            }
             self.ssd.segment_mut(segment).state = State::Cleaning;
             self.cleaning_ssd.push_back(CleanJob {
                 segment,
@@ -122,7 +127,7 @@ impl<D: Snapshot> Lane<D> {
             .filter(|&id| self.may_clean(id));
         let known = sealed.map(|id| (id, self.ssd.segment(id)));
         let many = self.ssd.tomb_bytes() * TOMBSTONES_ONE_IN > self.live_estimate.max(size);
-        if many || self.tombstones_press() {
+        if many || self.cleans_for_tombstones() {
             // The oldest segment pins every tombstone that is younger than it: without it they go, but for those that one set aside pins.
             let oldest = known.clone().min_by_key(|(_, s)| s.first_seq);
             if let Some((id, s)) = oldest

@@ -17,6 +17,9 @@ const END_SEGMENTS: usize = 2;
 const CALM_SEGMENTS: usize = 4;
 /// Tombstones below this part of all bytes are not cleaned for, 1 / 64: it would gain next to nothing.
 const PRESS_FROM_ONE_IN: u64 = 64;
+/// Segments that may be cleaned for them without more being asked for, and how many times what is asked for: where nearly all is live each is written again whole.
+const CREDIT_SEGMENTS_MAX: u64 = 4;
+const CREDIT_OF_ASKED: u64 = 4;
 
 impl<D: Snapshot> Lane<D> {
     /// Makes sure that updates of `bytes` in all can be appended without anything
@@ -33,6 +36,7 @@ impl<D: Snapshot> Lane<D> {
         if bytes as u64 > self.dirty_max / 2 {
             return Err(Refused::TooLarge);
         }
+        self.credit_tombstones(CREDIT_OF_ASKED * bytes as u64);
         if grows && self.live_estimate + self.dirty_bytes() + bytes as u64 > self.usable_bytes() {
             return Err(self.full(bytes));
         }
@@ -50,18 +54,32 @@ impl<D: Snapshot> Lane<D> {
         }
         Ok(())
     }
-    /// Whether tombstones take more of the SSD than is left of it. Then segments are cleaned for their sake, however many are free, from the oldest on: a tombstone goes when nothing older than it is on
-    /// the medium. Without this, who replaces and deletes again and again in what he was promised would find it taken by what says that it was freed.
-    pub(crate) fn tombstones_press(&self) -> bool {
+    /// Whether tombstones take more of the SSD than is left of it. Without this, who replaces and deletes again and again in what he was promised would find it taken by what says that it was freed.
+    fn tombstones_press(&self) -> bool {
         let tombstones = self.ssd.tomb_bytes();
         let taken = self.live_estimate + self.dirty_bytes();
         tombstones * PRESS_FROM_ONE_IN > self.live_estimate
             && tombstones > self.usable_bytes().saturating_sub(taken)
     }
+    /// Whether segments are cleaned for their sake, however many are free, from the oldest on: a tombstone goes when nothing older than it is on the medium. Not for nobody, and not without end.
+    pub(crate) fn cleans_for_tombstones(&self) -> bool {
+        self.ssd.tombstone_credit >= self.cfg.segment_bytes as u64 && self.tombstones_press()
+    }
+    /// One is.
+    pub(crate) fn spend_on_tombstones(&mut self) {
+        self.ssd.tombstone_credit -= self.cfg.segment_bytes as u64;
+    }
+    fn credit_tombstones(&mut self, bytes: u64) {
+        let most = CREDIT_SEGMENTS_MAX * self.cfg.segment_bytes as u64;
+        self.ssd.tombstone_credit = (self.ssd.tombstone_credit + bytes).min(most);
+    }
     /// The SSD is full as far as is known: what is under way may free some of it, and is waited for once.
     fn full(&mut self, bytes: usize) -> Refused {
-        let nothing_dirty = self.dirty_bytes() == 0 && !self.tombstones_press();
-        let nothing_under_way = nothing_dirty || self.cfg.scratch;
+        let press = self.tombstones_press();
+        if press {
+            self.credit_tombstones(u64::MAX / 2);
+        }
+        let nothing_under_way = (self.dirty_bytes() == 0 && !press) || self.cfg.scratch;
         if nothing_under_way || self.full.is_known(self.open_epoch, self.now_ms) {
             return Refused::SsdFull;
         }

@@ -146,6 +146,8 @@ pub struct Ssd {
     closing: HashMap<u32, SegmentWriter>,
     /// For segments that are filled, and for victims.
     pub(crate) buffers: Buffers,
+    /// Bytes of segments that may be cleaned for their tombstones (`room`).
+    pub(crate) tombstone_credit: u64,
     bad: usize,
     /// The last generation given out; one count for all segments, so that a
     /// segment whose header is lost cannot meet an old generation of its own.
@@ -229,6 +231,7 @@ impl Ssd {
             heads: [None, None, None],
             closing: HashMap::new(),
             buffers: Buffers::new(cfg),
+            tombstone_credit: 0,
             bad: 0,
             generation: 0,
             live_bytes: 0,
