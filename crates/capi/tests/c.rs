@@ -164,6 +164,11 @@ fn signals_are_the_programs() {
 }
 
 #[test]
+fn what_is_refused_at_opening_says_why_and_leaves_the_pool_as_it_was() {
+    every_case_of("opening");
+}
+
+#[test]
 fn the_examples_hold_what_was_put_into_them() {
     let examples = here().join("../../examples");
     let common = examples.join("common");

@@ -1,0 +1,42 @@
+/* What opening a pool says when it cannot be done, and what can be opened afterwards. */
+#include "cases.h"
+
+/* A size that cannot be had leaves the pool as it was. */
+static void a_size_that_is_refused(void) {
+    terrace_pool *pool = open_named("sizes");
+    CHECK(pool && terrace_close(pool) == 0);
+    REFUSED(!open_sized("sizes", 1 << 20, 0), EINVAL, "");
+    for (int n = 0; n < 3; n++) {
+        const uint64_t sizes[] = {64 << 20, 0, 96 << 20};
+        pool = open_sized("sizes", sizes[n], 0);
+        CHECK(pool && terrace_close(pool) == 0);
+    }
+}
+
+/* The program is killed while the pool is made anew, at any moment. */
+static void a_kill_while_it_is_made_anew(void) {
+    for (int round = 0; round < 8; round++) {
+        terrace_pool *pool = open_named("killed");
+        CHECK(pool && terrace_close(pool) == 0);
+        pid_t child = fork();
+        if (child == 0) {
+            open_sized("killed", 512 << 20, 0);
+            _exit(0);
+        }
+        usleep(5000 << round);
+        kill(child, SIGKILL);
+        waitpid(child, NULL, 0);
+    }
+    terrace_pool *pool = open_named("killed");
+    CHECK(pool && terrace_close(pool) == 0);
+}
+
+int main(int argc, char **argv) {
+    if (argc != 2) return 2;
+    dir = argv[1];
+    const struct named_case cases[] = {
+        {"a size that is refused", a_size_that_is_refused},
+        {"a kill while it is made anew", a_kill_while_it_is_made_anew},
+    };
+    return RUN_CASES(cases);
+}
