@@ -142,7 +142,7 @@ int terrace_array_clear(struct terrace_array *array, uint64_t index);
 int terrace_array_destroy(struct terrace_array *array);
 
 // What the calling thread's last call that failed said, in words: what was asked, what is allowed and what to do. Never NULL; empty if none
-// failed. Valid until the thread's next call that fails.
+// failed. Valid until the thread's next call that fails. In a destructor of thread-specific data, and after main has returned, it may say only that errno has to do.
 const char *terrace_last_error(void);
 
 // `bytes` bytes, as malloc: aligned to 16, not set to anything.

@@ -169,6 +169,11 @@ fn what_is_refused_at_opening_says_why_and_leaves_the_pool_as_it_was() {
 }
 
 #[test]
+fn calls_at_the_end_of_a_thread_are_refused_or_work() {
+    every_case_of("ends");
+}
+
+#[test]
 fn the_examples_hold_what_was_put_into_them() {
     let examples = here().join("../../examples");
     let common = examples.join("common");
