@@ -4,7 +4,8 @@
 //! it has.
 
 use crate::error::{Failure, call};
-use crate::handle::{self, Handle};
+use crate::forks;
+use crate::handle::Handle;
 use crate::ranges;
 use crate::state::{self, ArrayState, ObjectsState, PoolState, RegionState, TableState, Thing};
 use ::terrace_pool::Mutex;
@@ -121,7 +122,7 @@ unsafe fn asked(options: *const terrace_options) -> Result<Asked, Failure> {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn terrace_open(options: *const terrace_options) -> *mut terrace_pool {
     call("terrace_open", std::ptr::null_mut(), || {
-        handle::watch_forks();
+        forks::watch();
         // SAFETY: the program's promise.
         let asked = unsafe { asked(options)? };
         let regions = match asked.store.durable {

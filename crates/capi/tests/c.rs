@@ -174,6 +174,11 @@ fn calls_at_the_end_of_a_thread_are_refused_or_work() {
 }
 
 #[test]
+fn forks_find_no_lock_that_nobody_lets_go_of() {
+    every_case_of("forks");
+}
+
+#[test]
 fn the_examples_hold_what_was_put_into_them() {
     let examples = here().join("../../examples");
     let common = examples.join("common");
