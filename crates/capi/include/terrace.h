@@ -4,7 +4,8 @@
  *
  * - Functions that return int return 0, or -1 with errno set. Functions that return a pointer return NULL with errno set; sizes and counts are 0 or
  *   UINT64_MAX. terrace_last_error says in words what was asked, what is allowed and what to do.
- * - Any thread may call anything at any time, but not from a signal handler.
+ * - Any thread may call anything at any time, but not from a signal handler. A handler must not touch memory of a pool either, unless its signal is blocked
+ *   (pthread_sigmask) whenever its thread is in a call: it would wait for a lock that its own thread has, for ever.
  * - A handle (terrace_pool and its like) that is closed, foreign or of another kind is refused with EBADF or EINVAL, never followed. So is an address to free.
  * - Unless terrace_options.fault_threads says otherwise, faults are taken in the thread that touches memory, by a handler for SIGBUS. Then a system call that is
  *   given memory of a pool that is not in DRAM just now fails with EFAULT: read into a buffer of malloc's and copy. Stacks, and locks that are waited on, do not
