@@ -8,7 +8,7 @@ use terrace_media::MediaError;
 pub enum PoolError {
     /// Another process has it.
     #[error(
-        "the pool {dir} is in use by process {holder}; stop that process or choose another directory"
+        "the pool {dir} is in use by process {holder}, or a fork of it if that has ended; stop that process or choose another directory"
     )]
     Locked {
         /// The pool.
