@@ -96,6 +96,7 @@ impl From<VmError> for Failure {
             VmError::Store(StoreError::Full { .. }) => libc::ENOMEM,
             VmError::Forked => libc::EPERM,
             VmError::System(SystemError::Taken { .. }) => libc::EADDRINUSE,
+            VmError::System(SystemError::Addresses { .. }) => libc::ENOMEM,
             VmError::System(_) => libc::ENOSYS,
             VmError::Store(_) => libc::EIO,
         };

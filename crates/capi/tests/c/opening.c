@@ -1,5 +1,6 @@
 /* What opening a pool says when it cannot be done, and what can be opened afterwards. */
 #include "cases.h"
+#include <sys/resource.h>
 
 /* A size that cannot be had leaves the pool as it was. */
 static void a_size_that_is_refused(void) {
@@ -31,12 +32,33 @@ static void a_kill_while_it_is_made_anew(void) {
     CHECK(pool && terrace_close(pool) == 0);
 }
 
+static void as_many_pools_as_a_process_has(uint32_t flags) {
+    enum { POOLS = 16 };
+    terrace_pool *pools[POOLS];
+    char name[32];
+    for (int n = 0; n < POOLS; n++) {
+        snprintf(name, sizeof name, "one of many %d", n);
+        pools[n] = open_sized(name, 64 << 20, flags);
+        CHECK(pools[n]);
+    }
+    REFUSED(!open_sized("one too many", 64 << 20, flags), ENOMEM, "at most 16");
+    for (int n = 0; n < POOLS; n++) CHECK(terrace_close(pools[n]) == 0);
+}
+static void many_pools(void) { as_many_pools_as_a_process_has(0); }
+
+static void no_addresses(void) {
+    struct rlimit most = {8ull << 30, 8ull << 30};
+    CHECK(setrlimit(RLIMIT_AS, &most) == 0);
+    REFUSED(!open_named("no addresses"), ENOMEM, "ulimit -v");
+}
 int main(int argc, char **argv) {
     if (argc != 2) return 2;
     dir = argv[1];
     const struct named_case cases[] = {
         {"a size that is refused", a_size_that_is_refused},
         {"a kill while it is made anew", a_kill_while_it_is_made_anew},
+        {"many pools", many_pools},
+        {"no addresses", no_addresses},
     };
     return RUN_CASES(cases);
 }
