@@ -80,11 +80,25 @@ impl From<PoolError> for Failure {
             PoolError::Missing(_) | PoolError::NoParent(_) => libc::ENOENT,
             PoolError::Exists(_) => libc::EEXIST,
             PoolError::Setting { .. } | PoolError::Contents { .. } => libc::EINVAL,
-            PoolError::Io { error, .. } => error.raw_os_error().unwrap_or(libc::EIO),
-            _ => libc::EIO,
+            e => e.errno().unwrap_or(libc::EIO),
         };
         let text = e.to_string();
         Failure { errno, text }
+    }
+}
+
+fn of_system(e: &SystemError) -> c_int {
+    match e {
+        SystemError::Taken { .. } => libc::EADDRINUSE,
+        SystemError::Addresses { .. } => libc::ENOMEM,
+        // What this process has too little of is no want of the machine's.
+        SystemError::Call { errno, .. } | SystemError::Refused { errno, .. } => {
+            match errno.raw_os_error() {
+                few @ (libc::ENOMEM | libc::EMFILE | libc::ENFILE | libc::EAGAIN) => few,
+                _ => libc::ENOSYS,
+            }
+        }
+        SystemError::TooOld { .. } => libc::ENOSYS,
     }
 }
 
@@ -95,9 +109,7 @@ impl From<VmError> for Failure {
             VmError::NoAddresses { .. } | VmError::TooMany { .. } => libc::ENOMEM,
             VmError::Store(StoreError::Full { .. }) => libc::ENOMEM,
             VmError::Forked => libc::EPERM,
-            VmError::System(SystemError::Taken { .. }) => libc::EADDRINUSE,
-            VmError::System(SystemError::Addresses { .. }) => libc::ENOMEM,
-            VmError::System(_) => libc::ENOSYS,
+            VmError::System(e) => of_system(e),
             VmError::Store(_) => libc::EIO,
         };
         let text = e.to_string();

@@ -115,7 +115,7 @@ unsafe fn asked(options: *const terrace_options) -> Result<Asked, Failure> {
 }
 
 /// Opens a pool, and makes it if need be. NULL: errno is EBUSY if another process has it, EINVAL if an option is out of bounds, EADDRINUSE if
-/// something else of the program is where the regions of the pool lie, ENOSYS if this
+/// something else of the program is where the regions of the pool lie, ENOSPC, EMFILE or ENOMEM if the system has too little, ENOSYS if this
 /// machine does not let programs take their faults (terrace_last_error says what to set).
 ///
 /// `options` points to as many bytes as its size says; its path is a string.

@@ -1,5 +1,6 @@
 /* What opening a pool says when it cannot be done, and what can be opened afterwards. */
 #include "cases.h"
+#include <fcntl.h>
 #include <sys/resource.h>
 
 /* A size that cannot be had leaves the pool as it was. */
@@ -51,6 +52,30 @@ static void no_addresses(void) {
     CHECK(setrlimit(RLIMIT_AS, &most) == 0);
     REFUSED(!open_named("no addresses"), ENOMEM, "ulimit -v");
 }
+static void no_room_on_the_disk(void) {
+    REFUSED(!open_sized("no room", 1ull << 40, 0), ENOSPC, "bytes available");
+}
+static void no_descriptors(void) {
+    /* Whichever of what is opened is the first that cannot be. */
+    for (rlim_t more = 0; more < 64; more++) {
+        int lowest = open("/dev/null", O_RDONLY);
+        CHECK(lowest >= 0 && close(lowest) == 0);
+        struct rlimit most;
+        CHECK(getrlimit(RLIMIT_NOFILE, &most) == 0);
+        most.rlim_cur = lowest + more;
+        CHECK(setrlimit(RLIMIT_NOFILE, &most) == 0);
+        terrace_pool *pool = open_named("no descriptors");
+        if (!pool) CHECK(errno == EMFILE);
+        most.rlim_cur = most.rlim_max;
+        CHECK(setrlimit(RLIMIT_NOFILE, &most) == 0);
+        if (pool) {
+            CHECK(more > 3 && terrace_close(pool) == 0);
+            return;
+        }
+    }
+    CHECK(!"it is never opened");
+}
+
 int main(int argc, char **argv) {
     if (argc != 2) return 2;
     dir = argv[1];
@@ -59,6 +84,8 @@ int main(int argc, char **argv) {
         {"a kill while it is made anew", a_kill_while_it_is_made_anew},
         {"many pools", many_pools},
         {"no addresses", no_addresses},
+        {"no room on the disk", no_room_on_the_disk},
+        {"no descriptors", no_descriptors},
     };
     return RUN_CASES(cases);
 }
