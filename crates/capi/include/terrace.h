@@ -4,7 +4,8 @@
  *
  * - Functions that return int return 0, or -1 with errno set. Functions that return a pointer return NULL with errno set; sizes and counts are 0 or
  *   UINT64_MAX. terrace_last_error says in words what was asked, what is allowed and what to do.
- * - Any thread may call anything at any time, but not from a signal handler.
+ * - Any thread may call anything at any time, but not from a signal handler. A handler must not touch memory of a pool either, unless its signal is blocked
+ *   (pthread_sigmask) whenever its thread is in a call: it would wait for a lock that its own thread has, for ever.
  * - A handle (terrace_pool and its like) that is closed, foreign or of another kind is refused with EBADF or EINVAL, never followed. So is an address to free.
  * - Unless terrace_options.fault_threads says otherwise, faults are taken in the thread that touches memory, by a handler for SIGBUS. Then a system call that is
  *   given memory of a pool that is not in DRAM just now fails with EFAULT: read into a buffer of malloc's and copy. Stacks, and locks that are waited on, do not
@@ -142,7 +143,7 @@ int terrace_array_clear(struct terrace_array *array, uint64_t index);
 int terrace_array_destroy(struct terrace_array *array);
 
 // What the calling thread's last call that failed said, in words: what was asked, what is allowed and what to do. Never NULL; empty if none
-// failed. Valid until the thread's next call that fails.
+// failed. Valid until the thread's next call that fails. In a destructor of thread-specific data, and after main has returned, it may say only that errno has to do.
 const char *terrace_last_error(void);
 
 // `bytes` bytes, as malloc: aligned to 16, not set to anything.
@@ -204,7 +205,7 @@ uint64_t terrace_objects_count(const struct terrace_objects *objects);
 int terrace_objects_destroy(struct terrace_objects *objects);
 
 // Opens a pool, and makes it if need be. NULL: errno is EBUSY if another process has it, EINVAL if an option is out of bounds, EADDRINUSE if
-// something else of the program is where the regions of the pool lie, ENOSYS if this
+// something else of the program is where the regions of the pool lie, ENOSPC, EMFILE or ENOMEM if the system has too little, ENOSYS if this
 // machine does not let programs take their faults (terrace_last_error says what to set).
 //
 // `options` points to as many bytes as its size says; its path is a string.

@@ -3,7 +3,7 @@
 //! Promises: a panic becomes an error. Never: prints.
 
 use std::cell::RefCell;
-use std::ffi::{CString, c_char, c_int};
+use std::ffi::{CStr, CString, c_char, c_int};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use terrace_pool::PoolError;
 use terrace_vm::heap::AllocError;
@@ -33,6 +33,10 @@ thread_local! {
     static LAST: RefCell<CString> = RefCell::default();
 }
 
+/// What is said where no text of the thread's is left.
+const GONE: &CStr =
+    c"the thread has ended but for its destructors, and keeps no texts: errno says what was wrong";
+
 /// Runs a call: what it returns, or `failed` with errno and the text set.
 pub(crate) fn call<R>(name: &str, failed: R, run: impl FnOnce() -> Result<R, Failure>) -> R {
     let ended = catch_unwind(AssertUnwindSafe(run));
@@ -40,7 +44,9 @@ pub(crate) fn call<R>(name: &str, failed: R, run: impl FnOnce() -> Result<R, Fai
     ended.unwrap_or_else(|failure| {
         // A text with a zero byte can only come from a path; then it ends there.
         let text = format!("{name}: {}", failure.text).replace('\0', "?");
-        LAST.with_borrow_mut(|last| *last = CString::new(text).unwrap_or_default());
+        let text = CString::new(text).unwrap_or_default();
+        // In a thread that ends it may be gone already; then errno alone says what was wrong.
+        let _gone = LAST.try_with(|last| last.replace(text));
         // SAFETY: errno is this thread's own.
         unsafe { *libc::__errno_location() = failure.errno };
         failed
@@ -60,10 +66,11 @@ fn of_panic(panic: &(dyn std::any::Any + Send)) -> Failure {
 }
 
 /// What the calling thread's last call that failed said, in words: what was asked, what is allowed and what to do. Never NULL; empty if none
-/// failed. Valid until the thread's next call that fails.
+/// failed. Valid until the thread's next call that fails. In a destructor of thread-specific data, and after main has returned, it may say only that errno has to do.
 #[unsafe(no_mangle)]
 pub extern "C" fn terrace_last_error() -> *const c_char {
-    LAST.with_borrow(|last| last.as_ptr())
+    let last = LAST.try_with(|last| last.borrow().as_ptr());
+    last.unwrap_or(GONE.as_ptr())
 }
 
 impl From<PoolError> for Failure {
@@ -73,11 +80,25 @@ impl From<PoolError> for Failure {
             PoolError::Missing(_) | PoolError::NoParent(_) => libc::ENOENT,
             PoolError::Exists(_) => libc::EEXIST,
             PoolError::Setting { .. } | PoolError::Contents { .. } => libc::EINVAL,
-            PoolError::Io { error, .. } => error.raw_os_error().unwrap_or(libc::EIO),
-            _ => libc::EIO,
+            e => e.errno().unwrap_or(libc::EIO),
         };
         let text = e.to_string();
         Failure { errno, text }
+    }
+}
+
+fn of_system(e: &SystemError) -> c_int {
+    match e {
+        SystemError::Taken { .. } => libc::EADDRINUSE,
+        SystemError::Addresses { .. } => libc::ENOMEM,
+        // What this process has too little of is no want of the machine's.
+        SystemError::Call { errno, .. } | SystemError::Refused { errno, .. } => {
+            match errno.raw_os_error() {
+                few @ (libc::ENOMEM | libc::EMFILE | libc::ENFILE | libc::EAGAIN) => few,
+                _ => libc::ENOSYS,
+            }
+        }
+        SystemError::TooOld { .. } => libc::ENOSYS,
     }
 }
 
@@ -88,8 +109,7 @@ impl From<VmError> for Failure {
             VmError::NoAddresses { .. } | VmError::TooMany { .. } => libc::ENOMEM,
             VmError::Store(StoreError::Full { .. }) => libc::ENOMEM,
             VmError::Forked => libc::EPERM,
-            VmError::System(SystemError::Taken { .. }) => libc::EADDRINUSE,
-            VmError::System(_) => libc::ENOSYS,
+            VmError::System(e) => of_system(e),
             VmError::Store(_) => libc::EIO,
         };
         let text = e.to_string();

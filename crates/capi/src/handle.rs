@@ -5,7 +5,6 @@
 //! that is good. Never: follows a handle, or knows what stands behind one; `state` does.
 
 use crate::error::Failure;
-use std::sync::Once;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 /// Handles of a process at one time.
@@ -24,19 +23,10 @@ struct Place<T> {
 
 /// How many forks lie between this process and the one that first opened a pool.
 static FORKS: AtomicU32 = AtomicU32::new(0);
-static WATCH: Once = Once::new();
 
-extern "C" fn after_fork_in_child() {
+/// In the child of a fork: handles are those of another process from here on.
+pub(crate) fn forked() {
     FORKS.fetch_add(1, Ordering::Relaxed);
-}
-
-/// From now on handles know when they are used in a fork.
-pub(crate) fn watch_forks() {
-    WATCH.call_once(|| {
-        // SAFETY: a plain function of the right type that only changes an atomic. It fails for want of memory alone; then a fork is told by the
-        // memory itself.
-        unsafe { libc::pthread_atfork(None, None, Some(after_fork_in_child)) };
-    });
 }
 
 /// A handle as a number.

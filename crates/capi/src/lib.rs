@@ -6,6 +6,7 @@
 
 mod array;
 mod error;
+mod forks;
 mod handle;
 mod malloc;
 mod objects;

@@ -4,7 +4,8 @@
 //! it has.
 
 use crate::error::{Failure, call};
-use crate::handle::{self, Handle};
+use crate::forks;
+use crate::handle::Handle;
 use crate::ranges;
 use crate::state::{self, ArrayState, ObjectsState, PoolState, RegionState, TableState, Thing};
 use ::terrace_pool::Mutex;
@@ -114,14 +115,14 @@ unsafe fn asked(options: *const terrace_options) -> Result<Asked, Failure> {
 }
 
 /// Opens a pool, and makes it if need be. NULL: errno is EBUSY if another process has it, EINVAL if an option is out of bounds, EADDRINUSE if
-/// something else of the program is where the regions of the pool lie, ENOSYS if this
+/// something else of the program is where the regions of the pool lie, ENOSPC, EMFILE or ENOMEM if the system has too little, ENOSYS if this
 /// machine does not let programs take their faults (terrace_last_error says what to set).
 ///
 /// `options` points to as many bytes as its size says; its path is a string.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn terrace_open(options: *const terrace_options) -> *mut terrace_pool {
     call("terrace_open", std::ptr::null_mut(), || {
-        handle::watch_forks();
+        forks::watch();
         // SAFETY: the program's promise.
         let asked = unsafe { asked(options)? };
         let regions = match asked.store.durable {

@@ -5,9 +5,17 @@
 use crate::handle::Handle;
 use ::terrace_pool::RwLock;
 use std::collections::BTreeMap;
+use std::sync::RwLockWriteGuard;
 
 /// First address to length and owner.
-static RANGES: RwLock<BTreeMap<usize, (usize, Handle)>> = RwLock::new(BTreeMap::new());
+pub(crate) type Ranges = BTreeMap<usize, (usize, Handle)>;
+
+static RANGES: RwLock<Ranges> = RwLock::new(BTreeMap::new());
+
+/// Keeps everybody from them, for a fork.
+pub(crate) fn hold() -> RwLockWriteGuard<'static, Ranges> {
+    RANGES.write()
+}
 
 pub(crate) fn add((base, bytes): (usize, usize), owner: Handle) {
     let mut ranges = RANGES.write();

@@ -8,7 +8,7 @@ use crate::handle::{Handle, Places};
 use crate::ranges;
 use ::terrace_pool::{Mutex, RwLock};
 use std::sync::atomic::{Ordering, fence};
-use std::sync::{Arc, Weak};
+use std::sync::{Arc, RwLockWriteGuard, Weak};
 use std::time::{Duration, Instant};
 use terrace_vm::handles::Table;
 use terrace_vm::heap::PageHeap;
@@ -124,6 +124,11 @@ kind!(TableState, Table, "terrace_table");
 kind!(RegionState, Region, "terrace_region");
 
 static PLACES: RwLock<Places<Thing>> = RwLock::new(Places::new());
+
+/// Keeps everybody from handles, for a fork.
+pub(crate) fn hold() -> RwLockWriteGuard<'static, Places<Thing>> {
+    PLACES.write()
+}
 
 /// A new handle.
 pub(crate) fn add(thing: Thing) -> Result<Handle, Failure> {

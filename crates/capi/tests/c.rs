@@ -149,6 +149,35 @@ fn every_misuse_is_an_error_or_a_clear_end() {
     assert!(said.contains("all as they should be"));
 }
 
+/// Cases that run in a process each, and end in a line that says so.
+fn every_case_of(name: &str) {
+    let dir = tempfile::tempdir().expect("a directory");
+    let program = dir.path().join(name);
+    compile(&c(&format!("{name}.c")), &program, &[], Link::Shared);
+    let ended = run(start(&program, dir.path()).arg(dir.path()));
+    assert!(String::from_utf8_lossy(&ended.stdout).contains("all as they should be"));
+}
+
+#[test]
+fn signals_are_the_programs() {
+    every_case_of("signals");
+}
+
+#[test]
+fn what_is_refused_at_opening_says_why_and_leaves_the_pool_as_it_was() {
+    every_case_of("opening");
+}
+
+#[test]
+fn calls_at_the_end_of_a_thread_are_refused_or_work() {
+    every_case_of("ends");
+}
+
+#[test]
+fn forks_find_no_lock_that_nobody_lets_go_of() {
+    every_case_of("forks");
+}
+
 #[test]
 fn the_examples_hold_what_was_put_into_them() {
     let examples = here().join("../../examples");

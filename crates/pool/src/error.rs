@@ -1,5 +1,6 @@
 //! Why a pool cannot be made, opened or used.
 
+use rustix::io::Errno;
 use std::path::PathBuf;
 use terrace_media::MediaError;
 
@@ -8,7 +9,7 @@ use terrace_media::MediaError;
 pub enum PoolError {
     /// Another process has it.
     #[error(
-        "the pool {dir} is in use by process {holder}; stop that process or choose another directory"
+        "the pool {dir} is in use by process {holder}, or a fork of it if that has ended; stop that process or choose another directory"
     )]
     Locked {
         /// The pool.
@@ -95,6 +96,19 @@ pub enum PoolError {
 }
 
 impl PoolError {
+    /// The system's error number, or the one that says the same; None: there is none.
+    pub fn errno(&self) -> Option<i32> {
+        match self {
+            PoolError::Io { error, .. } | PoolError::NoDevice { error, .. } => error.raw_os_error(),
+            PoolError::Media(MediaError::Size { .. } | MediaError::WrongKind { .. }) => {
+                Some(Errno::INVAL.raw_os_error())
+            }
+            PoolError::Media(MediaError::UnderWay { .. }) => Some(Errno::BUSY.raw_os_error()),
+            PoolError::Media(error) => error.errno(),
+            _ => None,
+        }
+    }
+
     pub(crate) fn io(path: &std::path::Path, error: std::io::Error) -> PoolError {
         PoolError::Io {
             path: path.to_path_buf(),

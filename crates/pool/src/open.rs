@@ -426,18 +426,41 @@ fn format(
     let (found, _) = found.ok_or(PoolError::NotAPool { path: path.into() })?;
     check_contents(options, &found)?;
     let is_file = !device.is_block_device();
-    let device = match options.ssd_bytes {
-        asked if is_file && asked != 0 && asked != device.len_bytes() => {
-            drop(device);
-            std::fs::remove_file(path).map_err(|e| PoolError::io(path, e))?;
-            make_file(options, path, asked, progress)?
-        }
-        _ => device,
+    let len_bytes = match options.ssd_bytes {
+        asked if is_file && asked != 0 => asked,
+        _ => device.len_bytes(),
     };
     let secret = new_secret(&options.dir)?;
-    let superblock = Superblock::plan(options, device.len_bytes(), secret)?;
-    superblock.write(&mut *device.plain_queue()?)?;
-    Ok(device)
+    // What is refused for its settings leaves the pool as it was.
+    let superblock = Superblock::plan(options, len_bytes, secret)?;
+    check_dram(options, &superblock)?;
+    if len_bytes == device.len_bytes() {
+        superblock.write(&mut *device.plain_queue()?)?;
+        return Ok(device);
+    }
+    drop(device);
+    // First, since the file system may not have room for both. A process that is ended after this leaves no pool, and the next one makes it.
+    std::fs::remove_file(path).map_err(|e| PoolError::io(path, e))?;
+    let plan = |bytes| Superblock::plan(options, bytes, secret);
+    make_whole(options, path, len_bytes, &plan, progress)?;
+    // By the name that it has from now on.
+    Ok(FileDevice::open(path)?)
+}
+
+/// A file with a superblock at `path`, which it has as its name when it is whole: a pool half made is none.
+fn make_whole(
+    options: &Options,
+    path: &Path,
+    len_bytes: u64,
+    plan: &dyn Fn(u64) -> Result<Superblock, PoolError>,
+    progress: &mut dyn FnMut(&str, u64, u64),
+) -> Result<(), PoolError> {
+    let part = part_path(&options.dir);
+    let _ = std::fs::remove_file(&part);
+    let device = make_file(options, &part, len_bytes, progress)?;
+    plan(device.len_bytes())?.write(&mut *device.plain_queue()?)?;
+    std::fs::rename(&part, path).map_err(|e| PoolError::io(path, e))?;
+    sync_dir(&options.dir)
 }
 
 /// A file for a pool.

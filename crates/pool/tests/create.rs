@@ -2,7 +2,8 @@
 
 use std::fs::File;
 use std::path::PathBuf;
-use terrace_pool::{Options, Pool, PoolError};
+use terrace_index::KeyMap;
+use terrace_pool::{Contents, Options, Pool, PoolError, Superblock};
 
 fn options(dir: PathBuf, ssd_bytes: u64, device: Option<PathBuf>) -> Options {
     Options {
@@ -123,4 +124,37 @@ fn what_is_half_made_on_a_device_is_no_pool() {
     std::fs::rename(dir.join("data"), dir.join("data.part")).unwrap();
     terrace_pool::destroy(&dir).unwrap();
     Pool::create(&options, &mut |_, _, _| {}).unwrap();
+}
+
+/// A scratch pool is made anew where another size is asked for: it is never there without being whole.
+#[test]
+fn a_scratch_pool_that_changes_its_size_is_whole_or_not_there() {
+    let at = tempfile::tempdir().unwrap();
+    let dir = at.path().join("pool");
+    let open = |ssd_bytes, progress: &mut dyn FnMut(&str, u64, u64)| {
+        let asked = Options {
+            contents: Contents::Scratch,
+            prewrite: true,
+            ..options(dir.clone(), ssd_bytes, None)
+        };
+        let make = |_, planned: &Superblock| KeyMap::new(planned.user_shards, planned.unit_bits());
+        Pool::open_objects(asked, &make, progress).map(|pool| pool.superblock().pool)
+    };
+    let first = open(64 << 20, &mut |_, _, _| {}).unwrap();
+    let refused = open(1 << 20, &mut |_, _, _| {}).unwrap_err();
+    assert!(matches!(refused, PoolError::Setting { .. }), "{refused}");
+    let again = open(64 << 20, &mut |_, _, _| panic!("it is there")).unwrap();
+    assert_ne!(first, again, "what was in it counts no more");
+    let ended = std::panic::catch_unwind(|| {
+        open(96 << 20, &mut |_, _, _| {
+            assert!(!dir.join("data").exists());
+            panic!("the process ends here");
+        })
+    });
+    assert!(ended.is_err() && !dir.join("data").exists());
+    // What a process leaves that is ended meanwhile.
+    File::create(dir.join("data.part")).unwrap();
+    open(96 << 20, &mut |_, _, _| {}).unwrap();
+    let made = std::fs::metadata(dir.join("data")).unwrap().len();
+    assert_eq!((made, dir.join("data.part").exists()), (96 << 20, false));
 }

@@ -5,7 +5,7 @@
 use crate::backing::PAGE_BYTES;
 use crate::error::VmError;
 use crate::fault::{Outcome, report};
-use crate::inside::{self, deferred};
+use crate::inside::{self, Quiet};
 use crate::parts::Core;
 use crate::policy;
 use crate::say::die;
@@ -42,6 +42,8 @@ impl Handlers {
             stop: Arc::new(stop),
             threads: Vec::with_capacity(threads),
         };
+        // The threads have what is blocked here from their first instruction on.
+        let _quiet = Quiet::new();
         for _ in 0..threads {
             let (core, stop) = (core.clone(), handlers.stop.clone());
             let bell = bell(&core, &stop).map_err(SystemError::call("waiting for faults"))?;
@@ -83,8 +85,6 @@ fn bell(core: &Core, stop: &OwnedFd) -> Result<OwnedFd, Errno> {
 }
 
 fn serve(core: &Core, bell: &OwnedFd) {
-    // SAFETY: blocks signals of this thread only.
-    unsafe { libc::pthread_sigmask(libc::SIG_BLOCK, &deferred(), std::ptr::null_mut()) };
     inside::run(|| {
         let mut events = [epoll::Event {
             flags: epoll::EventFlags::empty(),

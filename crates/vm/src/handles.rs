@@ -60,13 +60,19 @@ impl Table {
 
     /// Stores a new object: its number.
     pub fn insert(&self, value: &[u8]) -> Result<u64, HeapError> {
+        // Before anything is promised or claimed for it.
+        if value.len() != self.object_bytes() {
+            return Err(ObjectError::Length {
+                table: self.table,
+                asked: value.len() as u64,
+                allowed: self.bytes.into(),
+            }
+            .into());
+        }
         self.heap.promise_bytes(self.room_bytes())?;
         let store = self.heap.store();
         let there = self.slots.claim(OBJECTS_MAX).and_then(|id| {
-            let put = match value {
-                [] => Ok(()),
-                value => store.put(self.table, id, value),
-            };
+            let put = store.put(self.table, id, value);
             if put.is_err() {
                 store.free(self.table, id)?;
                 self.slots.freed(id);

@@ -96,6 +96,19 @@ pub(crate) fn remembered_of_cap(cap_bytes: u64) -> usize {
     cap_bytes as usize / crate::PAGE_BYTES
 }
 
+/// Addresses for each byte of the SSD: a page of them for each object that is as small as can be.
+const ADDRESSES_PER_BYTE: u64 = 128;
+/// As many as a process has for each of its memories, of which 16 are had (`registry`).
+const ADDRESSES_MIN_BYTES: u64 = 1 << 42;
+/// A large pool takes more than its part of them: a process has seven such at most.
+const ADDRESSES_MAX_BYTES: u64 = 1 << 44;
+
+/// Addresses that are reserved for what a pool of this size can hold.
+pub(crate) fn addresses_of_ssd(usable_bytes: u64) -> usize {
+    let bytes = usable_bytes.saturating_mul(ADDRESSES_PER_BYTE);
+    bytes.clamp(ADDRESSES_MIN_BYTES, ADDRESSES_MAX_BYTES) as usize
+}
+
 /// A page that came back before so many others left counts as near: a quarter of those resident.
 pub(crate) fn near_pages(resident: usize) -> u64 {
     resident as u64 / 4

@@ -3,7 +3,7 @@
 //! Promises: takes none of the program's signals; stopped and joined when dropped. Never: keeps the runtime's memory from being dropped.
 
 use crate::bell::Bell;
-use crate::inside::deferred;
+use crate::inside::Quiet;
 use crate::parts::Core;
 use crate::sys::SystemError;
 use rustix::io::Errno;
@@ -40,6 +40,8 @@ impl Servant {
         }
         let stop = Arc::new(AtomicBool::new(false));
         let own = (core.clone(), stop.clone());
+        // The thread has what is blocked here from its first instruction on.
+        let quiet = Quiet::new();
         let thread = std::thread::Builder::new()
             .name(work.name.into())
             .stack_size(work.stack_bytes)
@@ -48,6 +50,7 @@ impl Servant {
                 what: work.starting,
                 errno: Errno::from_io_error(&e).unwrap_or(Errno::AGAIN),
             })?;
+        drop(quiet);
         Ok(Some(Servant {
             core: core.clone(),
             bell: work.bell,
@@ -58,8 +61,6 @@ impl Servant {
 }
 
 fn serve(core: &Core, work: &Work, stop: &AtomicBool) {
-    // SAFETY: blocks signals of this thread only.
-    unsafe { libc::pthread_sigmask(libc::SIG_BLOCK, &deferred(), std::ptr::null_mut()) };
     if let Some(bell) = (work.bell)(core) {
         (work.run)(core, bell, stop);
     }

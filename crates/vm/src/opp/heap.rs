@@ -109,6 +109,7 @@ impl Heap {
         Options {
             pages_max: policy::pages_of_cap(cap_bytes),
             remembered: Some(policy::remembered_of_cap(cap_bytes)),
+            reserve_bytes: policy::addresses_of_ssd(store.usable_bytes()),
             ..Options::default()
         }
     }

@@ -3,10 +3,11 @@
 //! The pool's worker does all of it; here is who turns it: the background thread when there is something to do, a thread that was
 //! refused room at once, since waking another would take longer than a turn. Of what such a thread begins at the device the kernel tells it when it ends, and a system call
 //! in which it waits by then may end early: where it is an unmodified program's, it leaves the work to the background thread. Promises: a turn is bounded; helping waits for at
-//! most [`HELP_WAIT`] at a time, or [`THREAD_WAIT`] for the background thread. Never: touches an object.
+//! most [`HELP_WAIT`] at a time, or [`THREAD_WAIT`] for the background thread; that takes none of the program's signals. Never: touches an object.
 
 use super::hands::Hands;
 use super::tables::Tables;
+use crate::inside::Quiet;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Arc;
@@ -89,6 +90,8 @@ impl Driver {
         };
         let own = shared.clone();
         let start = || {
+            // The thread has these signals blocked from its first instruction on: each is the program's, which may wait for it in a thread of its own.
+            let _quiet = Quiet::new();
             let named = std::thread::Builder::new().name("terrace-store".into());
             named
                 .spawn(move || own.run())

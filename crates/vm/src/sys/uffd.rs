@@ -163,8 +163,16 @@ impl Uffd {
                 return Ok(Uffd::of(unsafe { OwnedFd::from_raw_fd(fd) }));
             }
         }
-        if in_thread && let Ok(uffd) = create(flags | USER_MODE_ONLY) {
-            return Ok(uffd);
+        let refused = match in_thread.then(|| create(flags | USER_MODE_ONLY)) {
+            Some(Ok(uffd)) => return Ok(uffd),
+            Some(Err(few)) if is_want(few) => few,
+            _ => refused,
+        };
+        if is_want(refused) {
+            return Err(SystemError::Call {
+                what: "asking for user faults",
+                errno: refused,
+            });
         }
         // The device is asked all the same, since a tool that runs the program may not know the system call.
         if refused == Errno::NOSYS {
@@ -340,6 +348,11 @@ impl AsFd for Uffd {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.fd.as_fd()
     }
+}
+
+/// What says nothing of rights: the process, or the system, has too much already.
+fn is_want(errno: Errno) -> bool {
+    matches!(errno, Errno::MFILE | Errno::NFILE | Errno::NOMEM)
 }
 
 const DEVICE_PATH: &str = "/dev/userfaultfd";

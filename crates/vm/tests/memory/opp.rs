@@ -395,6 +395,10 @@ fn an_object_that_is_removed_while_it_is_replaced_stays_removed() {
     const OBJECTS: u64 = 20_000;
     let (_dir, heap) = heap(Way::InThread, 64 << 20);
     let table = Table::new(&heap, 64).unwrap();
+    for wrong in [0, 63, 65] {
+        assert!(table.insert(&vec![1; wrong]).is_err(), "{wrong} bytes");
+    }
+    assert_eq!(table.len(), 0);
     let ids: Vec<u64> = (0..OBJECTS)
         .map(|_| table.insert(&[1; 64]).unwrap())
         .collect();
