@@ -22,6 +22,32 @@ fn e2e_mmap_and_malloc_keep_what_they_promise() {
     is_ok("maps.c", &["-Wno-alloc-size-larger-than"], &[]);
 }
 
+/// The same as without Terrace, but where the SSD has no room.
+#[test]
+fn e2e_mmap_does_at_its_edges_what_linux_does() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let program = compiled(dir.path(), "edges.c", &[]);
+    for part in [
+        "protects",
+        "fixed",
+        "noreplace",
+        "shrinks",
+        "lengths",
+        "holes",
+        "moves",
+        "refused",
+    ] {
+        if part != "refused" {
+            let (well, said) = output(std::process::Command::new(&program).arg(part));
+            assert!(well && said == "OK\n", "{part}, without Terrace: {said}");
+        }
+        let more = ["--ssd", "1G", "--report", "none"];
+        let mut command = command(CAP_MIB, &more, None);
+        let (well, said) = output(command.arg(&program).arg(part));
+        assert!(well && said == "OK\n", "{part}: {said}");
+    }
+}
+
 #[test]
 fn e2e_system_calls_meet_absent_pages() {
     is_ok("calls.c", &[], &[".", "in-thread"]);
