@@ -152,7 +152,7 @@ void *terrace_malloc(struct terrace_pool *pool, size_t bytes);
 // `count` times `bytes` bytes, as calloc: zeros.
 void *terrace_calloc(struct terrace_pool *pool, size_t count, size_t bytes);
 
-// `bytes` bytes at a multiple of `alignment`, a power of two up to 1 MiB.
+// `bytes` bytes at a multiple of `alignment`, a power of two up to 1 GiB.
 void *terrace_aligned_alloc(struct terrace_pool *pool, size_t alignment, size_t bytes);
 
 // As realloc: NULL is as terrace_malloc, otherwise memory of terrace_malloc and its like, of this pool. Unlike realloc, 0 bytes are as 1. When it fails,

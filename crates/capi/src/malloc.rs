@@ -59,7 +59,7 @@ pub extern "C" fn terrace_calloc(
     })
 }
 
-/// `bytes` bytes at a multiple of `alignment`, a power of two up to 1 MiB.
+/// `bytes` bytes at a multiple of `alignment`, a power of two up to 1 GiB.
 #[unsafe(no_mangle)]
 pub extern "C" fn terrace_aligned_alloc(
     pool: *mut terrace_pool,

@@ -27,6 +27,7 @@ mod malloc;
 mod mapped;
 mod mappings;
 mod maps;
+mod moves;
 mod next;
 mod opening;
 mod own;

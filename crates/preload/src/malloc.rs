@@ -7,11 +7,14 @@
 use crate::arena::ARENA;
 use crate::{next, opening, own, raw, runtime, small, tls};
 use libc::{c_char, c_int, c_void, size_t};
-use terrace_vm::heap::{ALIGN_MAX_BYTES, AllocError};
+use std::sync::atomic::{AtomicBool, Ordering};
+use terrace_vm::heap::AllocError;
 
 /// As glibc's.
 const ALIGN_BYTES: usize = 16;
 const PAGE_BYTES: usize = 4096;
+/// Up to here there are always addresses enough.
+const ALIGN_USUAL_BYTES: usize = 1 << 20;
 /// Nothing is known of who asks.
 const NOBODY: usize = 0;
 
@@ -86,13 +89,30 @@ fn aligned(align: usize, bytes: usize) -> *mut c_void {
     if tls::is_inside() {
         return own(bytes, align);
     }
-    match opening::for_bytes(bytes, NOBODY) {
-        Some(runtime) if align <= ALIGN_MAX_BYTES => {
-            let _inside = tls::enter_quietly();
-            given(runtime.malloc.heap.alloc(bytes, align.max(ALIGN_BYTES)))
+    if let Some(runtime) = opening::for_bytes(bytes, NOBODY) {
+        let _inside = tls::enter_quietly();
+        match runtime.malloc.heap.alloc(bytes, align.max(ALIGN_BYTES)) {
+            // Few addresses are such multiples, and others may have them: no reason for a program to do without.
+            Err(AllocError::NoAddresses { .. } | AllocError::Alignment { .. })
+                if align > ALIGN_USUAL_BYTES =>
+            {
+                say_too_aligned(bytes, align);
+            }
+            taken => return given(taken),
         }
-        // SAFETY: as the caller asked.
-        _ => unsafe { theirs(next::memalign(align, bytes)) },
+    }
+    // SAFETY: as the caller asked.
+    unsafe { theirs(next::memalign(align, bytes)) }
+}
+
+/// An allocation at a multiple that served memory has no more of.
+#[cold]
+fn say_too_aligned(bytes: usize, align: usize) {
+    static SAID: AtomicBool = AtomicBool::new(false);
+    if !SAID.swap(true, Ordering::Relaxed) {
+        raw::say(format_args!(
+            "an allocation of {bytes} bytes at a multiple of {align}: served memory has no such place free; it is not served, and not under --dram"
+        ));
     }
 }
 

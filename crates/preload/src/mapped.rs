@@ -1,4 +1,4 @@
-//! What mmap and its family do to served memory: pages of a heap are mapped, unmapped, protected, and grown, and what is closed to every access leaves DRAM first.
+//! What mmap and its family do to served memory: pages of a heap are mapped, there or anywhere, unmapped, and protected, and what is closed to every access leaves DRAM first.
 //!
 //! Promises: pages that were mapped read as zeros; what can be touched has room on the SSD; nothing comes ahead into what is closed. Never: touches served memory with its lock held.
 
@@ -25,7 +25,16 @@ impl Area {
         Some(first..last + 1)
     }
 
-    fn at(&self, pages: &Range<u32>) -> (*mut c_void, usize) {
+    /// What of a range is the program's: what is mapped. Of malloc's addresses that is all of them.
+    pub fn there(&self, pages: Range<u32>) -> Vec<Range<u32>> {
+        match runtime::get().is_some_and(|runtime| std::ptr::eq(self, &runtime.malloc)) {
+            true => vec![pages],
+            false => self.mappings().mapped.parts(pages).0,
+        }
+    }
+
+    /// Where pages lie.
+    pub fn at(&self, pages: &Range<u32>) -> (*mut c_void, usize) {
         let len = (pages.end - pages.start) as usize * PAGE_BYTES;
         (self.heap.address_of(pages.start).cast(), len)
     }
@@ -41,6 +50,8 @@ impl Area {
         };
         let first = first.ok_or(libc::ENOMEM)?;
         let range = first..first + pages;
+        // Nobody can close what is not mapped, but for a thread that begins before it is unmapped and ends behind that.
+        self.open(range.clone());
         self.mappings().mapped.add(range.clone(), room);
         if prot != OPEN
             && let Err(errno) = self.protect(range.clone(), prot)
@@ -67,7 +78,11 @@ impl Area {
             return;
         }
         let mut mappings = self.mappings();
-        for (piece, _) in mappings.closed.take(pages) {
+        let closed = mappings.closed.take(pages);
+        if closed.is_empty() {
+            return;
+        }
+        for (piece, _) in closed {
             let (start, len) = self.at(&piece);
             // SAFETY: addresses of the heap, which are readable and writable unless the program said otherwise.
             if unsafe { raw::mprotect(start, len, OPEN) } != 0 {
@@ -211,13 +226,24 @@ impl Area {
         Ok(())
     }
 
-    /// A mapping over mappings, as MAP_FIXED asks: what was there is gone.
-    pub fn map_over(&self, pages: Range<u32>, prot: c_int) -> Result<*mut c_void, Refused> {
-        if !self.mappings().mapped.covers(pages.clone()) {
-            return Err(libc::ENOMEM);
+    /// A mapping at said pages, as MAP_FIXED asks: what was there is gone. Only where nothing is, if it does not replace.
+    pub fn map_over(
+        &self,
+        pages: Range<u32>,
+        prot: c_int,
+        replaces: bool,
+    ) -> Result<*mut c_void, Refused> {
+        // First of all: what is refused stays as it was, closed if it was only reserved, a hole if it was none.
+        let room = prot != libc::PROT_NONE;
+        let taken = with_all_room(|| match self.take_holes(pages.clone(), room, replaces) {
+            Err(libc::ENOMEM) => None,
+            done => Some(done),
+        });
+        let holes = taken.unwrap_or(Err(libc::ENOMEM))?;
+        if let Err(errno) = self.promise(pages.clone(), prot) {
+            holes.into_iter().for_each(|hole| self.unmap(hole));
+            return Err(errno);
         }
-        // First of all: what is refused stays as it was, closed if it was only reserved.
-        self.promise(pages.clone(), prot)?;
         self.open(pages.clone());
         // SAFETY: all of it is mapped, and the program asked for new memory there.
         let cleared = unsafe { self.heap.clear(pages.clone()) };
@@ -228,98 +254,49 @@ impl Area {
         Ok(self.at(&pages).0)
     }
 
-    pub fn resize(
+    /// Maps what of a range is not, all of it or nothing: which that was.
+    fn take_holes(
         &self,
         pages: Range<u32>,
-        new_len: usize,
-        may_move: bool,
-    ) -> Result<*mut c_void, Refused> {
-        let wants = u32::try_from(new_len.div_ceil(PAGE_BYTES)).map_err(|_| libc::ENOMEM)?;
-        let has = pages.end - pages.start;
-        let mapped = self.mappings().mapped.look(pages.clone());
-        let room = match mapped.as_slice() {
-            [(piece, room)] if *piece == pages => *room,
-            // Of several mappings, or of none.
-            _ => return Err(libc::EFAULT),
-        };
-        if wants == 0 {
-            return Err(libc::EINVAL);
+        room: bool,
+        replaces: bool,
+    ) -> Result<Vec<Range<u32>>, Refused> {
+        // Held meanwhile, so that of two that want the same place one has it.
+        let mut mappings = self.mappings();
+        let (there, holes) = mappings.mapped.parts(pages);
+        if !replaces && !there.is_empty() {
+            return Err(libc::EEXIST);
         }
-        if wants <= has {
-            self.unmap(pages.start + wants..pages.end);
-            return Ok(self.at(&pages).0);
-        }
-        let prot = match self.mappings().closed.look(pages.clone()).as_slice() {
-            [] => OPEN,
-            [(piece, prot)] if *piece == pages => *prot,
-            // Of several protections it is several mappings.
-            _ => return Err(libc::EFAULT),
-        };
-        let end = pages.start + wants;
-        if prot == OPEN && self.heap.map_at(pages.end, wants - has, room) {
-            self.mappings().mapped.add(pages.end..end, room);
-            return Ok(self.at(&pages).0);
-        }
-        if !may_move {
+        for (n, hole) in holes.iter().enumerate() {
+            if self.heap.map_at(hole.start, hole.end - hole.start, room) {
+                continue;
+            }
+            for taken in &holes[..n] {
+                // SAFETY: mapped so just now, and nobody knows of it.
+                unsafe { self.heap.unmap(taken.clone(), room) };
+            }
             return Err(libc::ENOMEM);
         }
-        let new = match room {
-            true => self.copied(&pages, new_len, prot)?,
-            // Nothing was ever there, and nothing is promised.
-            false => self.map(new_len, libc::PROT_NONE)?,
-        };
-        self.unmap(pages);
-        Ok(new)
+        for hole in &holes {
+            mappings.mapped.add(hole.clone(), room);
+        }
+        Ok(holes)
     }
 
-    /// A longer mapping with what is in these pages, and their protection.
-    fn copied(
-        &self,
-        pages: &Range<u32>,
-        new_len: usize,
-        prot: c_int,
-    ) -> Result<*mut c_void, Refused> {
-        let new = self.map(new_len, OPEN)?;
-        let range = self.pages(new as usize, new_len).ok_or(libc::EFAULT)?;
-        let done = self
-            .copy_protected(pages, new, prot)
-            .and_then(|()| match prot {
-                OPEN => Ok(()),
-                prot => self.protect(range.clone(), prot),
-            });
-        if let Err(errno) = done {
-            self.unmap(range);
-            if is_unreadable(prot) {
-                // As it was. If that fails, too, it can be read, and the call's error stays the first.
-                let _ = self.protect(pages.clone(), prot);
-            }
-            return Err(errno);
+    /// Pages behind a mapping become a part of it, if they are free.
+    pub fn grow(&self, behind: Range<u32>, room: bool) -> bool {
+        let len = behind.end - behind.start;
+        let grown = self.heap.map_at(behind.start, len, room);
+        if grown {
+            self.open(behind.clone());
+            self.mappings().mapped.add(behind, room);
         }
-        Ok(new)
-    }
-
-    /// Copies pages; closed ones can be read from then on.
-    fn copy_protected(
-        &self,
-        pages: &Range<u32>,
-        to: *mut c_void,
-        prot: c_int,
-    ) -> Result<(), Refused> {
-        let (from, len) = self.at(pages);
-        if is_unreadable(prot) {
-            self.protect(pages.clone(), libc::PROT_READ)?;
-        }
-        // SAFETY: both are mapped with so many bytes and can be read, and the new one written; they do not overlap; the program gives the old one up.
-        unsafe {
-            to.cast::<u8>()
-                .copy_from_nonoverlapping(from.cast::<u8>(), len)
-        };
-        Ok(())
+        grown
     }
 }
 
 /// Whether pages of such a protection are closed to every access.
-fn is_unreadable(prot: c_int) -> bool {
+pub fn is_unreadable(prot: c_int) -> bool {
     prot & (libc::PROT_READ | libc::PROT_WRITE) == 0
 }
 

@@ -78,16 +78,24 @@ impl<T: Copy + PartialEq> Pieces<T> {
             .collect()
     }
 
-    /// Whether all of a range is there.
-    pub fn covers(&self, range: Range<u32>) -> bool {
+    /// What of a range is there, whatever is true of it, and what is not: each as long as can be, in order.
+    pub fn parts(&self, range: Range<u32>) -> (Vec<Range<u32>>, Vec<Range<u32>>) {
+        let (mut there, mut holes) = (Vec::<Range<u32>>::new(), Vec::new());
         let mut at = range.start;
         for (piece, _) in self.look(range.clone()) {
-            if piece.start != at {
-                return false;
+            match there.last_mut() {
+                Some(last) if last.end == piece.start => last.end = piece.end,
+                _ => there.push(piece.clone()),
+            }
+            if at < piece.start {
+                holes.push(at..piece.start);
             }
             at = piece.end;
         }
-        at >= range.end
+        if at < range.end {
+            holes.push(at..range.end);
+        }
+        (there, holes)
     }
 
     /// All of them.
@@ -118,10 +126,21 @@ mod tests {
         pieces.add(20..30, true);
         pieces.add(30..40, false);
         assert_eq!(pieces.all().count(), 2);
-        assert!(pieces.covers(12..38) && !pieces.covers(5..15) && !pieces.covers(35..41));
+        let parts = |pieces: &Pieces<bool>, range| {
+            let (there, holes) = pieces.parts(range);
+            [there, holes].map(|parts| parts.iter().map(|p| (p.start, p.end)).collect())
+        };
+        let same = |is: [Vec<(u32, u32)>; 2], there: &[_], holes: &[_]| {
+            assert_eq!((is[0].as_slice(), is[1].as_slice()), (there, holes));
+        };
+        same(parts(&pieces, 12..38), &[(12, 38)], &[]);
+        same(parts(&pieces, 5..45), &[(10, 40)], &[(5, 10), (40, 45)]);
+        same(parts(&pieces, 50..55), &[], &[(50, 55)]);
         assert_eq!(pieces.look(15..16), [(15..16, true)]);
         let taken = pieces.take(15..35);
         assert_eq!(taken, [(15..30, true), (30..35, false)]);
+        let (there, holes) = ([(10, 15), (35, 36)], [(5, 10), (15, 35)]);
+        same(parts(&pieces, 5..36), &there, &holes);
         let left: Vec<_> = pieces.all().collect();
         assert_eq!(left, [(10..15, true), (35..40, false)]);
         assert_eq!(pieces.take(0..100).len(), 2);

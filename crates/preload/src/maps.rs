@@ -7,11 +7,11 @@
 
 use crate::mapped::Refused;
 use crate::runtime::{self, Area};
-use crate::{opening, raw, reserved, tls};
+use crate::{moves, opening, raw, reserved, tls};
 use libc::{c_int, c_long, c_void, off_t, size_t};
 use std::ops::Range;
 
-const PAGE_BYTES: usize = 4096;
+pub const PAGE_BYTES: usize = 4096;
 /// Of these, one asks for something that the heap does not do.
 const SPECIAL: c_int = libc::MAP_GROWSDOWN
     | libc::MAP_HUGETLB
@@ -35,7 +35,7 @@ fn fail_int(errno: c_int) -> c_int {
 }
 
 /// A range in whole pages, as the kernel rounds it.
-fn whole(start: usize, len: usize) -> Option<(usize, usize)> {
+pub fn whole(start: usize, len: usize) -> Option<(usize, usize)> {
     let len = len.checked_next_multiple_of(PAGE_BYTES)?;
     (start.is_multiple_of(PAGE_BYTES) && start.checked_add(len).is_some()).then_some((start, len))
 }
@@ -97,9 +97,10 @@ unsafe fn map(
 
 fn fixed(at: usize, len: usize, prot: c_int, flags: c_int) -> *mut c_void {
     let _inside = tls::enter_quietly();
-    if flags & libc::MAP_FIXED_NOREPLACE == libc::MAP_FIXED_NOREPLACE {
-        return fail(libc::EEXIST);
+    if len == 0 || !at.is_multiple_of(PAGE_BYTES) {
+        return fail(libc::EINVAL);
     }
+    let replaces = flags & libc::MAP_FIXED_NOREPLACE != libc::MAP_FIXED_NOREPLACE;
     let plain = flags & libc::MAP_ANONYMOUS != 0 && flags & libc::MAP_SHARED == 0;
     let pages = || {
         let (start, len) = whole(at, len)?;
@@ -107,7 +108,9 @@ fn fixed(at: usize, len: usize, prot: c_int, flags: c_int) -> *mut c_void {
         Some((area, area.pages(start, len)?))
     };
     match pages() {
-        Some((area, pages)) if plain => area.map_over(pages, prot).unwrap_or_else(fail),
+        Some((area, pages)) if plain => area.map_over(pages, prot, replaces).unwrap_or_else(fail),
+        // Who asks so can take another place.
+        _ if !replaces => fail(libc::EEXIST),
         _ => fail(libc::ENOMEM),
     }
 }
@@ -146,40 +149,57 @@ pub unsafe extern "C" fn mmap64(
     unsafe { map(at, len, prot, flags, fd, offset) }
 }
 
-/// Calls `ours` with the pages of a range that are the heap's, and `theirs` with the rest of it; the first failure ends it.
+/// What a failure ends: of mprotect all that comes behind it; of madvise nothing, where it says that something is not mapped.
+#[derive(PartialEq)]
+enum Behind {
+    Stays,
+    IsDone,
+}
+
+/// Calls `ours` with the pages of a range that are the heap's, and `theirs` with the rest of it.
 fn split(
     start: usize,
     len: usize,
+    behind: Behind,
     ours: impl Fn(&Area, Range<u32>) -> Result<(), Refused>,
     theirs: impl Fn(*mut c_void, usize) -> c_int,
 ) -> c_int {
+    let asked = || theirs(start as *mut c_void, len);
     if tls::is_inside() || !runtime::overlaps(start, len) {
-        return theirs(start as *mut c_void, len);
+        return asked();
     }
     let _inside = tls::enter_quietly();
-    let (Some((start, len)), Some(runtime)) = (whole(start, len), runtime::get()) else {
-        return fail_int(libc::EINVAL);
+    let (Some((start, whole_len @ 1..)), Some(runtime)) = (whole(start, len), runtime::get())
+    else {
+        // The kernel says what it says of no pages, and of what are none; it changes nothing.
+        return asked();
     };
-    let mut areas = [&runtime.malloc, &runtime.maps];
-    areas.sort_by_key(|area| area.addresses().start);
-    let (mut at, end) = (start, start + len);
-    for area in areas {
-        let own = area.addresses();
+    let mut parts = [&runtime.malloc, &runtime.maps].map(|area| (area, area.addresses()));
+    parts.sort_by_key(|(_, own)| own.start);
+    let (mut at, end, mut said) = (start, start + whole_len, Ok(()));
+    let mut goes_on = |done: Result<(), Refused>| {
+        if done.is_err() {
+            said = done;
+        }
+        done.is_ok() || behind == Behind::IsDone && done == Err(libc::ENOMEM)
+    };
+    let theirs = |from: usize, to: usize| match from < to {
+        true if theirs(from as *mut c_void, to - from) != 0 => Err(raw::errno()),
+        _ => Ok(()),
+    };
+    let all = parts.into_iter().all(|(area, own)| {
         let (from, to) = (own.start.clamp(at, end), own.end.clamp(at, end));
-        if at < from && theirs(at as *mut c_void, from - at) != 0 {
-            return -1;
-        }
-        if from < to
-            && let Some(pages) = area.pages(from, to - from)
-            && let Err(errno) = ours(area, pages)
-        {
-            return fail_int(errno);
-        }
+        let before = at;
         at = to.max(at);
+        let pages = (from < to).then(|| area.pages(from, to - from)).flatten();
+        goes_on(theirs(before, from)) && pages.is_none_or(|pages| goes_on(ours(area, pages)))
+    });
+    if all {
+        goes_on(theirs(at, end));
     }
-    match at < end {
-        true => theirs(at as *mut c_void, end - at),
-        false => 0,
+    match said {
+        Ok(()) => 0,
+        Err(errno) => fail_int(errno),
     }
 }
 
@@ -194,9 +214,21 @@ pub unsafe extern "C" fn munmap(at: *mut c_void, len: size_t) -> c_int {
         Ok(())
     };
     // SAFETY: the program's promise; not at addresses of ours.
-    split(at as usize, len, ours, |at, len| unsafe {
+    split(at as usize, len, Behind::Stays, ours, |at, len| unsafe {
         raw::munmap(at, len)
     })
+}
+
+/// As the kernel does it: up to the first page that is not mapped.
+fn protect(area: &Area, pages: Range<u32>, prot: c_int) -> Result<(), Refused> {
+    match area.there(pages.clone()).into_iter().next() {
+        Some(first) if first == pages => area.protect(pages, prot),
+        Some(first) if first.start == pages.start => {
+            area.protect(first, prot)?;
+            Err(libc::ENOMEM)
+        }
+        _ => Err(libc::ENOMEM),
+    }
 }
 
 /// As mprotect(2).
@@ -205,9 +237,9 @@ pub unsafe extern "C" fn munmap(at: *mut c_void, len: size_t) -> c_int {
 /// As there.
 #[cfg_attr(not(test), unsafe(no_mangle))]
 pub unsafe extern "C" fn mprotect(at: *mut c_void, len: size_t, prot: c_int) -> c_int {
-    let ours = |area: &Area, pages| area.protect(pages, prot);
+    let ours = |area: &Area, pages| protect(area, pages, prot);
     // SAFETY: the program's promise; not at addresses of ours.
-    split(at as usize, len, ours, |at, len| unsafe {
+    split(at as usize, len, Behind::Stays, ours, |at, len| unsafe {
         raw::mprotect(at, len, prot)
     })
 }
@@ -224,11 +256,11 @@ pub unsafe extern "C" fn pkey_mprotect(
     key: c_int,
 ) -> c_int {
     let ours = |area: &Area, pages| match key {
-        -1 | 0 => area.protect(pages, prot),
+        -1 | 0 => protect(area, pages, prot),
         _ => Err(libc::EINVAL),
     };
     // SAFETY: the program's promise; not at addresses of ours.
-    split(at as usize, len, ours, |at, len| unsafe {
+    split(at as usize, len, Behind::Stays, ours, |at, len| unsafe {
         let args = [at as c_long, len as c_long, prot.into(), key.into(), 0, 0];
         raw::system(libc::SYS_pkey_mprotect, args) as c_int
     })
@@ -268,9 +300,18 @@ const MADV_DONTNEED_LOCKED: c_int = 24;
 /// As there.
 #[cfg_attr(not(test), unsafe(no_mangle))]
 pub unsafe extern "C" fn madvise(at: *mut c_void, len: size_t, advice: c_int) -> c_int {
-    let ours = |area: &Area, pages| advise(area, pages, advice);
+    let ours = |area: &Area, pages: Range<u32>| {
+        let there = area.there(pages.clone());
+        for piece in &there {
+            advise(area, piece.clone(), advice)?;
+        }
+        match there.as_slice() {
+            [all] if *all == pages => Ok(()),
+            _ => Err(libc::ENOMEM),
+        }
+    };
     // SAFETY: the program's promise; not at addresses of ours.
-    split(at as usize, len, ours, |at, len| unsafe {
+    split(at as usize, len, Behind::IsDone, ours, |at, len| unsafe {
         raw::madvise(at, len, advice)
     })
 }
@@ -294,19 +335,11 @@ pub unsafe extern "C" fn mremap(
         return unsafe { raw::mremap(at, old_len, new_len, flags, to) };
     }
     let _inside = tls::enter_quietly();
-    if to_ours || flags & !libc::MREMAP_MAYMOVE != 0 || old_len == 0 {
+    if !from_ours {
+        // Of other memory into served memory.
         return fail(libc::EINVAL);
     }
-    let pages = whole(at as usize, old_len).and_then(|(start, len)| {
-        let area = &runtime::get()?.maps;
-        Some((area, area.pages(start, len)?))
-    });
-    match pages {
-        Some((area, pages)) => area
-            .resize(pages, new_len, flags & libc::MREMAP_MAYMOVE != 0)
-            .unwrap_or_else(fail),
-        None => fail(libc::EINVAL),
-    }
+    moves::remap(at as usize, old_len, new_len, flags, to as usize).unwrap_or_else(fail)
 }
 
 /// Whether a range may be locked in DRAM: served memory is not.

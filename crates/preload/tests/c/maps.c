@@ -214,6 +214,28 @@ static void allocations(void) {
         free(held[at]);
 }
 
+// What is aligned to more than a page table, too, is served: nothing of it stays in DRAM beside the cap.
+static void aligned(void) {
+    for (size_t align = 2 * MIB; align <= 1024UL * MIB; align *= 8) {
+        char *at = NULL, *small = aligned_alloc(align, PAGE);
+        MUST(posix_memalign((void **)&at, align, 96 * MIB) == 0 && (uintptr_t)at % align == 0);
+        MUST(small && (uintptr_t)small % align == 0);
+        memset(at, 3, 96 * MIB);
+        memset(small, 4, PAGE);
+        MUST(is_all(at, 96 * MIB, 3) && is_all(small, PAGE, 4));
+        unsigned long pages = 0;
+        FILE *file = fopen("/proc/self/statm", "r");
+        MUST(file && fscanf(file, "%*u %lu", &pages) == 1 && fclose(file) == 0);
+        MUST(pages * PAGE < 72 * MIB);
+        free(at);
+        free(small);
+    }
+    // Served memory has no such place: it is there, and a line says that it is not served.
+    char *other = aligned_alloc(2048UL * MIB, PAGE);
+    MUST(other && (uintptr_t)other % (2048UL * MIB) == 0);
+    free(other);
+}
+
 int main(void) {
     struct sigaction action = {.sa_handler = on_fault, .sa_flags = SA_ONSTACK | SA_NODEFER};
     stack_t stack = {.ss_sp = malloc(65536), .ss_size = 65536};
@@ -227,6 +249,7 @@ int main(void) {
     closed_and_moved();
     refused();
     allocations();
+    aligned();
     puts("OK");
     return 0;
 }

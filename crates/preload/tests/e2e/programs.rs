@@ -5,7 +5,7 @@ use crate::support::{self, command, compiled, group, judge, output, reported};
 const CAP_MIB: u64 = 32;
 
 /// A program of `tests/c` says OK.
-fn is_ok(source: &str, flags: &[&str], args: &[&str]) {
+fn is_ok(source: &str, flags: &[&str], args: &[&str]) -> String {
     let dir = tempfile::tempdir().expect("a directory");
     let program = compiled(dir.path(), source, flags);
     let group = group(CAP_MIB);
@@ -15,11 +15,40 @@ fn is_ok(source: &str, flags: &[&str], args: &[&str]) {
     assert!(well && said.contains("OK\n"), "{said}");
     assert!(reported(&said, "pages_evicted") > 10_000, "{said}");
     judge(source, group.as_ref());
+    said
 }
 
 #[test]
 fn e2e_mmap_and_malloc_keep_what_they_promise() {
-    is_ok("maps.c", &["-Wno-alloc-size-larger-than"], &[]);
+    let said = is_ok("maps.c", &["-Wno-alloc-size-larger-than"], &[]);
+    let why = "4096 bytes at a multiple of 2147483648: served memory has no such place free";
+    assert!(said.contains(why), "{said}");
+}
+
+/// The same as without Terrace, but where the SSD has no room.
+#[test]
+fn e2e_mmap_does_at_its_edges_what_linux_does() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let program = compiled(dir.path(), "edges.c", &[]);
+    for part in [
+        "protects",
+        "fixed",
+        "noreplace",
+        "shrinks",
+        "lengths",
+        "holes",
+        "moves",
+        "refused",
+    ] {
+        if part != "refused" {
+            let (well, said) = output(std::process::Command::new(&program).arg(part));
+            assert!(well && said == "OK\n", "{part}, without Terrace: {said}");
+        }
+        let more = ["--ssd", "1G", "--report", "none"];
+        let mut command = command(CAP_MIB, &more, None);
+        let (well, said) = output(command.arg(&program).arg(part));
+        assert!(well && said == "OK\n", "{part}: {said}");
+    }
 }
 
 #[test]

@@ -8,8 +8,8 @@ use crate::PAGE_BYTES;
 
 /// The least alignment of an allocation, as malloc's on 64-bit machines.
 pub(super) const ALIGN_MIN: usize = 16;
-/// The largest alignment.
-pub const ALIGN_MAX_BYTES: usize = 1 << 20;
+/// The largest alignment: a heap begins at a multiple of it.
+pub const ALIGN_MAX_BYTES: usize = crate::space::SLOT_BYTES;
 /// The largest small allocation: longer ones are runs of pages.
 pub(super) const SMALL_MAX_BYTES: usize = 16 << 10;
 /// Sizes of small allocations.

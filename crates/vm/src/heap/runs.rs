@@ -66,16 +66,19 @@ impl Runs {
         Some(start)
     }
 
-    /// Takes the `len` pages from `first` on, if they are free.
+    /// Takes the `len` pages from `first` on, if they are free: the start of a run, or what is within one.
     pub fn take_at(&mut self, first: u32, len: u32) -> bool {
-        match self.by_first.get(&first) {
-            Some(&have) if have >= len => {
-                self.remove(first, have);
-                self.add(first + len, have - len);
-                true
-            }
-            _ => false,
+        let Some((&start, &have)) = self.by_first.range(..=first).next_back() else {
+            return false;
+        };
+        let (end, before) = (start + have, first - start);
+        let fits = first < end && len <= end - first;
+        if fits {
+            self.remove(start, have);
+            self.add(start, before);
+            self.add(first + len, end - first - len);
         }
+        fits
     }
 
     /// Pages are free again.
@@ -120,6 +123,18 @@ mod tests {
             runs.give(*first, 10);
         }
         assert_eq!((runs.count(), runs.take(100, 1)), (1, Some(0)));
+    }
+
+    #[test]
+    fn pages_are_taken_where_they_are_asked_for() {
+        let mut runs = Runs::new(100);
+        assert!(runs.take_at(40, 20), "within a run");
+        for (first, len) in [(39, 2), (59, 2), (45, 5), (0, 41), (60, 41), (100, 1)] {
+            assert!(!runs.take_at(first, len), "{first}, {len} pages");
+        }
+        assert!(runs.take_at(0, 10) && runs.take_at(90, 10) && runs.take_at(60, 30));
+        assert_eq!((runs.count(), runs.take(30, 1)), (1, Some(10)));
+        assert!(!runs.take_at(0, 1), "none is free");
     }
 
     proptest! {

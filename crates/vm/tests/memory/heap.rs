@@ -185,8 +185,34 @@ fn what_is_wrongly_freed_is_refused_and_nothing_changes() {
         Err(AllocError::Alignment { .. })
     ));
     assert!(pages.alloc(usize::MAX - 10, 16).is_err());
-    let aligned = pages.alloc(10, ALIGN_MAX_BYTES).unwrap();
-    assert_eq!(aligned as usize % ALIGN_MAX_BYTES, 0);
+}
+
+#[test]
+fn alignments_hold_up_to_the_largest() {
+    let (_dir, _heap, pages) = heap(64 << 20, 8 << 30);
+    let mut held = Vec::new();
+    for shift in 20..=30 {
+        for bytes in [10, 100_000] {
+            let address = pages.alloc(bytes, 1 << shift).unwrap();
+            assert_eq!(address as usize % (1 << shift), 0, "{bytes} at 2^{shift}");
+            // SAFETY: allocated with so many bytes, and nobody else has it.
+            unsafe { address.write_bytes(shift, bytes) };
+            held.push((address, bytes, shift));
+        }
+    }
+    // Those that are left, until there is none.
+    while let Ok(address) = pages.alloc(10, ALIGN_MAX_BYTES) {
+        held.push((address, 0, 0));
+    }
+    let refused = pages.alloc(10, ALIGN_MAX_BYTES);
+    assert!(matches!(refused, Err(AllocError::NoAddresses { .. })));
+    for (address, bytes, shift) in held {
+        // SAFETY: allocated above, of so many bytes, and filled.
+        let all = unsafe { std::slice::from_raw_parts(address, bytes) };
+        assert!(all.iter().all(|byte| *byte == shift));
+        pages.free(address).unwrap();
+    }
+    assert_eq!(pages.stats().allocated_bytes, 0);
 }
 
 #[test]
