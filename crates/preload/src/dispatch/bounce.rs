@@ -3,6 +3,8 @@
 //! Long transfers go piece by piece, as the kernel itself may cut them. Promises: the answer is the kernel's; a thread keeps at most [`BUFFERS_MAX`] buffers of
 //! [`BUFFER_BYTES`], whatever its handlers of signals do. Never: asks any malloc.
 
+use super::brought::touched;
+use super::files::{Next, read_at_once};
 use super::memory::{self, Bytes, Piece, Way};
 use super::{PAGE_BYTES, own};
 use crate::{raw, runtime};
@@ -27,10 +29,6 @@ const ALIGN_BYTES: usize = 16;
 const SECTOR_BYTES: usize = 512;
 /// The longest text that the kernel takes, and its zero.
 const TEXT_BYTES_MAX: usize = 4096;
-/// How often a call that is not known is tried again.
-pub const TRIES_MAX: u32 = 64;
-/// Of one argument of such a call, so much is brought in before.
-const TOUCHED_BYTES_MAX: usize = 64 << 10;
 
 /// An error as the kernel answers it.
 pub fn error(number: i32) -> c_long {
@@ -351,115 +349,6 @@ pub unsafe fn text_bytes(at: *const u8) -> usize {
         .map_or(TEXT_BYTES_MAX, |n| n + 1)
 }
 
-/// How a read that got a whole piece goes on with the next, since the kernel would have.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub enum Next {
-    /// Nothing more is there, or something says where it ends, as datagrams have.
-    Ends,
-    /// By the same call: it does not wait, or it is asked to.
-    Same,
-    /// From a socket or a pipe, where another may have taken what was there: without waiting.
-    Socket,
-    Pipe,
-}
-
-/// Asked between two pieces. Who is told of new bytes at an edge (EPOLLET) takes a read of fewer than it asked for as the last.
-pub fn next_piece(fd: c_long) -> Next {
-    match kind(fd) {
-        libc::S_IFREG | libc::S_IFBLK => Next::Same,
-        libc::S_IFCHR if is_readable(fd) => Next::Same,
-        libc::S_IFIFO if has_bytes(fd) => Next::Pipe,
-        libc::S_IFSOCK if is_stream(fd) && has_bytes(fd) => Next::Socket,
-        _ => Next::Ends,
-    }
-}
-
-/// A read into these parts that does not wait.
-///
-/// # Safety
-/// As readv(2).
-pub unsafe fn read_at_once(
-    next: Next,
-    fd: c_long,
-    parts: *mut libc::iovec,
-    count: usize,
-) -> c_long {
-    // SAFETY: the caller's promise, and a header of this frame's.
-    unsafe {
-        match next {
-            Next::Pipe => {
-                let flags = c_long::from(libc::RWF_NOWAIT);
-                raw::call(
-                    libc::SYS_preadv2,
-                    [fd, parts as c_long, count as c_long, -1, -1, flags],
-                )
-            }
-            _ => {
-                let mut header = std::mem::zeroed::<libc::msghdr>();
-                (header.msg_iov, header.msg_iovlen) = (parts, count as _);
-                let flags = libc::MSG_DONTWAIT.into();
-                raw::call(
-                    libc::SYS_recvmsg,
-                    [fd, (&raw mut header) as c_long, flags, 0, 0, 0],
-                )
-            }
-        }
-    }
-}
-
-fn kind(fd: c_long) -> libc::mode_t {
-    // SAFETY: room for the answer.
-    unsafe {
-        let mut status = std::mem::zeroed::<libc::stat>();
-        let at = (&raw mut status) as c_long;
-        match raw::call(libc::SYS_fstat, [fd, at, 0, 0, 0, 0]) {
-            0 => status.st_mode & libc::S_IFMT,
-            _ => 0,
-        }
-    }
-}
-
-fn is_stream(fd: c_long) -> bool {
-    let (mut kind, mut bytes) = (0, size_of::<i32>() as u32);
-    let args = [
-        fd,
-        libc::SOL_SOCKET.into(),
-        libc::SO_TYPE.into(),
-        (&raw mut kind) as c_long,
-        (&raw mut bytes) as c_long,
-        0,
-    ];
-    // SAFETY: room for the answer.
-    unsafe { raw::call(libc::SYS_getsockopt, args) == 0 && kind == libc::SOCK_STREAM }
-}
-
-/// Whether a socket or a pipe has bytes; if so, reading them takes no error that is the next read's.
-fn has_bytes(fd: c_long) -> bool {
-    let mut bytes = 0i32;
-    let args = [
-        fd,
-        libc::FIONREAD as c_long,
-        (&raw mut bytes) as c_long,
-        0,
-        0,
-        0,
-    ];
-    // SAFETY: room for the answer.
-    unsafe { raw::call(libc::SYS_ioctl, args) == 0 && bytes > 0 }
-}
-
-/// Whether there is something to read.
-fn is_readable(fd: c_long) -> bool {
-    let mut asked = libc::pollfd {
-        fd: fd as i32,
-        events: libc::POLLIN,
-        revents: 0,
-    };
-    // SAFETY: one of them, without waiting.
-    unsafe { raw::call(libc::SYS_poll, [(&raw mut asked) as c_long, 1, 0, 0, 0, 0]) };
-    asked.revents & (libc::POLLIN | libc::POLLERR | libc::POLLNVAL) == libc::POLLIN
-}
-
 /// A call that writes to one piece of memory, of which the answer says how much: `at` names it, its length is behind, and where in the file it begins stands at `offset`.
 pub unsafe fn read(
     number: c_long,
@@ -477,8 +366,8 @@ pub unsafe fn read(
     let mut frame = Frame::new(&mut small);
     let piece = len.min(PIECE_BYTES);
     let Some(from) = frame.take_for(to as usize, piece) else {
-        // SAFETY: the program's promise.
-        return unsafe { touched(number, args) };
+        // To try it where it lies would be to lose what came, if a page of it is not there.
+        return error(libc::ENOMEM);
     };
     let (mut done, mut next) = (0, Next::Same);
     loop {
@@ -550,42 +439,4 @@ pub unsafe fn write(number: c_long, args: Args, at: usize, offset: Option<usize>
             return done as c_long;
         }
     }
-}
-
-/// Brings a page in, and makes it writable, since the kernel may write to it.
-pub unsafe fn touch(at: usize) {
-    // SAFETY: served memory of the program's, which this does not change; where it is nobody's, the touch is an error of its own. A compiler makes a read of an atomic
-    // operation that changes nothing.
-    unsafe { std::arch::asm!("lock or byte ptr [{0}], 0", in(reg) at, options(nostack)) };
-}
-
-/// A call that is not known, or whose memory is more than can be copied: where it answers that memory is not there, its pages are brought in and it is made again; and again if one has left
-/// meanwhile. Not before it was tried: what it does not take may be any number that was left over, and an address that is nobody's.
-pub unsafe fn touched(number: c_long, args: Args) -> c_long {
-    // SAFETY: the program's promise.
-    let mut said = unsafe { raw::call(number, args) };
-    for _ in 0..TRIES_MAX {
-        if said != error(libc::EFAULT) {
-            break;
-        }
-        for (n, arg) in args.iter().enumerate().filter(|(_, arg)| is_served(**arg)) {
-            // If a length is behind it; mostly it is.
-            let len = args.get(n + 1).map_or(0, |len| *len as usize);
-            let len = if len > TOUCHED_BYTES_MAX {
-                1
-            } else {
-                len.max(1)
-            };
-            let end = *arg as usize + len;
-            let mut at = *arg as usize;
-            while at < end && is_served(at as c_long) {
-                // SAFETY: the program's promise.
-                unsafe { touch(at) };
-                at = (at / PAGE_BYTES + 1) * PAGE_BYTES;
-            }
-        }
-        // SAFETY: the program's promise.
-        said = unsafe { raw::call(number, args) };
-    }
-    said
 }

@@ -47,6 +47,15 @@ fn e2e_what_the_kernel_answers_is_alike_either_way() {
     is_ok("thread", "alike.c", &[], &ALIKE);
 }
 
+/// What `exact.c` looks at.
+const EXACT: [&str; 2] = ["messages", "discards"];
+
+#[test]
+fn e2e_calls_take_no_more_and_no_less_than_the_kernel_does_either_way() {
+    is_ok("dispatch", "exact.c", &[], &EXACT);
+    is_ok("thread", "exact.c", &[], &EXACT);
+}
+
 /// What `in_place.c` says with these arguments, and how many pages left.
 fn in_place(faults: &str, args: &[&str]) -> u64 {
     let dir = tempfile::tempdir().expect("a directory");
