@@ -234,6 +234,29 @@ struct Copied {
     piece: Piece,
 }
 
+/// Bytes of a piece of a call, without looking at more than it takes; of what the answer cuts not more than are copied at a time.
+unsafe fn bytes_of(piece: &Piece, args: &Args) -> usize {
+    let from = args[usize::from(piece.arg)] as *const u8;
+    let number_of = |arg: u8| args[usize::from(arg)].max(0) as usize & 0x7fff_ffff;
+    let cut = |count: usize, by: u32| count.saturating_mul(by as usize).min(PIECE_BYTES);
+    // SAFETY: the caller's promise: what the call takes is there.
+    unsafe {
+        match piece.bytes {
+            Bytes::Fixed(bytes) => bytes as usize,
+            Bytes::Times(arg, 0) => memory::of_set(args[usize::from(arg)]),
+            Bytes::Times(arg, by) => number_of(arg).saturating_mul(by as usize),
+            Bytes::Answered(arg, by) => cut(args[usize::from(arg)] as usize, by),
+            Bytes::Counted(arg, by) => cut(args[usize::from(arg)] as i32 as usize, by),
+            Bytes::Message(arg) => number_of(arg) + size_of::<c_long>(),
+            Bytes::Polled(arg) => number_of(arg) * size_of::<libc::pollfd>(),
+            Bytes::Ioctl => memory::of_ioctl(args[1]).unwrap_or(0),
+            Bytes::Text => text_bytes(from),
+            // Where it begins there is a page; what is behind that may be nobody's.
+            Bytes::Page => text_bytes(from).max(PAGE_BYTES - from as usize % PAGE_BYTES),
+        }
+    }
+}
+
 /// A call whose memory its arguments name.
 pub unsafe fn flat(number: c_long, args: Args, pieces: &[Piece]) -> c_long {
     let mut small = Small::new();
@@ -245,38 +268,32 @@ pub unsafe fn flat(number: c_long, args: Args, pieces: &[Piece]) -> c_long {
         if !is_served(named) {
             continue;
         }
+        if let Bytes::Counted(arg, _) = piece.bytes
+            && (args[usize::from(arg)] as i32) < 0
+        {
+            continue;
+        }
         let from = named as *mut u8;
-        let number_of = |arg: u8| args[usize::from(arg)].max(0) as usize;
         // SAFETY: the program's promise: what the call takes is there.
-        let bytes = unsafe {
-            match piece.bytes {
-                Bytes::Fixed(bytes) => bytes as usize,
-                Bytes::Times(arg, 0) => memory::of_set(args[usize::from(arg)]),
-                Bytes::Times(arg, by) | Bytes::Answered(arg, by) => {
-                    (number_of(arg) & 0x7fff_ffff).saturating_mul(by as usize)
-                }
-                Bytes::Message(arg) => (number_of(arg) & 0x7fff_ffff) + size_of::<c_long>(),
-                Bytes::Polled(arg) => (number_of(arg) & 0x7fff_ffff) * size_of::<libc::pollfd>(),
-                Bytes::Ioctl => memory::of_ioctl(args[1]).unwrap_or(0),
-                Bytes::Text => text_bytes(from),
-            }
-        };
-        // More than any of these calls takes; an answer may be cut.
-        let bytes = match piece.bytes {
-            Bytes::Answered(..) => bytes.min(PIECE_BYTES),
+        let bytes = unsafe { bytes_of(piece, &args) };
+        let room = match piece.bytes {
+            Bytes::Page => PAGE_BYTES,
             _ => bytes,
         };
-        let Some(to) = frame.take(bytes) else {
+        let Some(to) = frame.take(room) else {
             // SAFETY: the program's promise.
             return unsafe { touched(number, args) };
         };
-        // What a call does not write stays what it was.
-        if !matches!(piece.bytes, Bytes::Answered(..)) {
-            // SAFETY: both have so many bytes.
-            unsafe { copy(to, from, bytes) };
+        // SAFETY: both have so many bytes.
+        unsafe {
+            // What a call does not write stays what it was.
+            if piece.way != Way::Out || piece.bytes.answered().is_none() {
+                copy(to, from, bytes);
+            }
+            to.add(bytes).write_bytes(0, room - bytes);
         }
         now[usize::from(piece.arg)] = to as c_long;
-        if let Bytes::Answered(arg, by) = piece.bytes {
+        if let Some((arg, by)) = piece.bytes.answered() {
             now[usize::from(arg)] = (bytes / by as usize) as c_long;
         }
         *copied = Some(Copied {
@@ -297,7 +314,9 @@ pub unsafe fn flat(number: c_long, args: Args, pieces: &[Piece]) -> c_long {
     {
         let back = match (piece.way, piece.bytes) {
             (Way::In, _) => 0,
-            (_, Bytes::Answered(_, by)) => (said.max(0) as usize * by as usize).min(bytes),
+            (_, Bytes::Answered(_, by) | Bytes::Counted(_, by)) => {
+                (said.max(0) as usize * by as usize).min(bytes)
+            }
             (Way::Out, _) if said < 0 => 0,
             (Way::Out, Bytes::Message(_)) => (said as usize + size_of::<c_long>()).min(bytes),
             _ => bytes,

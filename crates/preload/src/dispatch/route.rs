@@ -279,7 +279,7 @@ unsafe fn send_to_copied(args: Args) -> c_long {
     // SAFETY: the program's promise.
     unsafe {
         if is_served(args[4]) {
-            let bytes = (args[5].max(0) as usize).min(SMALL_BYTES / 4);
+            let bytes = ((args[5] as i32).max(0) as usize).min(SMALL_BYTES / 4);
             let Some(to) = frame.take(bytes) else {
                 return touched(libc::SYS_sendto, args);
             };

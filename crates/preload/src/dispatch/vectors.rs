@@ -484,20 +484,30 @@ pub unsafe fn receive(args: Args) -> c_long {
     }
 }
 
-/// process_vm_readv and process_vm_writev: their own side.
+/// process_vm_readv and process_vm_writev: their own side, and the list of the other.
 pub unsafe fn of_process(number: c_long, args: Args, reads: bool) -> c_long {
     // SAFETY: the program's promise, all along.
     unsafe {
-        let Some(parts) = vector(args[1], args[2]).filter(|parts| names_served(args[1], parts))
-        else {
+        let is_named = |parts: &&[iovec]| names_served(args[1], parts) || is_served(args[3]);
+        let Some(parts) = vector(args[1], args[2]).filter(is_named) else {
             return raw::call(number, args);
         };
         let mut small = Small::new();
         let mut frame = Frame::new(&mut small);
+        let mut these = args;
+        if is_served(args[3])
+            && let Some(theirs) = vector(args[3], args[4])
+        {
+            let Some(to) = frame.take(size_of_val(theirs)) else {
+                return touched(number, args);
+            };
+            copy(to, theirs.as_ptr().cast(), size_of_val(theirs));
+            these[3] = to as c_long;
+        }
         let Some(now) = replaced(&mut frame, parts, 0, !reads) else {
             return touched(number, args);
         };
-        let said = raw::call(number, with(args, &now));
+        let said = raw::call(number, with(these, &now));
         if reads && said > 0 {
             put_back(&now, parts, 0, said as usize);
         }
