@@ -213,12 +213,49 @@ table! {
     SYS_mq_timedreceive => [answers(1, 2), both(3, 4), reads(4, 16)];
 }
 
+/// Kinds of ioctls of which many name the head of what they take: what comes behind it, it says itself. KVM, vhost, the device mapper; Bluetooth.
+const LONGER_KINDS: [u8; 4] = [0xae, 0xaf, 0xfd, b'H'];
+/// Others, one by one.
+const LONGER: [u32; 23] = [
+    // FIEMAP and EXT4_IOC_GET_ES_CACHE; FIDEDUPERANGE; FS_IOC_GETFSMAP; BTRFS_IOC_TREE_SEARCH_V2 and SPACE_INFO.
+    0xc020_660b,
+    0xc020_662a,
+    0xc018_9436,
+    0xc0c0_583b,
+    0xc070_9411,
+    0xc010_9414,
+    // Of encrypted and verified files: FS_IOC_ADD_ENCRYPTION_KEY, GET_ENCRYPTION_POLICY_EX, SET_ENCRYPTION_POLICY, MEASURE_VERITY; EXT4_IOC_GETFSUUID and SETFSUUID.
+    0xc050_6617,
+    0xc009_6616,
+    0x800c_6613,
+    0xc004_6686,
+    0x8008_662c,
+    0x4008_662c,
+    // PERF_EVENT_IOC_SET_FILTER, QUERY_BPF, MODIFY_ATTRIBUTES.
+    0x4008_2406,
+    0xc008_240a,
+    0x4008_240b,
+    // TUNSETTXFILTER; RNDADDENTROPY and RNDGETPOOL; BLKREPORTZONE; MMC_IOC_MULTI_CMD.
+    0x4004_54d1,
+    0x4008_5203,
+    0x8008_5202,
+    0xc010_1282,
+    0xc008_b301,
+    // SNDRV_CTL_IOCTL_TLV_READ, WRITE, COMMAND.
+    0xc008_551a,
+    0xc008_551b,
+    0xc008_551c,
+];
+/// TUNSETIFF, TUNGETIFF, TUNSETQUEUE: they say an int, and take this.
+const TUNNELS: [u32; 3] = [0x4004_54ca, 0x8004_54d2, 0x4004_54d9];
+const IFREQ: usize = size_of::<libc::ifreq>();
+
 /// Bytes of the piece that an ioctl of this number names, if it says so: those of the old kind do not, and some of them take none.
 pub fn of_ioctl(number: c_long) -> Option<usize> {
-    // Of these, what the number says is only the head.
-    const LONGER: [c_long; 4] = [0xc020_660b, 0xc018_9436, 0xc0c0_583b, 0xc070_9411];
+    let number = number as u32;
     match (number as usize >> 16) & 0x3fff {
-        _ if LONGER.contains(&(number & 0xffff_ffff)) => None,
+        _ if TUNNELS.contains(&number) => Some(IFREQ),
+        _ if LONGER.contains(&number) || LONGER_KINDS.contains(&((number >> 8) as u8)) => None,
         0 => None,
         bytes => Some(bytes),
     }
@@ -246,5 +283,8 @@ mod tests {
         assert_eq!(of_ioctl(0x5413), None);
         assert_eq!(of_ioctl(0x8008_1272), Some(8));
         assert_eq!(of_ioctl(0xc020_660b), None);
+        // KVM_GET_SUPPORTED_CPUID says the head of a list; TUNSETIFF an int.
+        assert_eq!(of_ioctl(0xc008_ae05), None);
+        assert_eq!(of_ioctl(0x4004_54ca), Some(40));
     }
 }

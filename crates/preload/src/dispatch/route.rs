@@ -3,7 +3,7 @@
 //! Promises: the answer is the kernel's, or a refusal with a line that says why. Never: lets a call through that would take faults' signals or system calls from the program's threads.
 
 use super::bounce::{Frame, SMALL_BYTES, Small, copy, error, flat, is_served, read, write};
-use super::brought::{TRIES_MAX, touch, touched};
+use super::brought::{TRIES_MAX, bring_in, touched};
 use super::files::{Next, drops, next_piece};
 use super::memory::{Bytes, Piece, Way};
 use super::named::{Named, addressed, option};
@@ -315,7 +315,7 @@ unsafe fn futex(mut args: Args) -> c_long {
                 break;
             }
             for word in [args[0], second].into_iter().filter(|at| is_served(*at)) {
-                touch(word as usize);
+                bring_in(word as usize, 1);
             }
             said = raw::call(libc::SYS_futex, args);
         }
