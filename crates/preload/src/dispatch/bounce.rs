@@ -1,10 +1,10 @@
 //! A dispatched call: what of its memory is served is copied, to or from memory that is always there, and the kernel gets that.
 //!
-//! Long transfers go piece by piece, as the kernel itself may cut them. Promises: the answer is the kernel's; a thread keeps at most [`BUFFERS_MAX`] buffers of
-//! [`BUFFER_BYTES`], whatever its handlers of signals do. Never: asks any malloc.
+//! Long transfers go piece by piece, as the kernel itself may cut them; what is one whole, as a datagram is, or a request of /dev/fuse, goes at once, up to [`WHOLE_BYTES_MAX`]. Promises: the answer
+//! is the kernel's; a thread keeps at most [`BUFFERS_MAX`] buffers of [`BUFFER_BYTES`], whatever its handlers of signals do, and what is longer for the call alone. Never: asks any malloc.
 
 use super::brought::touched;
-use super::files::{Next, read_at_once};
+use super::files::{Next, is_whole, read_at_once};
 use super::memory::{self, Bytes, Piece, Way};
 use super::{PAGE_BYTES, own};
 use crate::{raw, runtime};
@@ -21,6 +21,10 @@ pub const SMALL_BYTES: usize = 4096;
 pub const BUFFER_BYTES: usize = PIECE_BYTES + (32 << 10);
 /// Copied at a time.
 pub const PIECE_BYTES: usize = 256 << 10;
+/// Copied at a time of what is one whole: in memory that a call which waits has touched none of yet, and that is given back at its end. libfuse asks for 1 MiB and a page.
+pub const WHOLE_BYTES_MAX: usize = (4 << 20) + (64 << 10);
+/// Beside what is copied, a frame of its own length has this for vectors, names and control data.
+const BESIDE_BYTES: usize = 64 << 10;
 /// Buffers of a thread: calls that are under way in it at a time, each in a handler of a signal that came in the one before.
 pub const BUFFERS_MAX: usize = 4;
 /// What is taken begins at a multiple of this.
@@ -96,7 +100,10 @@ pub struct Frame<'a> {
     _small: PhantomData<&'a mut Small>,
     used: usize,
     large: *mut u8,
+    large_bytes: usize,
     large_used: usize,
+    /// Of what is copied, so much at a time.
+    piece_bytes: usize,
     place: usize,
 }
 
@@ -129,9 +136,34 @@ impl<'a> Frame<'a> {
             _small: PhantomData,
             used: 0,
             large: std::ptr::null_mut(),
+            large_bytes: BUFFER_BYTES,
             large_used: 0,
+            piece_bytes: PIECE_BYTES,
             place: BUFFERS_MAX,
         }
+    }
+
+    /// For so many bytes to or from a file, before anything is taken: where they are more than a piece, and one whole, they have a mapping of this frame's own.
+    #[inline]
+    pub fn make_room(&mut self, fd: c_long, bytes: usize) {
+        if bytes > PIECE_BYTES && is_whole(fd) {
+            self.make_longer(bytes.min(WHOLE_BYTES_MAX));
+        }
+    }
+
+    #[cold]
+    fn make_longer(&mut self, piece_bytes: usize) {
+        let bytes = piece_bytes + BESIDE_BYTES;
+        let at = raw::map_zeros(bytes);
+        // Where there is none it goes piece by piece.
+        if !at.is_null() {
+            (self.large, self.large_bytes, self.piece_bytes) = (at, bytes, piece_bytes);
+        }
+    }
+
+    /// How much is copied at a time.
+    pub fn piece_bytes(&self) -> usize {
+        self.piece_bytes
     }
 
     /// Room for so many bytes, until the frame ends.
@@ -156,7 +188,7 @@ impl<'a> Frame<'a> {
             return None;
         }
         let from = self.large_used.next_multiple_of(align);
-        if from + bytes > BUFFER_BYTES {
+        if from + bytes > self.large_bytes {
             return None;
         }
         self.large_used = from + bytes;
@@ -166,7 +198,8 @@ impl<'a> Frame<'a> {
 
     /// Bytes that [`take_aligned`](Frame::take_aligned) still has in one.
     pub fn left(&self, align: usize) -> usize {
-        BUFFER_BYTES.saturating_sub(self.large_used.next_multiple_of(align))
+        self.large_bytes
+            .saturating_sub(self.large_used.next_multiple_of(align))
     }
 
     #[cold]
@@ -210,7 +243,7 @@ impl Drop for Frame<'_> {
             }
         } else if !self.large.is_null() {
             // SAFETY: a mapping of this frame's own.
-            unsafe { raw::munmap(self.large.cast(), BUFFER_BYTES) };
+            unsafe { raw::munmap(self.large.cast(), self.large_bytes) };
         }
     }
 }
@@ -383,7 +416,11 @@ pub unsafe fn read(
     }
     let mut small = Small::new();
     let mut frame = Frame::new(&mut small);
-    let piece = len.min(PIECE_BYTES);
+    // Noise (getrandom) is of no file.
+    if at > 0 {
+        frame.make_room(args[0], len);
+    }
+    let piece = len.min(frame.piece_bytes());
     let Some(from) = frame.take_for(to as usize, piece) else {
         // To try it where it lies would be to lose what came, if a page of it is not there.
         return error(libc::ENOMEM);
@@ -432,7 +469,8 @@ pub unsafe fn write(number: c_long, args: Args, at: usize, offset: Option<usize>
     }
     let mut small = Small::new();
     let mut frame = Frame::new(&mut small);
-    let piece = len.min(PIECE_BYTES);
+    frame.make_room(args[0], len);
+    let piece = len.min(frame.piece_bytes());
     let Some(to) = frame.take_for(from as usize, piece) else {
         // SAFETY: the program's promise.
         return unsafe { touched(number, args) };

@@ -5,6 +5,9 @@
 use crate::raw;
 use libc::c_long;
 
+/// The number that /dev/zero, /dev/urandom and their like have in common.
+const MEMORY_DEVICES: u32 = 1;
+
 /// How a read that got a whole piece goes on with the next, since the kernel would have.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Next {
@@ -62,14 +65,29 @@ pub unsafe fn read_at_once(
 }
 
 fn kind(fd: c_long) -> libc::mode_t {
-    // SAFETY: room for the answer.
+    status(fd).map_or(0, |status| status.st_mode & libc::S_IFMT)
+}
+
+fn status(fd: c_long) -> Option<libc::stat> {
+    // SAFETY: room for the answer, of which all zeros are one.
     unsafe {
         let mut status = std::mem::zeroed::<libc::stat>();
         let at = (&raw mut status) as c_long;
-        match raw::call(libc::SYS_fstat, [fd, at, 0, 0, 0, 0]) {
-            0 => status.st_mode & libc::S_IFMT,
-            _ => 0,
-        }
+        (raw::call(libc::SYS_fstat, [fd, at, 0, 0, 0, 0]) == 0).then_some(status)
+    }
+}
+
+/// Whether what a call reads or writes there is one whole, of which a call with less room has less: a datagram, a request (/dev/fuse), a record (a tape), all that was seen (inotify).
+pub fn is_whole(fd: c_long) -> bool {
+    let Some(status) = status(fd) else {
+        return false;
+    };
+    match status.st_mode & libc::S_IFMT {
+        libc::S_IFREG | libc::S_IFBLK | libc::S_IFIFO | libc::S_IFDIR => false,
+        libc::S_IFSOCK => !is_stream(fd),
+        // Zeros and noise have no end.
+        libc::S_IFCHR => libc::major(status.st_rdev) != MEMORY_DEVICES,
+        _ => true,
     }
 }
 

@@ -3,9 +3,7 @@
 //! Promises: as `bounce`; a vector with more served bytes than a piece is cut there, and goes on where the kernel would not wait. Never: changes what the program handed in, but where
 //! the call answers in it.
 
-use super::bounce::{
-    Frame, PIECE_BYTES, Small, align_of, copy, error, is_nowhere, is_served, is_too_long,
-};
+use super::bounce::{Frame, Small, align_of, copy, error, is_nowhere, is_served, is_too_long};
 use super::brought::touched;
 use super::files::{Next, drops, next_piece, read_at_once};
 use super::in_place;
@@ -46,6 +44,18 @@ unsafe fn vector<'a>(at: c_long, count: c_long) -> Option<&'a [iovec]> {
     .filter(|parts| !parts.iter().any(|part| is_too_long(part.iov_len)))
 }
 
+/// Bytes that the frame may need for what of a vector is served.
+fn room_of(parts: &[iovec]) -> usize {
+    let served = parts
+        .iter()
+        .filter(|part| is_served(part.iov_base as c_long));
+    let sum = |sum: usize, part: &iovec| {
+        let align = align_of(part.iov_base as usize, part.iov_len);
+        sum.saturating_add(part.iov_len).saturating_add(align)
+    };
+    served.fold(0, sum)
+}
+
 fn names_served(at: c_long, parts: &[iovec]) -> bool {
     is_served(at) || parts.iter().any(|part| is_served(part.iov_base as c_long))
 }
@@ -58,7 +68,7 @@ unsafe fn replaced(
     filled: bool,
 ) -> Option<Parts> {
     let at: *mut iovec = frame.take(size_of_val(parts))?.cast();
-    let mut left = PIECE_BYTES;
+    let mut left = frame.piece_bytes();
     let mut now = Parts {
         at,
         count: 0,
@@ -147,10 +157,12 @@ pub unsafe fn read(number: c_long, args: Args) -> c_long {
             return said;
         }
         let has_offset = number != libc::SYS_readv && args[3] != -1;
+        let room = room_of(parts);
         let (mut done, mut next) = (0, Next::Same);
         let mut small = Small::new();
         loop {
             let mut frame = Frame::new(&mut small);
+            frame.make_room(args[0], room);
             let now = match replaced(&mut frame, parts, done, false) {
                 Some(now) => now,
                 None if done > 0 => return done as c_long,
@@ -216,9 +228,11 @@ pub unsafe fn write(number: c_long, args: Args) -> c_long {
         {
             return said;
         }
+        let room = room_of(parts);
         let mut small = Small::new();
         loop {
             let mut frame = Frame::new(&mut small);
+            frame.make_room(args[0], room);
             let now = match replaced(&mut frame, parts, done, true) {
                 Some(now) => now,
                 None if done > 0 => return done as c_long,
@@ -320,6 +334,14 @@ impl Message {
         Some(header)
     }
 
+    /// How much control data a send copies.
+    fn control_to_copy(&self) -> usize {
+        match is_served(self.header.msg_control as c_long) {
+            true => self.header.msg_controllen,
+            false => 0,
+        }
+    }
+
     /// How much control data the kernel may write: not more than is copied, where it is.
     fn control_room(&self) -> usize {
         match is_served(self.header.msg_control as c_long) {
@@ -401,10 +423,12 @@ unsafe fn send_copied(args: Args) -> c_long {
             // The kernel would go on with what is used again.
             return -c_long::from(libc::ENOBUFS);
         }
+        let room = room_of(parts).saturating_add(message.control_to_copy());
         let mut done = 0;
         let mut small = Small::new();
         loop {
             let mut frame = Frame::new(&mut small);
+            frame.make_room(args[0], room);
             // What goes beside the bytes goes with the first of them.
             let control = match done {
                 0 => message.header.msg_controllen,
@@ -461,10 +485,12 @@ pub unsafe fn receive(args: Args) -> c_long {
             true => &nowhere,
             false => parts,
         };
+        let room = room_of(parts);
         let (mut these, mut done) = (args, 0);
         let mut small = Small::new();
         loop {
             let mut frame = Frame::new(&mut small);
+            frame.make_room(args[0], room);
             let (said, now) = match message.received(&mut frame, these, parts, done) {
                 Some(answer) => answer,
                 None if done > 0 => return done as c_long,

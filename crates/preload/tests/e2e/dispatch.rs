@@ -48,8 +48,16 @@ fn e2e_what_the_kernel_answers_is_alike_either_way() {
 }
 
 /// What `exact.c` looks at.
-const EXACT: [&str; 7] = [
-    "messages", "discards", "further", "stacks", "unlisted", "machines", "devices",
+const EXACT: [&str; 9] = [
+    "messages",
+    "discards",
+    "further",
+    "stacks",
+    "unlisted",
+    "machines",
+    "devices",
+    "whole",
+    "file-system",
 ];
 
 #[test]
