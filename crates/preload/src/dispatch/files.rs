@@ -1,6 +1,6 @@
 //! What is asked of a file before a call goes on with its next piece.
 //!
-//! Promises: nothing of it is taken, and no error that is the next call's. Never: waits.
+//! Promises: nothing of it is taken, and no error that is the next call's. Never: waits, but where the call would (`waits_for_more`).
 
 use crate::raw;
 use libc::c_long;
@@ -133,14 +133,54 @@ fn has_bytes(fd: c_long) -> bool {
     unsafe { raw::call(libc::SYS_ioctl, args) == 0 && bytes > 0 }
 }
 
+/// Whether a socket that is asked for all there will be (MSG_WAITALL) has more, which is waited for, unless it does not wait: as a call waits that has some already, which a signal ends, also where
+/// one that has none would begin anew after the handler (SA_RESTART). An error is left to the next call, as is the end.
+pub fn waits_for_more(fd: c_long, flags: i32) -> bool {
+    let getfl = [fd, libc::F_GETFL.into(), 0, 0, 0, 0];
+    // SAFETY: takes no memory.
+    let flags_of = || unsafe { raw::call(libc::SYS_fcntl, getfl) };
+    has_bytes(fd)
+        || flags & libc::MSG_DONTWAIT != 0
+        || flags_of() & c_long::from(libc::O_NONBLOCK) != 0
+        // Then poll would wait for more than is asked for.
+        || option(fd, libc::SOL_SOCKET, libc::SO_RCVLOWAT).is_some_and(|least| least > 1)
+        || polled(fd, longest_ms(fd)) == libc::POLLIN
+}
+
+/// How long a socket waits for something at most, as poll has it.
+fn longest_ms(fd: c_long) -> c_long {
+    let mut time = libc::timeval {
+        tv_sec: 0,
+        tv_usec: 0,
+    };
+    let mut bytes = size_of_val(&time) as u32;
+    let (level, name) = (libc::SOL_SOCKET.into(), libc::SO_RCVTIMEO.into());
+    let (at, bytes_at) = ((&raw mut time) as c_long, (&raw mut bytes) as c_long);
+    // SAFETY: room for the answer.
+    let said = unsafe { raw::call(libc::SYS_getsockopt, [fd, level, name, at, bytes_at, 0]) };
+    let ms = time
+        .tv_sec
+        .saturating_mul(1000)
+        .saturating_add((time.tv_usec + 999) / 1000);
+    match (said, ms) {
+        (0, 1..) => ms.min(i32::MAX.into()),
+        _ => -1,
+    }
+}
+
 /// Whether there is something to read.
 fn is_readable(fd: c_long) -> bool {
+    polled(fd, 0) == libc::POLLIN
+}
+
+/// What of something to read, an error and nothing at all there is by a time; none if a signal came before.
+fn polled(fd: c_long, ms: c_long) -> i16 {
     let mut asked = libc::pollfd {
         fd: fd as i32,
         events: libc::POLLIN,
         revents: 0,
     };
-    // SAFETY: one of them, without waiting.
-    unsafe { raw::call(libc::SYS_poll, [(&raw mut asked) as c_long, 1, 0, 0, 0, 0]) };
-    asked.revents & (libc::POLLIN | libc::POLLERR | libc::POLLNVAL) == libc::POLLIN
+    // SAFETY: one of them.
+    unsafe { raw::call(libc::SYS_poll, [(&raw mut asked) as c_long, 1, ms, 0, 0, 0]) };
+    asked.revents & (libc::POLLIN | libc::POLLERR | libc::POLLNVAL)
 }

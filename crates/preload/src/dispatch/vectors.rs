@@ -5,7 +5,7 @@
 
 use super::bounce::{Frame, Small, align_of, copy, error, is_nowhere, is_served, is_too_long};
 use super::brought::touched;
-use super::files::{Next, drops, next_piece, read_at_once};
+use super::files::{Next, drops, next_piece, read_at_once, waits_for_more};
 use super::in_place;
 use super::positions::{self, What};
 use crate::raw;
@@ -459,7 +459,10 @@ pub fn next_received(fd: c_long, flags: i32) -> Next {
     const MARKS: i32 = libc::MSG_PEEK | libc::MSG_OOB | libc::MSG_ERRQUEUE | libc::MSG_TRUNC;
     match flags {
         _ if flags & MARKS != 0 => Next::Ends,
-        _ if flags & libc::MSG_WAITALL != 0 => Next::Same,
+        _ if flags & libc::MSG_WAITALL != 0 => match waits_for_more(fd, flags) {
+            true => Next::Same,
+            false => Next::Ends,
+        },
         _ => next_piece(fd),
     }
 }

@@ -146,6 +146,82 @@ static void discards(void) {
     close(ends[0]), close(ends[1]);
 }
 
+enum { FIRST = 256 << 10 };
+static pthread_t waiting;
+static volatile sig_atomic_t signals;
+
+static void counts_signal(int signal) { (void)signal, signals++; }
+
+static struct {
+    int to, first, then;
+    const char *what;
+} sends;
+
+// A part, and a while later a signal, the rest, or the end.
+static void *sends_parts(void *unused) {
+    static char bytes[MIB];
+    (void)unused;
+    memset(bytes, 's', MIB);
+    MUST(send(sends.to, bytes, sends.first, 0) == sends.first);
+    usleep(200000);
+    if (!strcmp(sends.what, "signal"))
+        for (int before = signals; signals == before; usleep(100000))
+            MUST(pthread_kill(waiting, SIGUSR1) == 0);
+    else if (!strcmp(sends.what, "rest"))
+        MUST(send(sends.to, bytes, sends.then, 0) == sends.then);
+    else if (!strcmp(sends.what, "end"))
+        MUST(shutdown(sends.to, SHUT_WR) == 0);
+    return NULL;
+}
+
+// What is to wait for all ends with what came, where a signal comes (also with SA_RESTART, as some came), where time is up, or nothing more will come.
+static void waits_for_all(void) {
+    const struct {
+        const char *what;
+        int first, then, all;
+    } ways[] = {{"signal", FIRST, 0, FIRST}, {"signal", FIRST + 50000, 0, FIRST + 50000}, {"rest", FIRST, MIB - FIRST, MIB}, {"rest", FIRST - 10, MIB - FIRST + 10, MIB}, {"end", FIRST, 0, FIRST}, {"time", FIRST, 0, FIRST}, {"not", FIRST, 0, FIRST}};
+    struct sigaction action = {.sa_handler = counts_signal, .sa_flags = SA_RESTART};
+    char *into = arena + 24 * MIB;
+    waiting = pthread_self();
+    MUST(sigaction(SIGUSR1, &action, NULL) == 0);
+    for (size_t n = 0; n < 2 * (sizeof ways / sizeof *ways); n++) {
+        size_t way = n / 2;
+        int ends[2];
+        pthread_t sender;
+        if (n % 2)
+            connected(&ends[0], &ends[1]);
+        else
+            MUST(socketpair(AF_UNIX, SOCK_STREAM, 0, ends) == 0);
+        sends.to = ends[0], sends.first = ways[way].first, sends.then = ways[way].then, sends.what = ways[way].what;
+        struct timeval soon = {0, 300000};
+        if (!strcmp(sends.what, "time"))
+            MUST(setsockopt(ends[1], SOL_SOCKET, SO_RCVTIMEO, &soon, sizeof soon) == 0);
+        struct iovec part = {into, MIB};
+        struct msghdr message = {.msg_iov = &part, .msg_iovlen = 1};
+        memset(into, 'K', MIB);
+        push_out();
+        MUST(pthread_create(&sender, NULL, sends_parts, NULL) == 0);
+        if (!strcmp(sends.what, "not")) {
+            char byte[FIRST];
+            // All of it is there.
+            ssize_t room = recv(ends[1], byte, 1, MSG_PEEK | MSG_WAITALL);
+            for (int there = 0; room == 1 && there < 100000; usleep(10000))
+                MUST(ioctl(ends[1], FIONREAD, &there) == 0);
+            MUST(fcntl(ends[1], F_SETFL, O_NONBLOCK) == 0);
+        }
+        alarm(20);
+        ssize_t got = n % 2 ? recvmsg(ends[1], &message, MSG_WAITALL) : recv(ends[1], into, MIB, MSG_WAITALL);
+        if (!strcmp(sends.what, "not"))
+            MUST(got > 0 && got <= FIRST && fcntl(ends[1], F_SETFL, 0) == 0 && (got == FIRST || recv(ends[1], into + got, FIRST - got, MSG_WAITALL) == FIRST - got));
+        else if (got != ways[way].all)
+            printf("%s: %zd of %d\n", sends.what, got, ways[way].all);
+        MUST(!strcmp(sends.what, "not") || got == ways[way].all);
+        alarm(170);
+        MUST(pthread_join(sender, NULL) == 0 && is_all(into, 's', ways[way].all));
+        close(ends[0]), close(ends[1]);
+    }
+}
+
 // Whether this process may mount, seen by nobody else.
 static int may_mount(void) {
     if (unshare(CLONE_NEWNS) == 0 && mount(NULL, "/", NULL, MS_REC | MS_PRIVATE, NULL) == 0)
@@ -489,7 +565,7 @@ int main(int count, char **args) {
     const struct {
         const char *name;
         void (*look)(void);
-    } all[] = {{"messages", messages}, {"discards", discards}, {"further", further}, {"unlisted", unlisted}, {"stacks", stacks}, {"machines", machines}, {"devices", devices}, {"whole", whole}, {"file-system", file_system}};
+    } all[] = {{"messages", messages}, {"discards", discards}, {"waits", waits_for_all}, {"further", further}, {"unlisted", unlisted}, {"stacks", stacks}, {"machines", machines}, {"devices", devices}, {"whole", whole}, {"file-system", file_system}};
     enum { ALL = sizeof all / sizeof *all };
     for (int arg = 1; arg < count; arg++) {
         size_t n = 0;

@@ -48,9 +48,10 @@ fn e2e_what_the_kernel_answers_is_alike_either_way() {
 }
 
 /// What `exact.c` looks at.
-const EXACT: [&str; 9] = [
+const EXACT: [&str; 10] = [
     "messages",
     "discards",
+    "waits",
     "further",
     "stacks",
     "unlisted",
