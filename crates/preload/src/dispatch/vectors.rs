@@ -166,7 +166,8 @@ pub unsafe fn read(number: c_long, args: Args) -> c_long {
             let now = match replaced(&mut frame, parts, done, false) {
                 Some(now) => now,
                 None if done > 0 => return done as c_long,
-                None => return touched(number, args),
+                // To try it where it lies would be to lose what came, if a page of it is not there.
+                None => return error(libc::ENOMEM),
             };
             let mut these = with(args, &now);
             if has_offset {
