@@ -50,6 +50,10 @@ impl Next {
         if found.is_null() && self.name.to_bytes().starts_with(b"io_uring_") {
             found = in_liburing(self.name);
         }
+        // Of C libraries since 2.39: before, who asks whether there is one finds ours.
+        if found.is_null() && self.name.to_bytes().starts_with(b"pidfd_spawn") {
+            found = cannot_start as *mut c_void;
+        }
         if found.is_null() {
             raw::die(format_args!(
                 "the C library has no function {:?}: is this program statically linked in part?",
@@ -59,6 +63,11 @@ impl Next {
         self.found.store(found, Ordering::Release);
         found
     }
+}
+
+/// One that answers as where the system cannot.
+extern "C" fn cannot_start() -> c_int {
+    libc::ENOSYS
 }
 
 /// One of liburing's functions, where a library brought it in for itself alone; else one that answers as where the system has no io_uring.
@@ -261,6 +270,10 @@ functions! {
     posix_spawn(pid: *mut libc::pid_t, path: *const c_char, actions: *const c_void, attributes: *const c_void, args: *const *const c_char, environment: *const *const c_char) -> c_int = None;
     /// As posix_spawnp(3).
     posix_spawnp(pid: *mut libc::pid_t, path: *const c_char, actions: *const c_void, attributes: *const c_void, args: *const *const c_char, environment: *const *const c_char) -> c_int = None;
+    /// As pidfd_spawn(3).
+    pidfd_spawn(pidfd: *mut c_int, path: *const c_char, actions: *const c_void, attributes: *const c_void, args: *const *const c_char, environment: *const *const c_char) -> c_int = None;
+    /// As pidfd_spawnp(3).
+    pidfd_spawnp(pidfd: *mut c_int, path: *const c_char, actions: *const c_void, attributes: *const c_void, args: *const *const c_char, environment: *const *const c_char) -> c_int = None;
     /// As system(3).
     system(command: *const c_char) -> c_int = None;
     /// As write(2).

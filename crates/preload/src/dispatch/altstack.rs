@@ -2,10 +2,12 @@
 //!
 //! Promises: ours is as long as the program's. Never: runs anything on the program's own, which may be served memory.
 
-use super::{PAGE_BYTES, STACK_BYTES, Thread, own};
+use super::{NO_STACK, PAGE_BYTES, STACK_BYTES, Thread, own};
 use crate::raw;
 use libc::{c_long, stack_t};
 
+/// A bit beside what a stack is to be (`linux/signal.h`); it is told, and ours is not taken away.
+const SS_AUTODISARM: i32 = 1 << 31;
 /// Each at least twice as long as the one before.
 const LONGER_MAX: usize = 8;
 
@@ -103,7 +105,14 @@ pub unsafe fn set(args @ [new, old, ..]: [c_long; 6]) -> c_long {
         if let Err(errno) = provide(thread, &wanted) {
             return -c_long::from(errno);
         }
-        thread.asked = wanted;
+        thread.asked = match wanted.ss_flags & libc::SS_DISABLE {
+            0 => stack_t {
+                // As the kernel tells who is not on it.
+                ss_flags: wanted.ss_flags & SS_AUTODISARM,
+                ..wanted
+            },
+            _ => NO_STACK,
+        };
     }
     if old != 0 {
         // SAFETY: the program's promise.
@@ -114,8 +123,10 @@ pub unsafe fn set(args @ [new, old, ..]: [c_long; 6]) -> c_long {
 
 /// One that is as long as what the program wants.
 fn provide(thread: &mut Thread, wanted: &stack_t) -> Result<(), i32> {
-    if wanted.ss_flags & libc::SS_DISABLE != 0 {
-        return Ok(());
+    match wanted.ss_flags & !SS_AUTODISARM {
+        libc::SS_DISABLE => return Ok(()),
+        0 | libc::SS_ONSTACK => {}
+        _ => return Err(libc::EINVAL),
     }
     if wanted.ss_size < libc::MINSIGSTKSZ {
         return Err(libc::ENOMEM);

@@ -1,8 +1,10 @@
 //! A dispatched call: what of its memory is served is copied, to or from memory that is always there, and the kernel gets that.
 //!
-//! Long transfers go piece by piece, as the kernel itself may cut them. Promises: the answer is the kernel's; a thread keeps at most [`BUFFERS_MAX`] buffers of
-//! [`BUFFER_BYTES`], whatever its handlers of signals do. Never: asks any malloc.
+//! Long transfers go piece by piece, as the kernel itself may cut them; what is one whole, as a datagram is, or a request of /dev/fuse, goes at once, up to [`WHOLE_BYTES_MAX`]. Promises: the answer
+//! is the kernel's; a thread keeps at most [`BUFFERS_MAX`] buffers of [`BUFFER_BYTES`], whatever its handlers of signals do, and what is longer for the call alone. Never: asks any malloc.
 
+use super::brought::touched;
+use super::files::{Next, is_whole, read_at_once};
 use super::memory::{self, Bytes, Piece, Way};
 use super::{PAGE_BYTES, own};
 use crate::{raw, runtime};
@@ -19,6 +21,10 @@ pub const SMALL_BYTES: usize = 4096;
 pub const BUFFER_BYTES: usize = PIECE_BYTES + (32 << 10);
 /// Copied at a time.
 pub const PIECE_BYTES: usize = 256 << 10;
+/// Copied at a time of what is one whole: in memory that a call which waits has touched none of yet, and that is given back at its end. libfuse asks for 1 MiB and a page.
+pub const WHOLE_BYTES_MAX: usize = (4 << 20) + (64 << 10);
+/// Beside what is copied, a frame of its own length has this for vectors, names and control data.
+const BESIDE_BYTES: usize = 64 << 10;
 /// Buffers of a thread: calls that are under way in it at a time, each in a handler of a signal that came in the one before.
 pub const BUFFERS_MAX: usize = 4;
 /// What is taken begins at a multiple of this.
@@ -27,10 +33,6 @@ const ALIGN_BYTES: usize = 16;
 const SECTOR_BYTES: usize = 512;
 /// The longest text that the kernel takes, and its zero.
 const TEXT_BYTES_MAX: usize = 4096;
-/// How often a call that is not known is tried again.
-pub const TRIES_MAX: u32 = 64;
-/// Of one argument of such a call, so much is brought in before.
-const TOUCHED_BYTES_MAX: usize = 64 << 10;
 
 /// An error as the kernel answers it.
 pub fn error(number: i32) -> c_long {
@@ -98,7 +100,10 @@ pub struct Frame<'a> {
     _small: PhantomData<&'a mut Small>,
     used: usize,
     large: *mut u8,
+    large_bytes: usize,
     large_used: usize,
+    /// Of what is copied, so much at a time.
+    piece_bytes: usize,
     place: usize,
 }
 
@@ -131,9 +136,34 @@ impl<'a> Frame<'a> {
             _small: PhantomData,
             used: 0,
             large: std::ptr::null_mut(),
+            large_bytes: BUFFER_BYTES,
             large_used: 0,
+            piece_bytes: PIECE_BYTES,
             place: BUFFERS_MAX,
         }
+    }
+
+    /// For so many bytes to or from a file, before anything is taken: where they are more than a piece, and one whole, they have a mapping of this frame's own.
+    #[inline]
+    pub fn make_room(&mut self, fd: c_long, bytes: usize) {
+        if bytes > PIECE_BYTES && is_whole(fd) {
+            self.make_longer(bytes.min(WHOLE_BYTES_MAX));
+        }
+    }
+
+    #[cold]
+    fn make_longer(&mut self, piece_bytes: usize) {
+        let bytes = piece_bytes + BESIDE_BYTES;
+        let at = raw::map_zeros(bytes);
+        // Where there is none it goes piece by piece.
+        if !at.is_null() {
+            (self.large, self.large_bytes, self.piece_bytes) = (at, bytes, piece_bytes);
+        }
+    }
+
+    /// How much is copied at a time.
+    pub fn piece_bytes(&self) -> usize {
+        self.piece_bytes
     }
 
     /// Room for so many bytes, until the frame ends.
@@ -158,7 +188,7 @@ impl<'a> Frame<'a> {
             return None;
         }
         let from = self.large_used.next_multiple_of(align);
-        if from + bytes > BUFFER_BYTES {
+        if from + bytes > self.large_bytes {
             return None;
         }
         self.large_used = from + bytes;
@@ -168,7 +198,8 @@ impl<'a> Frame<'a> {
 
     /// Bytes that [`take_aligned`](Frame::take_aligned) still has in one.
     pub fn left(&self, align: usize) -> usize {
-        BUFFER_BYTES.saturating_sub(self.large_used.next_multiple_of(align))
+        self.large_bytes
+            .saturating_sub(self.large_used.next_multiple_of(align))
     }
 
     #[cold]
@@ -212,7 +243,7 @@ impl Drop for Frame<'_> {
             }
         } else if !self.large.is_null() {
             // SAFETY: a mapping of this frame's own.
-            unsafe { raw::munmap(self.large.cast(), BUFFER_BYTES) };
+            unsafe { raw::munmap(self.large.cast(), self.large_bytes) };
         }
     }
 }
@@ -236,6 +267,29 @@ struct Copied {
     piece: Piece,
 }
 
+/// Bytes of a piece of a call, without looking at more than it takes; of what the answer cuts not more than are copied at a time.
+unsafe fn bytes_of(piece: &Piece, args: &Args) -> usize {
+    let from = args[usize::from(piece.arg)] as *const u8;
+    let number_of = |arg: u8| args[usize::from(arg)].max(0) as usize & 0x7fff_ffff;
+    let cut = |count: usize, by: u32| count.saturating_mul(by as usize).min(PIECE_BYTES);
+    // SAFETY: the caller's promise: what the call takes is there.
+    unsafe {
+        match piece.bytes {
+            Bytes::Fixed(bytes) => bytes as usize,
+            Bytes::Times(arg, 0) => memory::of_set(args[usize::from(arg)]),
+            Bytes::Times(arg, by) => number_of(arg).saturating_mul(by as usize),
+            Bytes::Answered(arg, by) => cut(args[usize::from(arg)] as usize, by),
+            Bytes::Counted(arg, by) => cut(args[usize::from(arg)] as i32 as usize, by),
+            Bytes::Message(arg) => number_of(arg) + size_of::<c_long>(),
+            Bytes::Polled(arg) => number_of(arg) * size_of::<libc::pollfd>(),
+            Bytes::Ioctl => memory::of_ioctl(args[1]).unwrap_or(0),
+            Bytes::Text => text_bytes(from),
+            // Where it begins there is a page; what is behind that may be nobody's.
+            Bytes::Page => text_bytes(from).max(PAGE_BYTES - from as usize % PAGE_BYTES),
+        }
+    }
+}
+
 /// A call whose memory its arguments name.
 pub unsafe fn flat(number: c_long, args: Args, pieces: &[Piece]) -> c_long {
     let mut small = Small::new();
@@ -247,38 +301,32 @@ pub unsafe fn flat(number: c_long, args: Args, pieces: &[Piece]) -> c_long {
         if !is_served(named) {
             continue;
         }
+        if let Bytes::Counted(arg, _) = piece.bytes
+            && (args[usize::from(arg)] as i32) < 0
+        {
+            continue;
+        }
         let from = named as *mut u8;
-        let number_of = |arg: u8| args[usize::from(arg)].max(0) as usize;
         // SAFETY: the program's promise: what the call takes is there.
-        let bytes = unsafe {
-            match piece.bytes {
-                Bytes::Fixed(bytes) => bytes as usize,
-                Bytes::Times(arg, 0) => memory::of_set(args[usize::from(arg)]),
-                Bytes::Times(arg, by) | Bytes::Answered(arg, by) => {
-                    (number_of(arg) & 0x7fff_ffff).saturating_mul(by as usize)
-                }
-                Bytes::Message(arg) => (number_of(arg) & 0x7fff_ffff) + size_of::<c_long>(),
-                Bytes::Polled(arg) => (number_of(arg) & 0x7fff_ffff) * size_of::<libc::pollfd>(),
-                Bytes::Ioctl => memory::of_ioctl(args[1]).unwrap_or(0),
-                Bytes::Text => text_bytes(from),
-            }
-        };
-        // More than any of these calls takes; an answer may be cut.
-        let bytes = match piece.bytes {
-            Bytes::Answered(..) => bytes.min(PIECE_BYTES),
+        let bytes = unsafe { bytes_of(piece, &args) };
+        let room = match piece.bytes {
+            Bytes::Page => PAGE_BYTES,
             _ => bytes,
         };
-        let Some(to) = frame.take(bytes) else {
+        let Some(to) = frame.take(room) else {
             // SAFETY: the program's promise.
             return unsafe { touched(number, args) };
         };
-        // What a call does not write stays what it was.
-        if !matches!(piece.bytes, Bytes::Answered(..)) {
-            // SAFETY: both have so many bytes.
-            unsafe { copy(to, from, bytes) };
+        // SAFETY: both have so many bytes.
+        unsafe {
+            // What a call does not write stays what it was.
+            if piece.way != Way::Out || piece.bytes.answered().is_none() {
+                copy(to, from, bytes);
+            }
+            to.add(bytes).write_bytes(0, room - bytes);
         }
         now[usize::from(piece.arg)] = to as c_long;
-        if let Bytes::Answered(arg, by) = piece.bytes {
+        if let Some((arg, by)) = piece.bytes.answered() {
             now[usize::from(arg)] = (bytes / by as usize) as c_long;
         }
         *copied = Some(Copied {
@@ -299,7 +347,9 @@ pub unsafe fn flat(number: c_long, args: Args, pieces: &[Piece]) -> c_long {
     {
         let back = match (piece.way, piece.bytes) {
             (Way::In, _) => 0,
-            (_, Bytes::Answered(_, by)) => (said.max(0) as usize * by as usize).min(bytes),
+            (_, Bytes::Answered(_, by) | Bytes::Counted(_, by)) => {
+                (said.max(0) as usize * by as usize).min(bytes)
+            }
             (Way::Out, _) if said < 0 => 0,
             (Way::Out, Bytes::Message(_)) => (said as usize + size_of::<c_long>()).min(bytes),
             _ => bytes,
@@ -351,115 +401,6 @@ pub unsafe fn text_bytes(at: *const u8) -> usize {
         .map_or(TEXT_BYTES_MAX, |n| n + 1)
 }
 
-/// How a read that got a whole piece goes on with the next, since the kernel would have.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub enum Next {
-    /// Nothing more is there, or something says where it ends, as datagrams have.
-    Ends,
-    /// By the same call: it does not wait, or it is asked to.
-    Same,
-    /// From a socket or a pipe, where another may have taken what was there: without waiting.
-    Socket,
-    Pipe,
-}
-
-/// Asked between two pieces. Who is told of new bytes at an edge (EPOLLET) takes a read of fewer than it asked for as the last.
-pub fn next_piece(fd: c_long) -> Next {
-    match kind(fd) {
-        libc::S_IFREG | libc::S_IFBLK => Next::Same,
-        libc::S_IFCHR if is_readable(fd) => Next::Same,
-        libc::S_IFIFO if has_bytes(fd) => Next::Pipe,
-        libc::S_IFSOCK if is_stream(fd) && has_bytes(fd) => Next::Socket,
-        _ => Next::Ends,
-    }
-}
-
-/// A read into these parts that does not wait.
-///
-/// # Safety
-/// As readv(2).
-pub unsafe fn read_at_once(
-    next: Next,
-    fd: c_long,
-    parts: *mut libc::iovec,
-    count: usize,
-) -> c_long {
-    // SAFETY: the caller's promise, and a header of this frame's.
-    unsafe {
-        match next {
-            Next::Pipe => {
-                let flags = c_long::from(libc::RWF_NOWAIT);
-                raw::call(
-                    libc::SYS_preadv2,
-                    [fd, parts as c_long, count as c_long, -1, -1, flags],
-                )
-            }
-            _ => {
-                let mut header = std::mem::zeroed::<libc::msghdr>();
-                (header.msg_iov, header.msg_iovlen) = (parts, count as _);
-                let flags = libc::MSG_DONTWAIT.into();
-                raw::call(
-                    libc::SYS_recvmsg,
-                    [fd, (&raw mut header) as c_long, flags, 0, 0, 0],
-                )
-            }
-        }
-    }
-}
-
-fn kind(fd: c_long) -> libc::mode_t {
-    // SAFETY: room for the answer.
-    unsafe {
-        let mut status = std::mem::zeroed::<libc::stat>();
-        let at = (&raw mut status) as c_long;
-        match raw::call(libc::SYS_fstat, [fd, at, 0, 0, 0, 0]) {
-            0 => status.st_mode & libc::S_IFMT,
-            _ => 0,
-        }
-    }
-}
-
-fn is_stream(fd: c_long) -> bool {
-    let (mut kind, mut bytes) = (0, size_of::<i32>() as u32);
-    let args = [
-        fd,
-        libc::SOL_SOCKET.into(),
-        libc::SO_TYPE.into(),
-        (&raw mut kind) as c_long,
-        (&raw mut bytes) as c_long,
-        0,
-    ];
-    // SAFETY: room for the answer.
-    unsafe { raw::call(libc::SYS_getsockopt, args) == 0 && kind == libc::SOCK_STREAM }
-}
-
-/// Whether a socket or a pipe has bytes; if so, reading them takes no error that is the next read's.
-fn has_bytes(fd: c_long) -> bool {
-    let mut bytes = 0i32;
-    let args = [
-        fd,
-        libc::FIONREAD as c_long,
-        (&raw mut bytes) as c_long,
-        0,
-        0,
-        0,
-    ];
-    // SAFETY: room for the answer.
-    unsafe { raw::call(libc::SYS_ioctl, args) == 0 && bytes > 0 }
-}
-
-/// Whether there is something to read.
-fn is_readable(fd: c_long) -> bool {
-    let mut asked = libc::pollfd {
-        fd: fd as i32,
-        events: libc::POLLIN,
-        revents: 0,
-    };
-    // SAFETY: one of them, without waiting.
-    unsafe { raw::call(libc::SYS_poll, [(&raw mut asked) as c_long, 1, 0, 0, 0, 0]) };
-    asked.revents & (libc::POLLIN | libc::POLLERR | libc::POLLNVAL) == libc::POLLIN
-}
-
 /// A call that writes to one piece of memory, of which the answer says how much: `at` names it, its length is behind, and where in the file it begins stands at `offset`.
 pub unsafe fn read(
     number: c_long,
@@ -475,10 +416,14 @@ pub unsafe fn read(
     }
     let mut small = Small::new();
     let mut frame = Frame::new(&mut small);
-    let piece = len.min(PIECE_BYTES);
+    // Noise (getrandom) is of no file.
+    if at > 0 {
+        frame.make_room(args[0], len);
+    }
+    let piece = len.min(frame.piece_bytes());
     let Some(from) = frame.take_for(to as usize, piece) else {
-        // SAFETY: the program's promise.
-        return unsafe { touched(number, args) };
+        // To try it where it lies would be to lose what came, if a page of it is not there.
+        return error(libc::ENOMEM);
     };
     let (mut done, mut next) = (0, Next::Same);
     loop {
@@ -524,7 +469,8 @@ pub unsafe fn write(number: c_long, args: Args, at: usize, offset: Option<usize>
     }
     let mut small = Small::new();
     let mut frame = Frame::new(&mut small);
-    let piece = len.min(PIECE_BYTES);
+    frame.make_room(args[0], len);
+    let piece = len.min(frame.piece_bytes());
     let Some(to) = frame.take_for(from as usize, piece) else {
         // SAFETY: the program's promise.
         return unsafe { touched(number, args) };
@@ -550,42 +496,4 @@ pub unsafe fn write(number: c_long, args: Args, at: usize, offset: Option<usize>
             return done as c_long;
         }
     }
-}
-
-/// Brings a page in, and makes it writable, since the kernel may write to it.
-pub unsafe fn touch(at: usize) {
-    // SAFETY: served memory of the program's, which this does not change; where it is nobody's, the touch is an error of its own. A compiler makes a read of an atomic
-    // operation that changes nothing.
-    unsafe { std::arch::asm!("lock or byte ptr [{0}], 0", in(reg) at, options(nostack)) };
-}
-
-/// A call that is not known, or whose memory is more than can be copied: where it answers that memory is not there, its pages are brought in and it is made again; and again if one has left
-/// meanwhile. Not before it was tried: what it does not take may be any number that was left over, and an address that is nobody's.
-pub unsafe fn touched(number: c_long, args: Args) -> c_long {
-    // SAFETY: the program's promise.
-    let mut said = unsafe { raw::call(number, args) };
-    for _ in 0..TRIES_MAX {
-        if said != error(libc::EFAULT) {
-            break;
-        }
-        for (n, arg) in args.iter().enumerate().filter(|(_, arg)| is_served(**arg)) {
-            // If a length is behind it; mostly it is.
-            let len = args.get(n + 1).map_or(0, |len| *len as usize);
-            let len = if len > TOUCHED_BYTES_MAX {
-                1
-            } else {
-                len.max(1)
-            };
-            let end = *arg as usize + len;
-            let mut at = *arg as usize;
-            while at < end && is_served(at as c_long) {
-                // SAFETY: the program's promise.
-                unsafe { touch(at) };
-                at = (at / PAGE_BYTES + 1) * PAGE_BYTES;
-            }
-        }
-        // SAFETY: the program's promise.
-        said = unsafe { raw::call(number, args) };
-    }
-    said
 }

@@ -12,7 +12,7 @@ type Args = [c_long; 6];
 const SECOND_NANOS: i64 = 1_000_000_000;
 
 unsafe fn any_served(at: c_long, count: c_long) -> bool {
-    let count = (count.max(0) as usize).min(PARTS_MAX);
+    let count = (count as c_uint as usize).min(PARTS_MAX);
     is_served(at)
         || (0..count).any(|n| {
             // SAFETY: the program's promise.
@@ -132,7 +132,7 @@ unsafe fn receive_in_turn(args: Args, mut goes_on: impl FnMut(usize) -> bool) ->
 /// # Safety
 /// The program's promises for the call.
 unsafe fn many(args: Args, mut one: impl FnMut(c_long, usize) -> (c_long, bool)) -> c_long {
-    let count = (args[2].max(0) as usize).min(PARTS_MAX);
+    let count = (args[2] as c_uint as usize).min(PARTS_MAX);
     for nth in 0..count {
         // SAFETY: the program's promise: so many messages are there.
         let (at, header) = unsafe {

@@ -25,14 +25,28 @@ pub enum Bytes {
     Times(u8, u32),
     /// Up to as many as an argument says, times the second; what was written is the answer times the second.
     Answered(u8, u32),
+    /// The same of an argument that is C's int: a count below zero is the kernel's to refuse.
+    Counted(u8, u32),
     /// Up to a zero.
     Text,
+    /// A page, or up to the zero or the end of the page that comes later, if that is less.
+    Page,
     /// A type, and behind it as many as an argument says; what was written is as many as the answer says.
     Message(u8),
     /// So many pollfds as an argument says, of which the kernel writes what was seen only.
     Polled(u8),
     /// An ioctl's argument: what its number says.
     Ioctl,
+}
+
+impl Bytes {
+    /// Which argument a call cuts its answer by, and the unit of both.
+    pub fn answered(self) -> Option<(u8, u32)> {
+        match self {
+            Bytes::Answered(arg, by) | Bytes::Counted(arg, by) => Some((arg, by)),
+            _ => None,
+        }
+    }
 }
 
 /// One piece of memory.
@@ -76,6 +90,10 @@ const fn writes_len(arg: u8, len: u8) -> Piece {
 
 const fn answers(arg: u8, len: u8) -> Piece {
     of(arg, Way::Out, Bytes::Answered(len, 1))
+}
+
+const fn counts(arg: u8, len: u8) -> Piece {
+    of(arg, Way::Out, Bytes::Counted(len, 1))
 }
 
 macro_rules! table {
@@ -125,7 +143,7 @@ table! {
     SYS_getdents | SYS_getdents64 => [answers(1, 2)];
     SYS_getcwd => [answers(0, 1)];
     SYS_rename | SYS_link | SYS_symlink | SYS_pivot_root => [text(0), text(1)];
-    SYS_readlink => [text(0), answers(1, 2)];
+    SYS_readlink => [text(0), counts(1, 2)];
     SYS_gettimeofday => [both(0, 16), both(1, 8)];
     SYS_getrlimit => [writes(1, 16)];
     SYS_setrlimit => [reads(1, 16)];
@@ -134,8 +152,9 @@ table! {
     SYS_sysinfo => [writes(0, 112)];
     SYS_times => [both(0, 32)];
     SYS_time => [both(0, 8)];
-    SYS_syslog => [answers(1, 2)];
-    SYS_getgroups => [of(1, Way::Out, Bytes::Answered(0, 4))];
+    // Some of what it does answers a number, and writes nothing.
+    SYS_syslog => [of(1, Way::Both, Bytes::Counted(2, 1))];
+    SYS_getgroups => [of(1, Way::Out, Bytes::Counted(0, 4))];
     SYS_setgroups => [of(1, Way::In, Bytes::Times(0, 4))];
     SYS_getresuid | SYS_getresgid => [writes(0, 4), writes(1, 4), writes(2, 4)];
     SYS_capget => [both(0, 8), both(1, 24)];
@@ -159,7 +178,7 @@ table! {
     SYS_sched_setattr => [reads(1, 56)];
     SYS_sched_getattr => [writes_len(1, 2)];
     SYS_sethostname | SYS_setdomainname => [reads_len(0, 1)];
-    SYS_mount => [text(0), text(1), text(2)];
+    SYS_mount => [text(0), text(1), text(2), of(4, Way::In, Bytes::Page)];
     SYS_setxattr | SYS_lsetxattr => [text(0), text(1), reads_len(2, 3)];
     SYS_fsetxattr => [text(1), reads_len(2, 3)];
     SYS_getxattr | SYS_lgetxattr => [text(0), text(1), answers(2, 3)];
@@ -175,9 +194,9 @@ table! {
     SYS_timerfd_gettime => [writes(1, 32)];
     SYS_clock_settime => [reads(1, 16)];
     SYS_clock_gettime | SYS_clock_getres => [both(1, 16)];
-    SYS_epoll_wait => [of(1, Way::Out, Bytes::Answered(2, 12))];
-    SYS_epoll_pwait => [of(1, Way::Out, Bytes::Answered(2, 12))];
-    SYS_epoll_pwait2 => [of(1, Way::Out, Bytes::Answered(2, 12)), reads(3, 16)];
+    SYS_epoll_wait => [of(1, Way::Out, Bytes::Counted(2, 12))];
+    SYS_epoll_pwait => [of(1, Way::Out, Bytes::Counted(2, 12))];
+    SYS_epoll_pwait2 => [of(1, Way::Out, Bytes::Counted(2, 12)), reads(3, 16)];
     SYS_epoll_ctl => [reads(3, 12)];
     SYS_inotify_add_watch => [text(1)];
     SYS_openat | SYS_mkdirat | SYS_mknodat | SYS_fchownat | SYS_unlinkat | SYS_fchmodat | SYS_faccessat | SYS_faccessat2 => [text(1)];
@@ -186,7 +205,7 @@ table! {
     SYS_statx => [text(1), writes(4, 256)];
     SYS_renameat | SYS_renameat2 | SYS_linkat => [text(1), text(3)];
     SYS_symlinkat => [text(0), text(2)];
-    SYS_readlinkat => [text(1), answers(2, 3)];
+    SYS_readlinkat => [text(1), counts(2, 3)];
     SYS_signalfd | SYS_signalfd4 => [reads_len(1, 2)];
     SYS_getcpu => [both(0, 4), both(1, 4)];
     SYS_mq_open => [text(0), reads(3, 64)];
@@ -194,12 +213,49 @@ table! {
     SYS_mq_timedreceive => [answers(1, 2), both(3, 4), reads(4, 16)];
 }
 
+/// Kinds of ioctls of which many name the head of what they take: what comes behind it, it says itself. KVM, vhost, the device mapper; Bluetooth.
+const LONGER_KINDS: [u8; 4] = [0xae, 0xaf, 0xfd, b'H'];
+/// Others, one by one.
+const LONGER: [u32; 23] = [
+    // FIEMAP and EXT4_IOC_GET_ES_CACHE; FIDEDUPERANGE; FS_IOC_GETFSMAP; BTRFS_IOC_TREE_SEARCH_V2 and SPACE_INFO.
+    0xc020_660b,
+    0xc020_662a,
+    0xc018_9436,
+    0xc0c0_583b,
+    0xc070_9411,
+    0xc010_9414,
+    // Of encrypted and verified files: FS_IOC_ADD_ENCRYPTION_KEY, GET_ENCRYPTION_POLICY_EX, SET_ENCRYPTION_POLICY, MEASURE_VERITY; EXT4_IOC_GETFSUUID and SETFSUUID.
+    0xc050_6617,
+    0xc009_6616,
+    0x800c_6613,
+    0xc004_6686,
+    0x8008_662c,
+    0x4008_662c,
+    // PERF_EVENT_IOC_SET_FILTER, QUERY_BPF, MODIFY_ATTRIBUTES.
+    0x4008_2406,
+    0xc008_240a,
+    0x4008_240b,
+    // TUNSETTXFILTER; RNDADDENTROPY and RNDGETPOOL; BLKREPORTZONE; MMC_IOC_MULTI_CMD.
+    0x4004_54d1,
+    0x4008_5203,
+    0x8008_5202,
+    0xc010_1282,
+    0xc008_b301,
+    // SNDRV_CTL_IOCTL_TLV_READ, WRITE, COMMAND.
+    0xc008_551a,
+    0xc008_551b,
+    0xc008_551c,
+];
+/// TUNSETIFF, TUNGETIFF, TUNSETQUEUE: they say an int, and take this.
+const TUNNELS: [u32; 3] = [0x4004_54ca, 0x8004_54d2, 0x4004_54d9];
+const IFREQ: usize = size_of::<libc::ifreq>();
+
 /// Bytes of the piece that an ioctl of this number names, if it says so: those of the old kind do not, and some of them take none.
 pub fn of_ioctl(number: c_long) -> Option<usize> {
-    // Of these, what the number says is only the head.
-    const LONGER: [c_long; 4] = [0xc020_660b, 0xc018_9436, 0xc0c0_583b, 0xc070_9411];
+    let number = number as u32;
     match (number as usize >> 16) & 0x3fff {
-        _ if LONGER.contains(&(number & 0xffff_ffff)) => None,
+        _ if TUNNELS.contains(&number) => Some(IFREQ),
+        _ if LONGER.contains(&number) || LONGER_KINDS.contains(&((number >> 8) as u8)) => None,
         0 => None,
         bytes => Some(bytes),
     }
@@ -207,7 +263,7 @@ pub fn of_ioctl(number: c_long) -> Option<usize> {
 
 /// Bytes of a set of so many files.
 pub fn of_set(files: c_long) -> usize {
-    (files.clamp(0, 1 << 20) as usize).div_ceil(64) * 8
+    ((files as i32).clamp(0, 1 << 20) as usize).div_ceil(64) * 8
 }
 
 #[cfg(test)]
@@ -220,12 +276,15 @@ mod tests {
         assert_eq!((poll[0].way, poll[0].bytes), (Way::Both, Bytes::Polled(1)));
         assert!(of_call(libc::SYS_getpid).is_none());
         assert_eq!(
-            (of_set(1), of_set(64), of_set(65), of_set(-1)),
+            (of_set(1), of_set(64), of_set(65), of_set(0xffff_ffff)),
             (8, 8, 16, 0)
         );
         // TIOCGWINSZ is of the old kind, SIOCGIFNAME too; BLKGETSIZE64 says its length.
         assert_eq!(of_ioctl(0x5413), None);
         assert_eq!(of_ioctl(0x8008_1272), Some(8));
         assert_eq!(of_ioctl(0xc020_660b), None);
+        // KVM_GET_SUPPORTED_CPUID says the head of a list; TUNSETIFF an int.
+        assert_eq!(of_ioctl(0xc008_ae05), None);
+        assert_eq!(of_ioctl(0x4004_54ca), Some(40));
     }
 }

@@ -14,6 +14,8 @@
 
 mod altstack;
 mod bounce;
+mod brought;
+mod files;
 mod front;
 mod in_place;
 mod many;

@@ -2,10 +2,9 @@
 //!
 //! Promises: the answer is the kernel's, or a refusal with a line that says why. Never: lets a call through that would take faults' signals or system calls from the program's threads.
 
-use super::bounce::{
-    Frame, Next, SMALL_BYTES, Small, TRIES_MAX, copy, error, flat, is_served, next_piece, read,
-    touch, touched, write,
-};
+use super::bounce::{Frame, SMALL_BYTES, Small, copy, error, flat, is_served, read, write};
+use super::brought::{TRIES_MAX, bring_in, touched};
+use super::files::{Next, drops, next_piece};
 use super::memory::{Bytes, Piece, Way};
 use super::named::{Named, addressed, option};
 use super::positions::{self, What};
@@ -223,7 +222,10 @@ unsafe fn masked_set(mut args: Args) -> c_long {
 unsafe fn receive_from(args: Args) -> c_long {
     // SAFETY: the program's promise.
     unsafe {
+        // With MSG_TRUNC there need not be as much memory as it is asked for.
+        let all_there = args[3] as i32 & libc::MSG_TRUNC == 0;
         if args[4] == 0
+            && all_there
             && let Some(said) = in_place::receive(libc::SYS_recvfrom, args)
         {
             return said;
@@ -244,6 +246,10 @@ unsafe fn receive_from_copied(args: Args) -> c_long {
         };
         let goes_on = |args: &Args| vectors::next_received(args[0], args[3] as i32);
         let said = match is_served(args[1]) {
+            true if drops(args[0], args[3] as i32) => {
+                now[1] = 0;
+                raw::call(libc::SYS_recvfrom, now)
+            }
             true => read(libc::SYS_recvfrom, now, 1, None, goes_on),
             false => raw::call(libc::SYS_recvfrom, now),
         };
@@ -273,7 +279,7 @@ unsafe fn send_to_copied(args: Args) -> c_long {
     // SAFETY: the program's promise.
     unsafe {
         if is_served(args[4]) {
-            let bytes = (args[5].max(0) as usize).min(SMALL_BYTES / 4);
+            let bytes = ((args[5] as i32).max(0) as usize).min(SMALL_BYTES / 4);
             let Some(to) = frame.take(bytes) else {
                 return touched(libc::SYS_sendto, args);
             };
@@ -309,7 +315,7 @@ unsafe fn futex(mut args: Args) -> c_long {
                 break;
             }
             for word in [args[0], second].into_iter().filter(|at| is_served(*at)) {
-                touch(word as usize);
+                bring_in(word as usize, 1);
             }
             said = raw::call(libc::SYS_futex, args);
         }

@@ -129,6 +129,10 @@ spawns! {
     posix_spawn;
     /// As posix_spawnp(3).
     posix_spawnp;
+    /// As pidfd_spawn(3), which has a descriptor where the other has a number.
+    pidfd_spawn;
+    /// As pidfd_spawnp(3).
+    pidfd_spawnp;
 }
 
 /// As system(3).

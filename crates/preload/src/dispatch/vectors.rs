@@ -3,10 +3,9 @@
 //! Promises: as `bounce`; a vector with more served bytes than a piece is cut there, and goes on where the kernel would not wait. Never: changes what the program handed in, but where
 //! the call answers in it.
 
-use super::bounce::{
-    Frame, Next, PIECE_BYTES, Small, align_of, copy, is_nowhere, is_served, is_too_long,
-    next_piece, read_at_once, touched,
-};
+use super::bounce::{Frame, Small, align_of, copy, error, is_nowhere, is_served, is_too_long};
+use super::brought::touched;
+use super::files::{Next, drops, next_piece, read_at_once, waits_for_more};
 use super::in_place;
 use super::positions::{self, What};
 use crate::raw;
@@ -16,9 +15,10 @@ type Args = [c_long; 6];
 
 /// Parts of a vector, as the kernel has it.
 pub const PARTS_MAX: usize = 1024;
-/// Of a message's control data.
+/// Of a message's control data: more than any that comes (253 files, and what a socket says of a datagram).
 const CONTROL_BYTES_MAX: usize = 16 << 10;
-const NAME_BYTES_MAX: usize = 1024;
+/// The kernel takes a name that is said to be longer as one of so many, and no socket has a longer one.
+const NAME_BYTES_MAX: usize = size_of::<libc::sockaddr_storage>();
 
 /// A vector that names no served memory.
 struct Parts {
@@ -44,6 +44,18 @@ unsafe fn vector<'a>(at: c_long, count: c_long) -> Option<&'a [iovec]> {
     .filter(|parts| !parts.iter().any(|part| is_too_long(part.iov_len)))
 }
 
+/// Bytes that the frame may need for what of a vector is served.
+fn room_of(parts: &[iovec]) -> usize {
+    let served = parts
+        .iter()
+        .filter(|part| is_served(part.iov_base as c_long));
+    let sum = |sum: usize, part: &iovec| {
+        let align = align_of(part.iov_base as usize, part.iov_len);
+        sum.saturating_add(part.iov_len).saturating_add(align)
+    };
+    served.fold(0, sum)
+}
+
 fn names_served(at: c_long, parts: &[iovec]) -> bool {
     is_served(at) || parts.iter().any(|part| is_served(part.iov_base as c_long))
 }
@@ -56,7 +68,7 @@ unsafe fn replaced(
     filled: bool,
 ) -> Option<Parts> {
     let at: *mut iovec = frame.take(size_of_val(parts))?.cast();
-    let mut left = PIECE_BYTES;
+    let mut left = frame.piece_bytes();
     let mut now = Parts {
         at,
         count: 0,
@@ -145,14 +157,17 @@ pub unsafe fn read(number: c_long, args: Args) -> c_long {
             return said;
         }
         let has_offset = number != libc::SYS_readv && args[3] != -1;
+        let room = room_of(parts);
         let (mut done, mut next) = (0, Next::Same);
         let mut small = Small::new();
         loop {
             let mut frame = Frame::new(&mut small);
+            frame.make_room(args[0], room);
             let now = match replaced(&mut frame, parts, done, false) {
                 Some(now) => now,
                 None if done > 0 => return done as c_long,
-                None => return touched(number, args),
+                // To try it where it lies would be to lose what came, if a page of it is not there.
+                None => return error(libc::ENOMEM),
             };
             let mut these = with(args, &now);
             if has_offset {
@@ -214,11 +229,15 @@ pub unsafe fn write(number: c_long, args: Args) -> c_long {
         {
             return said;
         }
+        let room = room_of(parts);
         let mut small = Small::new();
         loop {
             let mut frame = Frame::new(&mut small);
-            let Some(now) = replaced(&mut frame, parts, done, true) else {
-                return touched(number, args);
+            frame.make_room(args[0], room);
+            let now = match replaced(&mut frame, parts, done, true) {
+                Some(now) => now,
+                None if done > 0 => return done as c_long,
+                None => return touched(number, args),
             };
             let mut these = with(args, &now);
             if has_offset {
@@ -302,19 +321,34 @@ impl Message {
         Some(to.cast())
     }
 
-    /// Its header for the kernel, without vector.
-    unsafe fn for_kernel(&self, frame: &mut Frame) -> Option<msghdr> {
+    /// Its header for the kernel, without vector and with this much of its control data.
+    unsafe fn for_kernel(&self, frame: &mut Frame, control: usize) -> Option<msghdr> {
         let mut header = self.header;
-        let (name, control) = (header.msg_namelen as usize, header.msg_controllen);
-        if name > NAME_BYTES_MAX || control > CONTROL_BYTES_MAX {
-            return None;
-        }
+        header.msg_controllen = control;
+        // Where no name is asked for its length is not looked at, and programs leave there what was. One below zero is the kernel's to refuse.
+        let name = (header.msg_namelen as i32).clamp(0, NAME_BYTES_MAX as i32) as usize;
         // SAFETY: the program's promise.
         unsafe {
             header.msg_name = Message::copied(frame, header.msg_name, name)?;
             header.msg_control = Message::copied(frame, header.msg_control, control)?;
         }
         Some(header)
+    }
+
+    /// How much control data a send copies.
+    fn control_to_copy(&self) -> usize {
+        match is_served(self.header.msg_control as c_long) {
+            true => self.header.msg_controllen,
+            false => 0,
+        }
+    }
+
+    /// How much control data the kernel may write: not more than is copied, where it is.
+    fn control_room(&self) -> usize {
+        match is_served(self.header.msg_control as c_long) {
+            true => self.header.msg_controllen.min(CONTROL_BYTES_MAX),
+            false => self.header.msg_controllen,
+        }
     }
 
     /// What a recvmsg of its vector from the byte `from` on answers, with all of it where it belongs, and what it could have taken. None: there is no room for it in the frame.
@@ -327,7 +361,7 @@ impl Message {
     ) -> Option<(c_long, Parts)> {
         // SAFETY: the program's promise, all along.
         unsafe {
-            let mut header = self.for_kernel(frame)?;
+            let mut header = self.for_kernel(frame, self.control_room())?;
             let now = replaced(frame, parts, from, false)?;
             (header.msg_iov, header.msg_iovlen) = (now.at, now.count as _);
             let given = header;
@@ -343,8 +377,8 @@ impl Message {
                     copy(to.cast(), from.cast(), bytes);
                 }
             };
-            let name = (header.msg_namelen).min(given.msg_namelen) as usize;
-            back(theirs.msg_name, given.msg_name, name);
+            let name = header.msg_namelen.min(given.msg_namelen) as usize;
+            back(theirs.msg_name, given.msg_name, name.min(NAME_BYTES_MAX));
             let control = header.msg_controllen.min(given.msg_controllen);
             back(theirs.msg_control, given.msg_control, control);
             let mut answered = *theirs;
@@ -390,18 +424,24 @@ unsafe fn send_copied(args: Args) -> c_long {
             // The kernel would go on with what is used again.
             return -c_long::from(libc::ENOBUFS);
         }
+        let room = room_of(parts).saturating_add(message.control_to_copy());
         let mut done = 0;
         let mut small = Small::new();
         loop {
             let mut frame = Frame::new(&mut small);
-            let Some(mut header) = message.for_kernel(&mut frame) else {
-                return touched(libc::SYS_sendmsg, args);
+            frame.make_room(args[0], room);
+            // What goes beside the bytes goes with the first of them.
+            let control = match done {
+                0 => message.header.msg_controllen,
+                _ => 0,
             };
-            if done > 0 {
-                (header.msg_control, header.msg_controllen) = (std::ptr::null_mut(), 0);
-            }
-            let Some(now) = replaced(&mut frame, parts, done, true) else {
-                return touched(libc::SYS_sendmsg, args);
+            let header = message.for_kernel(&mut frame, control);
+            let (Some(mut header), Some(now)) = (header, replaced(&mut frame, parts, done, true))
+            else {
+                return match done {
+                    0 => touched(libc::SYS_sendmsg, args),
+                    _ => done as c_long,
+                };
             };
             (header.msg_iov, header.msg_iovlen) = (now.at, now.count as _);
             let mut these = args;
@@ -420,7 +460,10 @@ pub fn next_received(fd: c_long, flags: i32) -> Next {
     const MARKS: i32 = libc::MSG_PEEK | libc::MSG_OOB | libc::MSG_ERRQUEUE | libc::MSG_TRUNC;
     match flags {
         _ if flags & MARKS != 0 => Next::Ends,
-        _ if flags & libc::MSG_WAITALL != 0 => Next::Same,
+        _ if flags & libc::MSG_WAITALL != 0 => match waits_for_more(fd, flags) {
+            true => Next::Same,
+            false => Next::Ends,
+        },
         _ => next_piece(fd),
     }
 }
@@ -438,14 +481,25 @@ pub unsafe fn receive(args: Args) -> c_long {
         if !message.names_served(parts) {
             return raw::call(libc::SYS_recvmsg, args);
         }
+        let nowhere = [iovec {
+            iov_base: std::ptr::null_mut(),
+            iov_len: bytes_of(parts),
+        }];
+        let parts = match drops(args[0], args[2] as i32) {
+            true => &nowhere,
+            false => parts,
+        };
+        let room = room_of(parts);
         let (mut these, mut done) = (args, 0);
         let mut small = Small::new();
         loop {
             let mut frame = Frame::new(&mut small);
+            frame.make_room(args[0], room);
             let (said, now) = match message.received(&mut frame, these, parts, done) {
                 Some(answer) => answer,
                 None if done > 0 => return done as c_long,
-                None => return touched(libc::SYS_recvmsg, args),
+                // To try it where it lies would be to lose what came, if a page of it is not there.
+                None => return error(libc::ENOMEM),
             };
             if let Some(said) = after(&mut done, said, &now) {
                 return said;
@@ -460,20 +514,30 @@ pub unsafe fn receive(args: Args) -> c_long {
     }
 }
 
-/// process_vm_readv and process_vm_writev: their own side.
+/// process_vm_readv and process_vm_writev: their own side, and the list of the other.
 pub unsafe fn of_process(number: c_long, args: Args, reads: bool) -> c_long {
     // SAFETY: the program's promise, all along.
     unsafe {
-        let Some(parts) = vector(args[1], args[2]).filter(|parts| names_served(args[1], parts))
-        else {
+        let is_named = |parts: &&[iovec]| names_served(args[1], parts) || is_served(args[3]);
+        let Some(parts) = vector(args[1], args[2]).filter(is_named) else {
             return raw::call(number, args);
         };
         let mut small = Small::new();
         let mut frame = Frame::new(&mut small);
+        let mut these = args;
+        if is_served(args[3])
+            && let Some(theirs) = vector(args[3], args[4])
+        {
+            let Some(to) = frame.take(size_of_val(theirs)) else {
+                return touched(number, args);
+            };
+            copy(to, theirs.as_ptr().cast(), size_of_val(theirs));
+            these[3] = to as c_long;
+        }
         let Some(now) = replaced(&mut frame, parts, 0, !reads) else {
             return touched(number, args);
         };
-        let said = raw::call(number, with(args, &now));
+        let said = raw::call(number, with(these, &now));
         if reads && said > 0 {
             put_back(&now, parts, 0, said as usize);
         }

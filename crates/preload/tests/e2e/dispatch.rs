@@ -47,6 +47,40 @@ fn e2e_what_the_kernel_answers_is_alike_either_way() {
     is_ok("thread", "alike.c", &[], &ALIKE);
 }
 
+/// What `exact.c` looks at.
+const EXACT: [&str; 10] = [
+    "messages",
+    "discards",
+    "waits",
+    "further",
+    "stacks",
+    "unlisted",
+    "machines",
+    "devices",
+    "whole",
+    "file-system",
+];
+
+#[test]
+fn e2e_calls_take_no_more_and_no_less_than_the_kernel_does_either_way() {
+    is_ok("dispatch", "exact.c", &[], &EXACT);
+    is_ok("thread", "exact.c", &[], &EXACT);
+}
+
+/// The C library of this system may have none of these functions, so a library stands in for it.
+#[test]
+fn e2e_what_a_program_is_started_with_is_copied_whatever_function_starts_it() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let library = compiled(dir.path(), "spawns.c", &["-shared", "-fPIC", "-DLIBRARY"]);
+    let library = library.to_str().expect("a name");
+    is_ok(
+        "dispatch",
+        "spawns.c",
+        &["-Wl,--no-as-needed", library],
+        &[],
+    );
+}
+
 /// What `in_place.c` says with these arguments, and how many pages left.
 fn in_place(faults: &str, args: &[&str]) -> u64 {
     let dir = tempfile::tempdir().expect("a directory");
