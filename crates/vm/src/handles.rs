@@ -72,9 +72,9 @@ impl Table {
         self.heap.promise_bytes(self.room_bytes())?;
         let store = self.heap.store();
         let there = self.slots.claim(OBJECTS_MAX).and_then(|id| {
-            let put = store.put(self.table, id, value);
+            let put = store.put_own(self.table, id, value);
             if put.is_err() {
-                store.free(self.table, id)?;
+                store.free_own(self.table, id)?;
                 self.slots.freed(id);
             }
             put?;
@@ -123,18 +123,18 @@ impl Table {
 
     /// Replaces an object that is there.
     pub fn put(&self, id: u64, value: &[u8]) -> Result<(), HeapError> {
-        Ok(self.heap.store().replace(self.table, id, value)?)
+        Ok(self.heap.store().replace_own(self.table, id, value)?)
     }
 
     /// Changes an object in place: `f` gets a copy of its bytes, and what it leaves is stored. `f` is short, calls nothing of the store and touches
     /// no memory that faults.
     pub fn update(&self, id: u64, f: impl FnOnce(&mut [u8])) -> Result<(), HeapError> {
-        Ok(self.heap.store().update(self.table, id, f)?)
+        Ok(self.heap.store().update_own(self.table, id, f)?)
     }
 
     /// Frees an object that is there.
     pub fn remove(&self, id: u64) -> Result<(), HeapError> {
-        if !self.heap.store().free(self.table, id)? {
+        if !self.heap.store().free_own(self.table, id)? {
             return Err(self.free(id));
         }
         self.len.fetch_sub(1, Ordering::Relaxed);

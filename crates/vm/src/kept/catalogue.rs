@@ -87,7 +87,7 @@ impl Catalogue {
 
     pub fn set_place(&mut self, store: &Store, place: (u64, u64)) -> Result<(), ObjectError> {
         let bytes = [place.0.to_le_bytes(), place.1.to_le_bytes()].concat();
-        store.put(TABLE, PLACE_ID, &bytes)?;
+        store.put_own(TABLE, PLACE_ID, &bytes)?;
         self.place = Some(place);
         Ok(())
     }
@@ -124,13 +124,13 @@ impl Catalogue {
 
     pub fn put(&mut self, store: &Store, number: u16, record: Record) -> Result<(), ObjectError> {
         debug_assert!(record.name.len() <= NAME_MAX_BYTES);
-        store.put(TABLE, number.into(), &record.encode())?;
+        store.put_own(TABLE, number.into(), &record.encode())?;
         self.records.insert(number, record);
         Ok(())
     }
 
     pub fn remove(&mut self, store: &Store, number: u16) -> Result<(), ObjectError> {
-        store.free(TABLE, number.into())?;
+        store.free_own(TABLE, number.into())?;
         self.records.remove(&number);
         Ok(())
     }

@@ -41,7 +41,7 @@ impl ObjectPool {
         let object = object.and_then(|object| {
             let renewed = self.objects.region().renew(object);
             if renewed.is_err() {
-                heap.store().free(*table, object)?;
+                heap.store().free_own(*table, object)?;
                 slots.freed(object);
             }
             renewed?;

@@ -306,6 +306,14 @@ impl Store {
         made.ok_or(ObjectError::NoTable { table })
     }
 
+    /// Refuses a table that an array, pool, region or the like has, as [`make_table`](Store::make_table) does: what is in it is changed by who has it alone.
+    pub(super) fn refuse_owned(&self, table: u16) -> Result<(), ObjectError> {
+        match self.made(table)?.owned {
+            true => Err(ObjectError::Taken { table }),
+            false => Ok(()),
+        }
+    }
+
     /// What the objects of a table look like, and whether each takes room when it is put there. In a durable store everything is promised: a slot there
     /// may be a tombstone's.
     pub(crate) fn shape_and_counted(&self, table: u16) -> Result<(Shape, bool), ObjectError> {

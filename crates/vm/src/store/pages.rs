@@ -114,7 +114,7 @@ impl Pages {
             same.forget(table, page);
         }
         match one_byte(&bytes[..]) {
-            Some(0) => return store.free(table, page).map(|_| ()),
+            Some(0) => return store.free_own(table, page).map(|_| ()),
             Some(byte) if !store.keeps => return store.put_fill(table, page, byte),
             _ => {}
         }
@@ -263,7 +263,7 @@ pub(super) fn from(device: Option<Loc>) -> Fetched {
 }
 
 pub(super) fn discard(store: &Store, table: u16, page: u64) {
-    if let Err(error) = store.free(table, page) {
+    if let Err(error) = store.free_own(table, page) {
         // Only a durable store needs room for it: the page stays, and takes its room on the SSD.
         tracing::warn!(table, page, %error, "a page could not be freed");
     }

@@ -159,8 +159,14 @@ impl Store {
         }
     }
 
-    /// Stores an object; it need not be there before.
+    /// Stores an object; it need not be there before. Refuses a table that an array, pool, region or the like has.
     pub fn put(&self, table: u16, id: u64, value: &[u8]) -> Result<(), ObjectError> {
+        self.refuse_owned(table)?;
+        self.put_own(table, id, value)
+    }
+
+    /// The same by who has the table.
+    pub(crate) fn put_own(&self, table: u16, id: u64, value: &[u8]) -> Result<(), ObjectError> {
         let counted = self.check_length(table, value.len())?;
         let (oid, lane) = self.place(table, id)?;
         self.with_room(lane, value.len(), |lane| {
@@ -168,8 +174,14 @@ impl Store {
         })
     }
 
-    /// Stores an object in the place of one that is there: nobody frees it in between.
+    /// Stores an object in the place of one that is there: nobody frees it in between. Refuses a table that an array, pool, region or the like has.
     pub fn replace(&self, table: u16, id: u64, value: &[u8]) -> Result<(), ObjectError> {
+        self.refuse_owned(table)?;
+        self.replace_own(table, id, value)
+    }
+
+    /// The same by who has the table.
+    pub(crate) fn replace_own(&self, table: u16, id: u64, value: &[u8]) -> Result<(), ObjectError> {
         let counted = self.check_length(table, value.len())?;
         let (oid, lane) = self.place(table, id)?;
         self.with_room(lane, value.len(), |lane| match is_free(lane, oid) {
@@ -268,8 +280,9 @@ impl Store {
     }
 
     /// Stores several objects, those of one lane under one lock. On an error, how many of the first are stored is
-    /// unspecified, each of them whole.
+    /// unspecified, each of them whole. Refuses a table that an array, pool, region or the like has.
     pub fn put_many(&self, table: u16, objects: &[(u64, &[u8])]) -> Result<(), ObjectError> {
+        self.refuse_owned(table)?;
         let mut counted = false;
         for (id, value) in objects {
             counted = self.check_length(table, value.len())?;
@@ -349,12 +362,12 @@ impl Store {
         })
     }
 
-    /// Stores an object under a new id. `value` empty: zeros, which takes no room but a slot.
+    /// Stores an object under a new id. `value` empty: zeros, which takes no room but a slot. Refuses a table that an array, pool, region or the like has.
     pub fn insert(&self, table: u16, value: &[u8]) -> Result<u64, ObjectError> {
+        self.refuse_owned(table)?;
         if !value.is_empty() {
             self.check_length(table, value.len())?;
         }
-        self.shape(table)?;
         let full = ObjectError::Full { asked_bytes: 8 };
         let id = self.claim(table, || OBJECTS_MAX)?.ok_or(full)?;
         if !value.is_empty()
@@ -390,8 +403,14 @@ impl Store {
         Ok(None)
     }
 
-    /// Frees an object. False: there was none.
+    /// Frees an object. False: there was none. Refuses a table that an array, pool, region or the like has.
     pub fn free(&self, table: u16, id: u64) -> Result<bool, ObjectError> {
+        self.refuse_owned(table)?;
+        self.free_own(table, id)
+    }
+
+    /// The same by who has the table.
+    pub(crate) fn free_own(&self, table: u16, id: u64) -> Result<bool, ObjectError> {
         let (_, counted) = self.shape_and_counted(table)?;
         let (oid, lane_id) = self.place(table, id)?;
         if !counted {
@@ -426,8 +445,19 @@ impl Store {
     }
 
     /// Changes an object in place: `f` gets a copy of its bytes, with its lane locked (so it is short and calls nothing of the
-    /// store), and what it leaves is stored. No other change comes in between.
+    /// store), and what it leaves is stored. No other change comes in between. Refuses a table that an array, pool, region or the like has.
     pub fn update(
+        &self,
+        table: u16,
+        id: u64,
+        f: impl FnOnce(&mut [u8]),
+    ) -> Result<(), ObjectError> {
+        self.refuse_owned(table)?;
+        self.update_own(table, id, f)
+    }
+
+    /// The same by who has the table.
+    pub(crate) fn update_own(
         &self,
         table: u16,
         id: u64,

@@ -1,7 +1,7 @@
 //! Pages and objects as the faults above use them: against a plain copy, under a small cap.
 
 use std::sync::Arc;
-use terrace_vm::store::{Objects, Pages, Store, StoreOptions, Versions};
+use terrace_vm::store::{ObjectError, Objects, Pages, Store, StoreOptions, Versions};
 use terrace_vm::{Backing, Changed, Fetched, PAGE_BYTES, Page};
 
 const PAGES: u64 = 20_000;
@@ -125,22 +125,24 @@ fn a_page_that_is_as_it_was_is_not_stored_again() {
 }
 
 #[test]
-fn what_was_stored_by_number_is_not_taken_for_what_a_page_had() {
+fn what_has_a_table_is_alone_in_changing_it() {
     let dir = tempfile::tempdir().expect("a directory");
     let store = open(&dir);
     let pages = Pages::new(store.clone(), 1).expect("pages");
     let (first, second) = (page_of(6, 0), page_of(6, 1));
-    type Change = fn(&Store, &Page);
-    let changes: [Change; 4] = [
-        |store, second| store.put(1, 9, &second.0).expect("put"),
-        |store, second| store.put_many(1, &[(9, &second.0)]).expect("put"),
-        |store, _| store.update(1, 9, |bytes| bytes[0] ^= 1).expect("update"),
-        |store, _| assert_eq!(store.free(1, 9), Ok(true)),
+    type Change = fn(&Store, &Page) -> Result<(), ObjectError>;
+    let changes: [Change; 6] = [
+        |store, second| store.put(1, 9, &second.0),
+        |store, second| store.put_many(1, &[(9, &second.0)]),
+        |store, second| store.replace(1, 9, &second.0),
+        |store, second| store.insert(1, &second.0).map(drop),
+        |store, _| store.update(1, 9, |bytes| bytes[0] ^= 1),
+        |store, _| store.free(1, 9).map(drop),
     ];
+    assert_eq!(pages.store(&[changed(9, &first)]), Ok(1));
     for change in changes {
-        assert_eq!(pages.store(&[changed(9, &first)]), Ok(1));
-        change(&store, &second);
-        assert_eq!(pages.store(&[changed(9, &first)]), Ok(1));
+        let refused = change(&store, &second);
+        assert_eq!(refused, Err(ObjectError::Taken { table: 1 }));
         check(&pages, 9, &first);
     }
 }

@@ -94,7 +94,7 @@ impl Named {
     /// Makes region `number` of a durable store: `pages` pages of zeros. It must have been erased, or never made.
     pub fn make(store: &Store, number: u16, pages: u64) -> Result<(), ObjectError> {
         let (control, _) = Named::tables_of(store, number)?;
-        store.put(control, 0, &Control::new(pages).encode())
+        store.put_own(control, 0, &Control::new(pages).encode())
     }
 
     /// Opens region `number`, which was made and is open nowhere else; it can grow to `pages_max` pages.
@@ -134,7 +134,7 @@ impl Named {
         named.bury()?;
         // Before anything is written under a new generation.
         let control = named.state.read().control.encode();
-        named.store.put(control_table, 0, &control)?;
+        named.store.put_own(control_table, 0, &control)?;
         named.store.make_durable()?;
         Ok(named)
     }
@@ -145,11 +145,11 @@ impl Named {
         for page in 0..pages {
             for table in tables {
                 if store.contains(table, page)? {
-                    store.free(table, page)?;
+                    store.free_own(table, page)?;
                 }
             }
         }
-        store.free(control, 0)?;
+        store.free_own(control, 0)?;
         store.make_durable()
     }
 
@@ -197,7 +197,7 @@ impl Named {
             for table in self.tables {
                 let generation = self.generation(table, page)?;
                 if generation.is_some_and(|g| !state.control.counts(g)) {
-                    self.store.free(table, page)?;
+                    self.store.free_own(table, page)?;
                 }
             }
         }
@@ -264,7 +264,7 @@ impl Named {
         let unchanged = newest.is_some_and(|at| self.store.near_is(self.tables[at], page, same));
         let put = match unchanged {
             true => Ok(()),
-            false => self.store.put(self.tables[mark.next()], page, entry),
+            false => self.store.put_own(self.tables[mark.next()], page, entry),
         };
         self.store.keep_buf(room);
         put?;

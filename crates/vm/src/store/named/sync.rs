@@ -55,7 +55,7 @@ impl Named {
     fn settle(&self, state: &mut State) -> Result<(), ObjectError> {
         if state.doubt {
             let control = state.control.encode();
-            self.store.put(self.control_table, 0, &control)?;
+            self.store.put_own(self.control_table, 0, &control)?;
             state.doubt = false;
         }
         Ok(())
@@ -100,7 +100,8 @@ impl Named {
             self.write(page, &bytes.0, true, control.working)?;
         }
         // Epochs are in order: where the control is durable, what was stored before it is too.
-        self.store.put(self.control_table, 0, &control.encode())?;
+        self.store
+            .put_own(self.control_table, 0, &control.encode())?;
         state.doubt = true;
         self.store.make_durable()?;
         state.doubt = false;
@@ -159,14 +160,14 @@ impl Named {
         }
         self.settle(&mut state)?;
         for (page, mark) in self.marks.pending() {
-            self.store.free(self.tables[mark.next()], page)?;
+            self.store.free_own(self.tables[mark.next()], page)?;
         }
         let control = Control {
             closed: true,
             working: state.working,
             ..state.control.clone()
         };
-        self.store.put(self.control_table, 0, &control.encode())
+        self.store.put_own(self.control_table, 0, &control.encode())
     }
 }
 
@@ -208,7 +209,7 @@ mod tests {
             let mut state = named.state.write();
             let mut control = state.control.clone();
             (control.synced, control.working) = (state.working, state.working + 1);
-            let stored = store.put(named.control_table, 0, &control.encode());
+            let stored = store.put_own(named.control_table, 0, &control.encode());
             stored.expect("stored");
             state.doubt = true;
             state.working += 1;
