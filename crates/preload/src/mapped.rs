@@ -240,18 +240,24 @@ impl Area {
             done => Some(done),
         });
         let holes = taken.unwrap_or(Err(libc::ENOMEM))?;
-        if let Err(errno) = self.promise(pages.clone(), prot) {
+        if let Err(errno) = self.make_anew(pages.clone(), prot) {
             holes.into_iter().for_each(|hole| self.unmap(hole));
             return Err(errno);
         }
+        Ok(self.at(&pages).0)
+    }
+
+    /// New memory in mapped pages.
+    fn make_anew(&self, pages: Range<u32>, prot: c_int) -> Result<(), Refused> {
+        self.promise(pages.clone(), prot)?;
         self.open(pages.clone());
         // SAFETY: all of it is mapped, and the program asked for new memory there.
         let cleared = unsafe { self.heap.clear(pages.clone()) };
         cleared.map_err(|_| libc::ENOMEM)?;
-        if prot != OPEN {
-            self.protect(pages.clone(), prot)?;
+        match prot {
+            OPEN => Ok(()),
+            _ => self.protect(pages, prot),
         }
-        Ok(self.at(&pages).0)
     }
 
     /// Maps what of a range is not, all of it or nothing: which that was.

@@ -17,7 +17,7 @@ pub(crate) const VICTIMS_MAX: usize = 2;
 /// Segments that were filled on small pages and are kept for reuse.
 const SPARE_MAX: usize = 2;
 /// A lane with less DRAM has no huge page, of which much would lie idle.
-const HUGE_FROM_BYTES: usize = 40 << 20;
+const HUGE_FROM_BYTES: usize = 48 << 20;
 
 /// Buffers of a lane that nobody uses now.
 pub(crate) struct Buffers {

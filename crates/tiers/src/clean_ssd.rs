@@ -119,7 +119,7 @@ impl<D: Snapshot> Lane<D> {
         self.ssd.segment(id).last_epoch < self.settled_epoch() && self.ssd.writer(id).is_none()
     }
 
-    fn choose_victim(&self) -> Option<u32> {
+    pub(crate) fn choose_victim(&self) -> Option<u32> {
         let size = self.cfg.segment_bytes as u64;
         let sealed = self
             .ssd

@@ -5,7 +5,7 @@
 //! device or waits; making room in memory is all that is done here, and what is
 //! missing is said by [`Refused`].
 
-use crate::config::{Refused, Rule};
+use crate::config::{Phase, Refused, Rule};
 use crate::lane::Lane;
 use crate::policy::{self, CLEANER_SEGMENTS, SPARE_SEGMENTS};
 use crate::root::SEGMENT_RECORD_BYTES;
@@ -75,11 +75,15 @@ impl<D: Snapshot> Lane<D> {
     }
     /// The SSD is full as far as is known: what is under way may free some of it, and is waited for once.
     fn full(&mut self, bytes: usize) -> Refused {
-        let press = self.tombstones_press();
-        if press {
+        if self.tombstones_press() {
             self.credit_tombstones(u64::MAX / 2);
         }
-        let nothing_under_way = (self.dirty_bytes() == 0 && !press) || self.cfg.scratch;
+        // Where nothing is cleaned for them, and nothing can be, no epoch would end that is waited for.
+        let cleans = self.tombstones_press()
+            && (self.phase != Phase::Idle
+                || !self.cleaning_ssd.is_empty()
+                || self.choose_victim().is_some());
+        let nothing_under_way = (self.dirty_bytes() == 0 && !cleans) || self.cfg.scratch;
         if nothing_under_way || self.full.is_known(self.open_epoch, self.now_ms) {
             return Refused::SsdFull;
         }

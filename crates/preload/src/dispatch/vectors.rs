@@ -504,8 +504,10 @@ pub unsafe fn receive(args: Args) -> c_long {
             if let Some(said) = after(&mut done, said, &now) {
                 return said;
             }
+            if message.header.msg_controllen > 0 {
+                return done as c_long;
+            }
             match next_received(args[0], args[2] as i32) {
-                _ if message.header.msg_controllen > 0 => return done as c_long,
                 Next::Same => {}
                 Next::Socket => these[2] |= c_long::from(libc::MSG_DONTWAIT),
                 Next::Ends | Next::Pipe => return done as c_long,

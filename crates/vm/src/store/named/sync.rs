@@ -255,7 +255,9 @@ mod tests {
                 let stored = named.store(&[changed]).map_err(|e| e.to_string());
                 assert_eq!(stored, Ok(1), "round {round}, page {page}");
             }
-            named.sync(&[0..PAGES]).expect("synced");
+            named
+                .sync(std::slice::from_ref(&(0..PAGES)))
+                .expect("synced");
         }
     }
 
