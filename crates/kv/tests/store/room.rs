@@ -193,3 +193,45 @@ fn tombstones_that_stay_for_a_segment_set_aside_are_not_moved_round() {
         rig.close();
     }
 }
+
+/// A segment that is set aside pins all tombstones that are younger than it: nothing that is cleaned for their sake makes them go, and who asks for room hears that there is none.
+#[test]
+fn a_full_ssd_whose_tombstones_are_pinned_says_so() {
+    let shape = Shape {
+        segments_per_lane: 90,
+        memory_segments: 40,
+        ..Shape::default()
+    };
+    let device = shape.device(4);
+    let mut rig = Rig::open(&device, shape, clock());
+    let mut rng = Rng::new(4);
+    let mut key = 0;
+    let mut fill = |rig: &mut Rig, rng: &mut Rng, refusals: usize| {
+        let mut refused = 0;
+        while refused < refusals {
+            let v = value(rng, 1000);
+            match rig.set(format!("key:{key}").as_bytes(), &v, Expiry::None) {
+                Ok(_) => key += 1,
+                Err(e) => {
+                    assert!(e.contains("SSD is full"), "{e}");
+                    refused += 1;
+                }
+            }
+        }
+        key
+    };
+    let keys = fill(&mut rig, &mut rng, 1);
+    rig.settle();
+    // The oldest segments lose a bit in each block.
+    for block in (16 << 10..(16 << 10) + 4 * SEGMENT as u64).step_by(4096) {
+        device.faults().flip_bit(block + 700, 3);
+    }
+    for k in (0..keys).filter(|k| k % 3 > 0) {
+        let _of_a_damaged_one = rig.del(&[format!("key:{k}").as_bytes()]);
+    }
+    for _ in 0..40 {
+        fill(&mut rig, &mut rng, 50);
+        rig.settle();
+    }
+    assert!(rig.pool.stats().lanes.ssd_bad_segments > 0);
+}
