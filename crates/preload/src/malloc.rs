@@ -51,7 +51,7 @@ fn allocate(bytes: usize, zeros: bool, caller: usize) -> *mut c_void {
     }
     match opening::for_bytes(bytes, caller) {
         Some(runtime) => {
-            let _inside = tls::enter_quietly();
+            let _inside = tls::enter_malloc();
             given(match zeros {
                 true => runtime.malloc.heap.alloc_zeroed(bytes, ALIGN_BYTES),
                 false => runtime.malloc.heap.alloc(bytes, ALIGN_BYTES),
@@ -90,7 +90,7 @@ fn aligned(align: usize, bytes: usize) -> *mut c_void {
         return own(bytes, align);
     }
     if let Some(runtime) = opening::for_bytes(bytes, NOBODY) {
-        let _inside = tls::enter_quietly();
+        let _inside = tls::enter_malloc();
         match runtime.malloc.heap.alloc(bytes, align.max(ALIGN_BYTES)) {
             // Few addresses are such multiples, and others may have them: no reason for a program to do without.
             Err(AllocError::NoAddresses { .. } | AllocError::Alignment { .. })
@@ -128,7 +128,7 @@ fn release(memory: *mut c_void) {
     }
     if runtime::is_malloc(address) {
         let errno = raw::errno();
-        let _inside = tls::enter_quietly();
+        let _inside = tls::enter_malloc();
         let runtime = runtime::get().expect("open, since it has addresses");
         runtime.malloc.open_again(address);
         if let Err(error) = runtime.malloc.heap.free(memory.cast()) {
@@ -153,7 +153,7 @@ fn usable(memory: *mut c_void) -> usize {
         return 0;
     }
     if runtime::is_malloc(address) {
-        let _inside = tls::enter_quietly();
+        let _inside = tls::enter_malloc();
         let runtime = runtime::get().expect("open, since it has addresses");
         match runtime.malloc.heap.usable_bytes(memory.cast()) {
             Ok(bytes) => bytes,
@@ -180,7 +180,7 @@ unsafe fn change(memory: *mut c_void, bytes: usize, caller: usize) -> *mut c_voi
             release(memory);
             return std::ptr::null_mut();
         }
-        let _inside = tls::enter_quietly();
+        let _inside = tls::enter_malloc();
         let runtime = runtime::get().expect("open, since it has addresses");
         runtime.malloc.open_again(address);
         // SAFETY: the program's promise; what is not an allocation is refused.

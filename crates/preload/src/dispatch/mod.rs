@@ -17,6 +17,7 @@ mod bounce;
 mod brought;
 mod files;
 mod front;
+mod handlers;
 mod in_place;
 mod many;
 mod memory;

@@ -4,7 +4,7 @@
 //! of the program's returns to the kernel without being dispatched. Never: allocates.
 
 use super::own_stack::{self, MUST_COME, mask_of};
-use super::{Thread, altstack, process};
+use super::{Thread, altstack, handlers, process};
 use crate::{raw, runtime, tls};
 use libc::{c_int, c_long, c_void};
 use std::cell::UnsafeCell;
@@ -145,6 +145,30 @@ pub fn install() {
     let said = act(libc::SIGSYS, &call, None) | take_sigbus();
     if said != 0 {
         raw::die(format_args!("handlers of signals are refused: {said}"));
+    }
+    take_over();
+}
+
+/// Handlers that the program set before its calls were dispatched are set as those that come later.
+fn take_over() {
+    let places = 1..=c_long::from(libc::SIGRTMAX());
+    for signal in places.filter(|n| !OURS.iter().any(|ours| c_long::from(*ours) == *n)) {
+        let mut there = Action {
+            handler: libc::SIG_DFL,
+            flags: 0,
+            restorer: 0,
+            mask: 0,
+        };
+        let at = (&raw mut there) as c_long;
+        let is_of_the_c_library = OF_THE_C_LIBRARY & 1 << (signal - 1) != 0;
+        // SAFETY: the kernel's own structure; what it has already is set again.
+        unsafe {
+            let asked = raw::call(libc::SYS_rt_sigaction, [signal, 0, at, MASK_BYTES, 0, 0]);
+            let is_function = !matches!(there.handler, libc::SIG_DFL | libc::SIG_IGN);
+            if asked == 0 && is_function && !is_of_the_c_library {
+                action([signal, at, 0, MASK_BYTES, 0, 0]);
+            }
+        }
     }
 }
 
@@ -341,16 +365,24 @@ pub unsafe fn action([signal, new, old, bytes, ..]: [c_long; 6]) -> c_long {
                 restorer: 0,
                 mask: 0,
             };
+            // Of none it is what is known.
+            let (front, before) =
+                handlers::set(signal, new.map_or(libc::SIG_DFL, |new| new.handler));
             let new = new.map(|new| Action {
+                handler: front,
                 restorer: restorer(),
                 flags: new.flags | SA_RESTORER,
                 mask: new.mask & !MUST_COME,
-                ..new
             });
             let at = new.as_ref().map_or(0, |new| (&raw const *new) as c_long);
             let args = [signal, at, (&raw mut was) as c_long, MASK_BYTES, 0, 0];
             // SAFETY: the kernel's own structure; the handler is the program's promise.
-            (unsafe { raw::call(libc::SYS_rt_sigaction, args) }, was)
+            let said = unsafe { raw::call(libc::SYS_rt_sigaction, args) };
+            if said != 0 {
+                handlers::unset(signal, before);
+            }
+            was.handler = handlers::told(was.handler, before);
+            (said, was)
         }
     };
     if said == 0 && old != 0 {
