@@ -4,6 +4,7 @@
 //! *initial-exec*, which a library that is there at the start may use). Never: has a destructor.
 
 use crate::raw;
+use std::sync::atomic::{Ordering, compiler_fence};
 use terrace_vm::Held;
 
 /// How deep this thread is inside. Rust has no stable way to ask for a model of thread-local storage, and the one it uses may allocate.
@@ -194,11 +195,19 @@ pub fn enter_malloc() -> InMalloc {
     if own().is_null() {
         return InMalloc::Waits(enter_quietly());
     }
-    let inside = enter();
-    if word::get() == 1 {
-        word::set(STEPS | 1);
+    if is_inside() {
+        return InMalloc::Steps(enter());
     }
-    InMalloc::Steps(inside)
+    // SAFETY: this thread's own byte.
+    let selector = unsafe { word::selector().read_volatile() };
+    // In this order, and back in the other: a handler steps out between the two as well.
+    word::set(STEPS | 1);
+    compiler_fence(Ordering::SeqCst);
+    select(PASSES);
+    InMalloc::Steps(Inside {
+        selector,
+        _thread: std::marker::PhantomData,
+    })
 }
 
 /// See above.
@@ -219,8 +228,9 @@ pub fn step_out() -> SteppedOut {
     }
     // SAFETY: this thread's own byte.
     let selector = unsafe { word::selector().read_volatile() };
-    word::set(0);
     select(DISPATCHED);
+    compiler_fence(Ordering::SeqCst);
+    word::set(0);
     SteppedOut(Some(selector))
 }
 
@@ -228,8 +238,9 @@ pub fn step_out() -> SteppedOut {
 impl Drop for SteppedOut {
     fn drop(&mut self) {
         if let Some(selector) = self.0 {
-            select(selector);
             word::set(STEPS | 1);
+            compiler_fence(Ordering::SeqCst);
+            select(selector);
         }
     }
 }
@@ -252,11 +263,12 @@ pub fn leave() {
 
 impl Drop for Inside {
     fn drop(&mut self) {
+        select(self.selector);
+        compiler_fence(Ordering::SeqCst);
         word::set(match word::get() - 1 {
             STEPS => 0,
             depth => depth,
         });
-        select(self.selector);
     }
 }
 
