@@ -5,7 +5,7 @@
 //! function, errno included; a wrong free ends the program with a message, as glibc does. Never: holds anything of ours while it calls down.
 
 use crate::arena::ARENA;
-use crate::{next, opening, own, raw, runtime, small, tls};
+use crate::{dispatch, next, opening, own, raw, runtime, small, tls};
 use libc::{c_char, c_int, c_void, size_t};
 use std::sync::atomic::{AtomicBool, Ordering};
 use terrace_vm::heap::AllocError;
@@ -30,6 +30,21 @@ fn given(taken: Result<*mut u8, AllocError>) -> *mut c_void {
     }
 }
 
+/// See [`enter`].
+enum In {
+    Held(#[allow(dead_code)] tls::Quietly),
+    Plain(#[allow(dead_code)] tls::Inside),
+}
+
+/// This thread is inside, with the program's signals waiting where it has handlers for any: two system calls, which take ten times as long as a small malloc and free do.
+#[inline]
+fn enter() -> In {
+    match dispatch::may_have_handlers() {
+        true => In::Held(tls::enter_quietly()),
+        false => In::Plain(tls::enter()),
+    }
+}
+
 /// The arena's, with NULL as malloc means it.
 fn own(bytes: usize, align: usize) -> *mut c_void {
     let address = ARENA.malloc(bytes, align);
@@ -51,7 +66,7 @@ fn allocate(bytes: usize, zeros: bool, caller: usize) -> *mut c_void {
     }
     match opening::for_bytes(bytes, caller) {
         Some(runtime) => {
-            let _inside = tls::enter_malloc();
+            let _inside = enter();
             given(match zeros {
                 true => runtime.malloc.heap.alloc_zeroed(bytes, ALIGN_BYTES),
                 false => runtime.malloc.heap.alloc(bytes, ALIGN_BYTES),
@@ -90,7 +105,7 @@ fn aligned(align: usize, bytes: usize) -> *mut c_void {
         return own(bytes, align);
     }
     if let Some(runtime) = opening::for_bytes(bytes, NOBODY) {
-        let _inside = tls::enter_malloc();
+        let _inside = enter();
         match runtime.malloc.heap.alloc(bytes, align.max(ALIGN_BYTES)) {
             // Few addresses are such multiples, and others may have them: no reason for a program to do without.
             Err(AllocError::NoAddresses { .. } | AllocError::Alignment { .. })
@@ -128,7 +143,7 @@ fn release(memory: *mut c_void) {
     }
     if runtime::is_malloc(address) {
         let errno = raw::errno();
-        let _inside = tls::enter_malloc();
+        let _inside = enter();
         let runtime = runtime::get().expect("open, since it has addresses");
         runtime.malloc.open_again(address);
         if let Err(error) = runtime.malloc.heap.free(memory.cast()) {
@@ -153,7 +168,7 @@ fn usable(memory: *mut c_void) -> usize {
         return 0;
     }
     if runtime::is_malloc(address) {
-        let _inside = tls::enter_malloc();
+        let _inside = enter();
         let runtime = runtime::get().expect("open, since it has addresses");
         match runtime.malloc.heap.usable_bytes(memory.cast()) {
             Ok(bytes) => bytes,
@@ -180,7 +195,7 @@ unsafe fn change(memory: *mut c_void, bytes: usize, caller: usize) -> *mut c_voi
             release(memory);
             return std::ptr::null_mut();
         }
-        let _inside = tls::enter_malloc();
+        let _inside = enter();
         let runtime = runtime::get().expect("open, since it has addresses");
         runtime.malloc.open_again(address);
         // SAFETY: the program's promise; what is not an allocation is refused.

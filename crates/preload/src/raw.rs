@@ -211,20 +211,8 @@ pub fn errno() -> c_int {
 pub fn block_signals() -> libc::sigset_t {
     // SAFETY: sets are integers, filled before they are used; only this thread's mask changes.
     unsafe {
-        let mut set: libc::sigset_t = std::mem::zeroed();
         let mut before: libc::sigset_t = std::mem::zeroed();
-        libc::sigfillset(&mut set);
-        for signal in [
-            libc::SIGBUS,
-            libc::SIGSEGV,
-            libc::SIGILL,
-            libc::SIGFPE,
-            libc::SIGABRT,
-            libc::SIGSYS,
-        ] {
-            libc::sigdelset(&mut set, signal);
-        }
-        libc::pthread_sigmask(libc::SIG_BLOCK, &set, &mut before);
+        libc::pthread_sigmask(libc::SIG_BLOCK, &terrace_vm::deferred(), &mut before);
         before
     }
 }
@@ -257,17 +245,8 @@ pub type Mask = libc::sigset_t;
 #[cfg(target_arch = "x86_64")]
 pub fn hold_signals() -> Mask {
     let signal = |n: c_int| 1u64 << (n - 1);
-    let raised = [
-        libc::SIGBUS,
-        libc::SIGSEGV,
-        libc::SIGILL,
-        libc::SIGFPE,
-        libc::SIGTRAP,
-        libc::SIGABRT,
-        libc::SIGSYS,
-    ];
     // And the two of the C library's, which work as they are.
-    let others = raised
+    let others = terrace_vm::RAISED
         .into_iter()
         .fold(0b11 << 31, |all, n| all | signal(n));
     let (held, mut before) = (!others, 0u64);

@@ -178,72 +178,6 @@ pub fn enter_for_program() -> Inside {
 
 /// In the word of a thread of the runtime's own.
 const OWN: u32 = 1 << 31;
-/// In the word of one that is in malloc's functions and nowhere else: handlers of signals step out.
-const STEPS: u32 = 1 << 30;
-
-/// Inside, in one of malloc's functions: by whichever costs less.
-pub enum InMalloc {
-    /// Handlers step out (`dispatch::handlers`).
-    Steps(#[allow(dead_code)] Inside),
-    /// They wait.
-    Waits(#[allow(dead_code)] Quietly),
-}
-
-/// From now on this thread is inside for malloc.
-#[cfg(target_arch = "x86_64")]
-pub fn enter_malloc() -> InMalloc {
-    if own().is_null() {
-        return InMalloc::Waits(enter_quietly());
-    }
-    if is_inside() {
-        return InMalloc::Steps(enter());
-    }
-    // SAFETY: this thread's own byte.
-    let selector = unsafe { word::selector().read_volatile() };
-    // In this order, and back in the other: a handler steps out between the two as well.
-    word::set(STEPS | 1);
-    compiler_fence(Ordering::SeqCst);
-    select(PASSES);
-    InMalloc::Steps(Inside {
-        selector,
-        _thread: std::marker::PhantomData,
-    })
-}
-
-/// See above.
-#[cfg(not(target_arch = "x86_64"))]
-pub fn enter_malloc() -> InMalloc {
-    InMalloc::Waits(enter_quietly())
-}
-
-/// Held while a handler of a signal runs that interrupted one of malloc's functions: its thread is outside.
-#[cfg(target_arch = "x86_64")]
-pub struct SteppedOut(Option<u8>);
-
-/// See there.
-#[cfg(target_arch = "x86_64")]
-pub fn step_out() -> SteppedOut {
-    if word::get() != STEPS | 1 {
-        return SteppedOut(None);
-    }
-    // SAFETY: this thread's own byte.
-    let selector = unsafe { word::selector().read_volatile() };
-    select(DISPATCHED);
-    compiler_fence(Ordering::SeqCst);
-    word::set(0);
-    SteppedOut(Some(selector))
-}
-
-#[cfg(target_arch = "x86_64")]
-impl Drop for SteppedOut {
-    fn drop(&mut self) {
-        if let Some(selector) = self.0 {
-            word::set(STEPS | 1);
-            compiler_fence(Ordering::SeqCst);
-            select(selector);
-        }
-    }
-}
 
 /// This thread is the runtime's for good.
 pub fn stay() {
@@ -263,12 +197,10 @@ pub fn leave() {
 
 impl Drop for Inside {
     fn drop(&mut self) {
+        // In this order: a handler that comes in between has its calls dispatched.
         select(self.selector);
         compiler_fence(Ordering::SeqCst);
-        word::set(match word::get() - 1 {
-            STEPS => 0,
-            depth => depth,
-        });
+        word::set(word::get() - 1);
     }
 }
 

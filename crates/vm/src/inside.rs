@@ -33,21 +33,24 @@ pub(crate) fn run<R>(work: impl FnOnce() -> R) -> R {
     work()
 }
 
+/// Signals that a thread's own instructions raise.
+pub const RAISED: [i32; 7] = [
+    libc::SIGBUS,
+    libc::SIGSEGV,
+    libc::SIGILL,
+    libc::SIGFPE,
+    libc::SIGTRAP,
+    libc::SIGABRT,
+    libc::SIGSYS,
+];
+
 /// Signals that wait while a thread is inside: all but those that its own instructions raise.
 pub fn deferred() -> libc::sigset_t {
     let mut set = MaybeUninit::uninit();
     // SAFETY: fills the set, then takes signals out of it.
     unsafe {
         libc::sigfillset(set.as_mut_ptr());
-        for signal in [
-            libc::SIGBUS,
-            libc::SIGSEGV,
-            libc::SIGILL,
-            libc::SIGFPE,
-            libc::SIGTRAP,
-            libc::SIGABRT,
-            libc::SIGSYS,
-        ] {
+        for signal in RAISED {
             libc::sigdelset(set.as_mut_ptr(), signal);
         }
         set.assume_init()

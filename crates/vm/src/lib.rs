@@ -65,7 +65,7 @@ mod write_back;
 pub use backing::{Backing, Changed, FetchError, Fetched, PAGE_BYTES, Page, Put, StoreError};
 pub use error::VmError;
 pub use forks::watch_forks;
-pub use inside::{Held, deferred};
+pub use inside::{Held, RAISED, deferred};
 pub use memory::{ADDRESSES_ALIGN_BYTES, Memory, Options};
 pub use parts::Way;
 pub use policy::{HANDLERS_MAX, PAGES_MIN};

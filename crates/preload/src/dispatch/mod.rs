@@ -17,7 +17,6 @@ mod bounce;
 mod brought;
 mod files;
 mod front;
-mod handlers;
 mod in_place;
 mod many;
 mod memory;
@@ -124,6 +123,12 @@ static LOOKED: AtomicPtr<Thread> = AtomicPtr::new(std::ptr::null_mut());
 #[inline]
 pub fn is_on() -> bool {
     STATE.load(Ordering::Relaxed) != OFF
+}
+
+/// Whether the program may have handlers of signals: where its calls are not dispatched nobody sees it set them.
+#[inline]
+pub fn may_have_handlers() -> bool {
+    !is_on() || signals::has_handlers()
 }
 
 /// Whether this system can: tried on the calling thread, and undone.

@@ -4,7 +4,7 @@
 //! of the program's returns to the kernel without being dispatched. Never: allocates.
 
 use super::own_stack::{self, MUST_COME, mask_of};
-use super::{Thread, altstack, handlers, process};
+use super::{Thread, altstack, process};
 use crate::{raw, runtime, tls};
 use libc::{c_int, c_long, c_void};
 use std::cell::UnsafeCell;
@@ -146,13 +146,27 @@ pub fn install() {
     if said != 0 {
         raw::die(format_args!("handlers of signals are refused: {said}"));
     }
-    take_over();
+    look_for_handlers();
 }
 
-/// Handlers that the program set before its calls were dispatched are set as those that come later.
-fn take_over() {
-    let places = 1..=c_long::from(libc::SIGRTMAX());
-    for signal in places.filter(|n| !OURS.iter().any(|ours| c_long::from(*ours) == *n)) {
+/// Whether the program has set a handler, of any signal but the two that are ours: malloc's functions hold signals back then (`malloc`). A thread that is in one when another sets the first does not.
+#[inline]
+pub fn has_handlers() -> bool {
+    HAS_HANDLERS.load(Ordering::Relaxed)
+}
+
+static HAS_HANDLERS: AtomicBool = AtomicBool::new(false);
+
+fn is_function(handler: usize) -> bool {
+    !matches!(handler, libc::SIG_DFL | libc::SIG_IGN)
+}
+
+/// Those that were set before calls were dispatched.
+fn look_for_handlers() {
+    let others = (1..=c_long::from(libc::SIGRTMAX()))
+        .filter(|n| !OURS.iter().any(|ours| c_long::from(*ours) == *n))
+        .filter(|n| OF_THE_C_LIBRARY & 1 << (n - 1) == 0);
+    for signal in others {
         let mut there = Action {
             handler: libc::SIG_DFL,
             flags: 0,
@@ -160,14 +174,10 @@ fn take_over() {
             mask: 0,
         };
         let at = (&raw mut there) as c_long;
-        let is_of_the_c_library = OF_THE_C_LIBRARY & 1 << (signal - 1) != 0;
-        // SAFETY: the kernel's own structure; what it has already is set again.
-        unsafe {
-            let asked = raw::call(libc::SYS_rt_sigaction, [signal, 0, at, MASK_BYTES, 0, 0]);
-            let is_function = !matches!(there.handler, libc::SIG_DFL | libc::SIG_IGN);
-            if asked == 0 && is_function && !is_of_the_c_library {
-                action([signal, at, 0, MASK_BYTES, 0, 0]);
-            }
+        // SAFETY: room for the answer.
+        unsafe { raw::call(libc::SYS_rt_sigaction, [signal, 0, at, MASK_BYTES, 0, 0]) };
+        if is_function(there.handler) {
+            HAS_HANDLERS.store(true, Ordering::SeqCst);
         }
     }
 }
@@ -365,24 +375,20 @@ pub unsafe fn action([signal, new, old, bytes, ..]: [c_long; 6]) -> c_long {
                 restorer: 0,
                 mask: 0,
             };
-            // Of none it is what is known.
-            let (front, before) =
-                handlers::set(signal, new.map_or(libc::SIG_DFL, |new| new.handler));
+            if new.is_some_and(|new| is_function(new.handler)) {
+                // Before it is there.
+                HAS_HANDLERS.store(true, Ordering::SeqCst);
+            }
             let new = new.map(|new| Action {
-                handler: front,
                 restorer: restorer(),
                 flags: new.flags | SA_RESTORER,
                 mask: new.mask & !MUST_COME,
+                ..new
             });
             let at = new.as_ref().map_or(0, |new| (&raw const *new) as c_long);
             let args = [signal, at, (&raw mut was) as c_long, MASK_BYTES, 0, 0];
             // SAFETY: the kernel's own structure; the handler is the program's promise.
-            let said = unsafe { raw::call(libc::SYS_rt_sigaction, args) };
-            if said != 0 {
-                handlers::unset(signal, before);
-            }
-            was.handler = handlers::told(was.handler, before);
-            (said, was)
+            (unsafe { raw::call(libc::SYS_rt_sigaction, args) }, was)
         }
     };
     if said == 0 && old != 0 {
