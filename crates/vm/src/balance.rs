@@ -11,7 +11,7 @@
 //! in threads that fault), or moves anything itself.
 
 use crate::memory::Memory;
-use crate::policy::{self, Gains, Pace};
+use crate::shares::{self, Gains, Pace};
 use crate::store::Store;
 use crate::sys::Lock;
 use std::sync::Arc;
@@ -71,7 +71,7 @@ impl Balance {
         let _state = self.state.lock();
         let (small, _) = self.memory.buffer_bytes();
         let shared = self.between_them_bytes();
-        let large = policy::buffer_at_first(shared, self.store.terrace_min_bytes());
+        let large = shares::buffer_at_first(shared, self.store.terrace_min_bytes());
         if large <= small as u64 {
             return;
         }
@@ -114,7 +114,7 @@ impl Balance {
         let (cap_bytes, _) = self.store.cap_and_used_bytes();
         let least = match self.fixed.load(Ordering::Relaxed) {
             true => self.buffer_bytes(),
-            false => policy::buffer_least(cap_bytes),
+            false => shares::buffer_least(cap_bytes),
         };
         let kept = self.store.terrace_min_bytes() + least;
         self.between_them_bytes().saturating_sub(kept)
@@ -158,7 +158,7 @@ impl Balance {
         let (cap_bytes, _) = self.store.cap_and_used_bytes();
         let least = match self.fixed.load(Ordering::Relaxed) {
             true => buffer,
-            false => policy::buffer_least(cap_bytes),
+            false => shares::buffer_least(cap_bytes),
         };
         let shared = self.store.shared_with_slots_bytes(buffer);
         // As much may come to be kept for page tables as ever was.
@@ -176,7 +176,7 @@ impl Balance {
         let (max, held) = (max as u64, held as u64);
         let shared = self.between_them_bytes().saturating_sub(more_bytes);
         let (cap, _) = self.store.cap_and_used_bytes();
-        let most = policy::buffer_most(cap, shared, self.store.terrace_min_bytes());
+        let most = shares::buffer_most(cap, shared, self.store.terrace_min_bytes());
         if max > most {
             self.memory.set_buffer_bytes(most as usize);
         }
@@ -239,7 +239,7 @@ impl Balance {
         let state = &mut *state;
         self.keep_under(0);
         let stats = self.memory.stats();
-        if stats.fetched - state.fetched < policy::BALANCE_EVERY_FAULTS {
+        if stats.fetched - state.fetched < shares::BALANCE_EVERY_FAULTS {
             return;
         }
         let (cap, _) = self.store.cap_and_used_bytes();
@@ -258,10 +258,13 @@ impl Balance {
             remembered,
         });
         state.seen = gains;
+        if let Some(whole) = gains.are_whole() {
+            self.memory.pages_are_whole(whole);
+        }
         (state.fetched, state.near, state.near_read) = (stats.fetched, stats.near, stats.near_read);
         (state.left, state.changed) = (stats.evicted, stats.stored);
         (state.recalled, state.recalled_bytes) = (recalled, recalled_bytes);
-        let wanted = policy::buffer_wanted(
+        let wanted = shares::buffer_wanted(
             cap,
             self.between_them_bytes(),
             self.store.terrace_min_bytes(),
@@ -291,7 +294,7 @@ impl Balance {
     fn keep_for_tables(&self, cap: u64) {
         let (kept, wanted) = self.memory.tables_kept_bytes();
         if wanted > kept {
-            let more = policy::step_bytes(cap).min((wanted - kept) as u64);
+            let more = shares::step_bytes(cap).min((wanted - kept) as u64);
             // As the buffer grows below; until then what waits beyond it is the buffer's.
             if self.store.committed_bytes() + more > cap {
                 return self.store.driver.ring();
@@ -393,11 +396,11 @@ mod tests {
             grace.give_back(all / PAGE_BYTES);
             look();
             let more = grace.kept_bytes().saturating_sub(before) as u64;
-            assert!(more <= policy::step_bytes(CAP_BYTES));
+            assert!(more <= shares::step_bytes(CAP_BYTES));
             // Only into what nobody may take; the terrace gives way for the next.
             let committed = balance.store.committed_bytes();
             // What a lane was given by who looked before is a step at most.
-            let most = CAP_BYTES + policy::step_bytes(CAP_BYTES);
+            let most = CAP_BYTES + shares::step_bytes(CAP_BYTES);
             assert!(more == 0 || committed <= most, "{committed}");
             std::thread::sleep(Duration::from_millis(1));
         }

@@ -538,7 +538,7 @@ impl Core {
                 Counters::add(&self.counters.near_read, 1);
             }
         }
-        match self.keeps_dirty() {
+        match self.keeps_dirty() && !self.whole.load(Ordering::Relaxed) {
             true => policy::heat_of_changed(back.heat, back.near),
             false => back.heat,
         }

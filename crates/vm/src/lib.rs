@@ -48,6 +48,7 @@ mod registry;
 mod say;
 mod scratch;
 mod servant;
+mod shares;
 mod signal;
 mod space;
 mod stats;

@@ -24,12 +24,13 @@ use crate::policy::{self, EVICTORS_MAX, HANDLERS_MAX, PAGES_MIN};
 use crate::reaper::WATCH;
 use crate::scratch::Scratch;
 use crate::servant::Servant;
+use crate::shares;
 use crate::space::Space;
 use crate::stats::{Counters, Stats};
 use crate::sys::{Going, Lock, PageTables, Rooms, Uffd, Unmapper};
 use crate::victims::Workspace;
 use crate::{forks, registry, signal};
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 
 /// Regions begin at multiples of this.
@@ -115,6 +116,7 @@ impl Memory {
             ),
             way: options.way,
             unmodified: options.unmodified,
+            whole: AtomicBool::new(false),
             generation: forks::generation(),
             pages_max: AtomicUsize::new(options.pages_max),
             bytes_max: AtomicUsize::new(policy::scattered_bytes(options.pages_max)),
@@ -216,8 +218,13 @@ impl Memory {
     }
 
     /// What its faults and reads cost.
-    pub(crate) fn costs(&self) -> policy::Costs {
-        policy::costs(self.core.way != Way::InThread, self.core.unmodified)
+    pub(crate) fn costs(&self) -> shares::Costs {
+        shares::costs(self.core.way != Way::InThread, self.core.unmodified)
+    }
+
+    /// Whether pages take as much in the terrace below as in the buffer.
+    pub(crate) fn pages_are_whole(&self, whole: bool) {
+        self.core.whole.store(whole, Ordering::Relaxed);
     }
 
     /// Evicts what is above the bound now. The error says why changed pages stay.

@@ -22,7 +22,7 @@ use crate::space::Space;
 use crate::stats::{Counters, Stats};
 use crate::sys::{Lock, PageTables, Rooms, Uffd, Unmapper};
 use crate::victims::{Hand, Workspace};
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Mutex, OnceLock};
 
 /// How faults are taken.
@@ -44,6 +44,8 @@ pub(crate) struct Core {
     pub way: Way,
     /// See `Options::unmodified`.
     pub unmodified: bool,
+    /// See `Memory::pages_are_whole`.
+    pub whole: AtomicBool,
     /// The process it belongs to.
     pub generation: u32,
     pub pages_max: AtomicUsize,

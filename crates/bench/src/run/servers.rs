@@ -22,8 +22,8 @@ const CAP_BYTES_MIN: u64 = 64 << 20;
 const KEYS: u64 = 4 << 20;
 /// Values that fit the cap with room to spare.
 const KEYS_FITTING: u64 = 128 << 10;
-/// The pool on the SSD over the values: what a server has beside them.
-const SSD_OVER_VALUES: u64 = 2;
+/// The pool on the SSD over the values: as much of the disk as its peer's swap file has.
+const SSD_OVER_VALUES: u64 = SWAP_OVER_DATA;
 /// Over that, where it forks.
 const SSD_OF_FORKS: u64 = 2;
 /// Threads of memcached; Redis has one.
