@@ -58,6 +58,9 @@ pub fn close_in_child() {
     shares::ALL.set(0);
 }
 
+/// What a child sees of its parent's memory: allocations, and mappings.
+const VIEWS: u64 = 2;
+
 /// Whether one more child may have its share.
 fn has_room(cap_bytes: u64) -> bool {
     let children = children();
@@ -67,11 +70,11 @@ fn has_room(cap_bytes: u64) -> bool {
 /// Whether one more child, of whose memory a second version comes to so many more pages, has room on the SSD, for its slots, and for its share.
 pub fn may_fork(heap: &Heap, pages: u64) -> bool {
     let (cap_bytes, _) = heap.store().cap_and_used_bytes();
-    if !has_room(cap_bytes) || heap.promise(pages).is_err() {
+    if !has_room(cap_bytes) || heap.promise_versions(pages, VIEWS).is_err() {
         return false;
     }
     let is_spare = heap.spare_bytes() >= shares::least_bytes(cap_bytes);
-    heap.unpromise(pages);
+    heap.unpromise_versions(pages, VIEWS);
     is_spare
 }
 
@@ -136,9 +139,10 @@ fn begin(
     copies_bytes: u64,
 ) -> Result<(OwnedFd, u64), Refused> {
     let [end, childs] = wire::pair()?;
-    heap.promise(pages).map_err(|_| libc::ENOMEM)?;
+    let promised = heap.promise_versions(pages, VIEWS);
+    promised.map_err(|_| libc::ENOMEM)?;
     let (Some(first), Some(second)) = (views[0].fork(), views[1].fork()) else {
-        heap.unpromise(pages);
+        heap.unpromise_versions(pages, VIEWS);
         return Err(libc::ENOMEM);
     };
     // In an order in which a look of `own` in between sees too much rather than too little.
@@ -204,7 +208,7 @@ impl Drop for Slot {
 
 impl Drop for Service {
     fn drop(&mut self) {
-        self.heap.unpromise(self.promised_pages);
+        self.heap.unpromise_versions(self.promised_pages, VIEWS);
         self.count(0);
         shares::ALL.take(self.share_bytes);
     }

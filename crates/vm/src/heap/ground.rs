@@ -5,7 +5,7 @@
 use super::error::AllocError;
 use crate::PAGE_BYTES;
 use crate::opp::Heap;
-use crate::store::PAGE_SLOT_BYTES;
+use crate::store::{PAGE_SLOT_BYTES, Shape};
 use terrace_log::ObjectId;
 use terrace_log::entry::entry_bytes;
 
@@ -22,6 +22,30 @@ pub trait Ground: Send + Sync {
 
     /// Tables of the heap take `after` bytes of DRAM, where they took `before`.
     fn count(&self, before: u64, after: u64);
+}
+
+impl Heap {
+    /// Makes sure that second versions of so many pages have room, which lie in `tables` tables of their own. However few they are, the slots of the first of a table take a chunk of each lane.
+    pub fn promise_versions(&self, pages: u64, tables: u64) -> Result<(), AllocError> {
+        let (bytes, slots) = self.room_of_versions(pages, tables);
+        Ok(self.promise_room(bytes, slots)?)
+    }
+
+    /// Takes that back.
+    pub fn unpromise_versions(&self, pages: u64, tables: u64) {
+        let (bytes, slots) = self.room_of_versions(pages, tables);
+        self.unpromise_room(bytes, slots);
+    }
+
+    fn room_of_versions(&self, pages: u64, tables: u64) -> (u64, u64) {
+        let chunks = self.store().chunks(Shape::Any);
+        let first = tables * chunks.bytes(chunks.numbers);
+        let bytes = pages.saturating_mul(PAGE_ENTRY_BYTES);
+        (
+            bytes,
+            pages.saturating_mul(PAGE_SLOT_BYTES).saturating_add(first),
+        )
+    }
 }
 
 impl Ground for Heap {
