@@ -30,6 +30,8 @@ const SSD_OF_FORKS: u64 = 2;
 const THREADS: usize = 4;
 /// Of the first warming run; rounds have 500 and more, another one each.
 const WARM_SEED: u64 = 10_000;
+/// Those of the time between.
+const AWAKE_SEED: u64 = 200;
 const COLUMNS: &[&str] = &[
     "ops_per_s",
     "latency_p50_us",
@@ -338,7 +340,11 @@ pub(super) fn load(setting: &Setting, row: &ServerRow, sizes: Sizes, get_percent
     }
 }
 
-/// Drives each until it is steady, and notes how long that took.
+/// Seconds for which each is driven once more in turn when all are steady, the longest of their pauses before.
+const AWAKE_S: [f64; 2] = [12.0, 6.0];
+
+/// Drives each until it is steady, and notes how long that took; then each a little more. One that stood still while another was warmed finds that time has passed: memcached takes all that was
+/// set before for old, and a thread of its own moves it to another list, item by item, each a fault: with 40 % of a processor for 12 s after 40.
 pub(super) fn warm(
     setting: &Setting,
     lineup: &mut Lineup,
@@ -368,7 +374,17 @@ pub(super) fn warm(
         part.notes
             .push(format!("{case}, {name}: steady after {seconds:.0} s"));
         Ok(())
-    })
+    })?;
+    for (nth, seconds) in (0..).zip(AWAKE_S) {
+        let seconds = seconds / setting.options.scale_divisor as f64;
+        let awake = Load {
+            until: Until::Seconds(seconds),
+            seed: AWAKE_SEED + nth,
+            ..*load
+        };
+        lineup.each(|server| drive(server, &awake, "warming").map(drop))?;
+    }
+    Ok(())
 }
 
 fn judge(report: &mut Report, row: &ServerRow, case: &Case, measured: &Measured) {
