@@ -15,7 +15,8 @@ pub struct Steady {
     /// Runs at least, and how far apart those lie that are compared.
     runs_min: usize,
     apart: usize,
-    run_s: f64,
+    /// Seconds of a run.
+    pub run_s: f64,
     reads_an_op: Vec<f64>,
 }
 

@@ -14,6 +14,7 @@ use crate::steady::Steady;
 use crate::swap::SWAP_OVER_DATA;
 use crate::{Setting, stop};
 use anyhow::{Context, Result};
+use std::collections::HashMap;
 
 const VALUE_BYTES: usize = 1 << 10;
 const CAP_BYTES: u64 = 512 << 20;
@@ -30,8 +31,6 @@ const SSD_OF_FORKS: u64 = 2;
 const THREADS: usize = 4;
 /// Of the first warming run; rounds have 500 and more, another one each.
 const WARM_SEED: u64 = 10_000;
-/// Those of the time between.
-const AWAKE_SEED: u64 = 200;
 const COLUMNS: &[&str] = &[
     "ops_per_s",
     "latency_p50_us",
@@ -340,11 +339,8 @@ pub(super) fn load(setting: &Setting, row: &ServerRow, sizes: Sizes, get_percent
     }
 }
 
-/// Seconds for which each is driven once more in turn when all are steady, the longest of their pauses before.
-const AWAKE_S: [f64; 2] = [12.0, 6.0];
-
-/// Drives each until it is steady, and notes how long that took; then each a little more. One that stood still while another was warmed finds that time has passed: memcached takes all that was
-/// set before for old, and a thread of its own moves it to another list, item by item, each a fault: with 40 % of a processor for 12 s after 40.
+/// Drives all in turns until each is steady, and notes how long that took. In turns, since one that stands still while another is warmed finds that much time has passed: memcached takes all that
+/// was set before for old then, and a thread of its own moves it to another list, item by item, each a fault: with 40 % of a processor for 12 s after 40.
 pub(super) fn warm(
     setting: &Setting,
     lineup: &mut Lineup,
@@ -354,10 +350,15 @@ pub(super) fn warm(
 ) -> Result<()> {
     // Where the disk is not known it is steady after the fewest runs.
     let reads_so_far = || Disk::under(&setting.work_dir).map_or(0, |disk| disk.reads);
-    lineup.each(|server| {
-        let (mut steady, mut seconds) = (Steady::anew(&setting.options), 0.0);
-        while let Some(run_s) = steady.next_run_s() {
+    let mut sides: HashMap<&str, Steady> = HashMap::new();
+    let mut seconds = 0.0;
+    loop {
+        let (mut goes_on, mut run_s) = (false, 0.0);
+        lineup.each(|server| {
             stop::check()?;
+            let anew = || Steady::anew(&setting.options);
+            let steady = sides.entry(server.peer().name()).or_insert_with(anew);
+            run_s = steady.run_s;
             let warming = Load {
                 until: Until::Seconds(run_s),
                 // Other keys than those of the run before, and of those that are measured.
@@ -368,22 +369,16 @@ pub(super) fn warm(
             let outcome = drive(server, &warming, "warming")?;
             let reads = reads_so_far().saturating_sub(before);
             steady.ran(reads as f64 / outcome.ops.max(1) as f64);
-            seconds += run_s;
+            goes_on |= steady.next_run_s().is_some();
+            Ok(())
+        })?;
+        seconds += run_s;
+        if !goes_on {
+            break;
         }
-        let name = server.peer().name();
-        part.notes
-            .push(format!("{case}, {name}: steady after {seconds:.0} s"));
-        Ok(())
-    })?;
-    for (nth, seconds) in (0..).zip(AWAKE_S) {
-        let seconds = seconds / setting.options.scale_divisor as f64;
-        let awake = Load {
-            until: Until::Seconds(seconds),
-            seed: AWAKE_SEED + nth,
-            ..*load
-        };
-        lineup.each(|server| drive(server, &awake, "warming").map(drop))?;
     }
+    part.notes
+        .push(format!("{case}: all steady after {seconds:.0} s each"));
     Ok(())
 }
 
