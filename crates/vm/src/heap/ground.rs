@@ -62,3 +62,30 @@ impl Ground for Heap {
         self.store().count_pages(before, after);
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Way;
+    use crate::store::{Store, StoreOptions};
+
+    #[test]
+    fn versions_of_few_pages_have_room_for_whole_chunks_of_slots() {
+        let dir = tempfile::tempdir().unwrap();
+        let options = StoreOptions::scratch(dir.path(), 32 << 20, 1 << 30);
+        let heap = Heap::open(Store::open(&options).unwrap(), Way::InThread).unwrap();
+        let chunks = heap.store().chunks(Shape::Any);
+        let all = chunks.bytes(chunks.numbers);
+        let free = heap.unpromised_bytes();
+        heap.promise_versions(1, 2).unwrap();
+        assert_eq!(heap.unpromised_bytes(), free - PAGE_SLOT_BYTES - 2 * all);
+        // As many as there is room for, and no more.
+        let mut more = 0;
+        while heap.promise_versions(1, 2).is_ok() {
+            more += 1;
+        }
+        assert_eq!(more + 1, free / (PAGE_SLOT_BYTES + 2 * all));
+        (0..=more).for_each(|_| heap.unpromise_versions(1, 2));
+        assert_eq!(heap.unpromised_bytes(), free);
+    }
+}
