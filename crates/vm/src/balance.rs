@@ -340,6 +340,42 @@ mod tests {
     }
 
     #[test]
+    fn where_pages_do_not_pack_changed_ones_are_as_hot_as_others() {
+        let dir = tempfile::tempdir().unwrap();
+        let store = Store::open(&StoreOptions::scratch(dir.path(), CAP_BYTES, 0)).unwrap();
+        let memory = Memory::new(crate::Options {
+            way: Way::InThread,
+            unmodified: true,
+            ..Heap::options(&store)
+        });
+        let balance = Balance::new(memory.unwrap(), store);
+        let core = balance.memory.core.clone();
+        // Came back once, and near.
+        let heat = |page| {
+            core.ghost.leaves(page, 0, 0);
+            core.comes(page, crate::Fetched::Read)
+        };
+        // What a look sees of entries that were read again.
+        let look = |entry_bytes: u64| {
+            let mut state = balance.state.lock();
+            state.seen = Gains {
+                recalled: 800,
+                recalled_bytes: 800 * entry_bytes,
+                ..Gains::default()
+            };
+            state.fetched = 0;
+            drop(state);
+            crate::stats::Counters::add(&core.counters.fetched, shares::BALANCE_EVERY_FAULTS);
+            balance.look();
+        };
+        assert_eq!(heat(1), 0);
+        look(4000);
+        assert_eq!(heat(2), 1);
+        look(2000);
+        assert_eq!(heat(3), 0);
+    }
+
+    #[test]
     fn records_of_blocks_stay_counted_when_the_blocks_are_empty() {
         const BLOCKS: usize = 1000;
         let (_dir, balance) = balance();

@@ -524,7 +524,7 @@ impl Core {
     }
 
     /// How hot a page is that comes; counts those that left a short while ago.
-    fn comes(&self, page: u64, fetched: Fetched) -> u8 {
+    pub fn comes(&self, page: u64, fetched: Fetched) -> u8 {
         let left = self.counters.evicted.load(Ordering::Relaxed);
         let back = self
             .ghost
