@@ -15,12 +15,12 @@ mod slots;
 pub use heap::{Heap, HeapError, OBJECTS_MAX_DEFAULT};
 pub use pool::ObjectPool;
 
-use crate::backing::PAGE_BYTES;
+use crate::backing::{Backing, PAGE_BYTES};
 use crate::store::{Objects, Sizes};
 use shown::Shown;
 pub(crate) use slots::Slots;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 
 impl Heap {
     /// An array of `len` objects of `bytes` bytes (up to 4,096), which can be resized up to `objects_max`.
@@ -78,6 +78,12 @@ impl Array {
     /// Where its addresses begin, and how many bytes of them it has.
     pub fn addresses(&self) -> (usize, usize) {
         self.objects.addresses()
+    }
+
+    /// What its pages are made of: object `n` is what page `n` has in its span. Who stores there before anybody touches the objects loads them without a fault
+    /// for each; one that is in the page buffer stays as it is there.
+    pub fn backing(&self) -> Arc<dyn Backing> {
+        self.objects.objects.clone()
     }
 
     /// Objects it has.

@@ -200,8 +200,8 @@ fn load(kind: Kind, dir: &Path, limit_bytes: u64, data: Data) -> Result<Objects>
         Kind::Opp => {
             let heap = Heap::open(store()?, Way::InThread)?;
             let array = heap.array(objects, object_bytes as u32, objects)?;
-            // The heap's first table: by faults it would take minutes.
-            load_table(heap.store(), data)?;
+            // By faults it would take minutes.
+            load_pages(&*array.backing(), 1, data)?;
             Objects::Opp(array, heap)
         }
         Kind::Mp => {
@@ -209,7 +209,7 @@ fn load(kind: Kind, dir: &Path, limit_bytes: u64, data: Data) -> Result<Objects>
             let pages = Arc::new(Pages::new(heap.store().clone(), 0)?);
             let region = (heap.memory()).region(bytes / PAGE_BYTES as u64, pages.clone())?;
             // By faults it would take minutes.
-            load_pages(&*pages, data)?;
+            load_pages(&*pages, PAGE_BYTES as u64 / object_bytes, data)?;
             Objects::Mp(region, heap)
         }
         Kind::Swapped | Kind::SwappedTwice => {
@@ -333,33 +333,38 @@ fn load_table(store: &Store, data: Data) -> Result<()> {
     Ok(())
 }
 
-/// Stores pages full of objects.
-fn load_pages(pages: &dyn Backing, data: Data) -> Result<()> {
-    let objects_a_page = PAGE_BYTES as u64 / data.object_bytes;
+/// Stores pages with so many objects each.
+fn load_pages(pages: &dyn Backing, objects_a_page: u64, data: Data) -> Result<()> {
     let mut room = vec![Page::ZERO; PAGES_TOGETHER];
     let all = data.objects / objects_a_page;
     for first in (0..all).step_by(PAGES_TOGETHER) {
-        let some = (PAGES_TOGETHER as u64).min(all - first);
-        for (page, n) in room.iter_mut().zip(first..first + some) {
+        let some = first..all.min(first + PAGES_TOGETHER as u64);
+        for (page, n) in room.iter_mut().zip(some.clone()) {
             let objects = n * objects_a_page..(n + 1) * objects_a_page;
             let bytes = objects.flat_map(|n| data.bytes(n));
-            page.0
-                .iter_mut()
-                .zip(bytes)
-                .for_each(|(to, from)| *to = from);
+            let places = page.0[pages.span(n)].iter_mut();
+            places.zip(bytes).for_each(|(to, from)| *to = from);
         }
-        let changed = room.iter().zip(first..first + some);
-        let changed: Vec<Changed<'_>> = changed
-            .map(|(bytes, page)| Changed {
-                page,
-                bytes,
-                surely: true,
-            })
-            .collect();
-        let mut done = 0;
-        while done < changed.len() {
-            done += pages.store(&changed[done..])?;
-        }
+        store_all(pages, room.iter().zip(some))?;
+    }
+    Ok(())
+}
+
+/// Stores pages that nobody has touched yet.
+pub fn store_all<'a>(
+    backing: &dyn Backing,
+    pages: impl Iterator<Item = (&'a Page, u64)>,
+) -> Result<()> {
+    let changed: Vec<Changed<'_>> = pages
+        .map(|(bytes, page)| Changed {
+            page,
+            bytes,
+            surely: true,
+        })
+        .collect();
+    let mut done = 0;
+    while done < changed.len() {
+        done += backing.store(&changed[done..])?;
     }
     Ok(())
 }

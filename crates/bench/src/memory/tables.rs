@@ -4,6 +4,7 @@
 //! page takes beside itself is the memory's. Promises: every object is stored, and pages are touched scattered. Never: counts entries in
 //! DRAM, which are data.
 
+use super::child::store_all;
 use crate::Setting;
 use crate::progress::Progress;
 use crate::report::{Bar, Part, Report, Row, Samples, Side};
@@ -11,7 +12,7 @@ use anyhow::Result;
 use std::sync::atomic::Ordering::Relaxed;
 use terrace_vm::opp::Heap;
 use terrace_vm::store::{Store, StoreOptions};
-use terrace_vm::{PAGE_BYTES, Way};
+use terrace_vm::{Backing, PAGE_BYTES, Page, Way};
 
 const OBJECTS: u64 = 30_000_000;
 const OBJECTS_MIN: u64 = 1 << 20;
@@ -89,8 +90,8 @@ pub fn run(setting: &Setting, report: &mut Report) -> Result<()> {
 /// An array; what page tables come to for each page, while scattered objects are touched until the page buffer was full several times.
 fn array(heap: &Heap, objects: u64) -> Result<Took> {
     let array = heap.array(objects, OBJECT_BYTES, objects)?;
-    // The heap's first table: by faults it would take minutes.
-    store(heap, &mut (0..objects))?;
+    // By faults it would take minutes.
+    store(&*array.backing(), &mut (0..objects))?;
     let touches = 8 * heap.memory().pages_max() as u64;
     let stride = (objects / touches).max(1) | 1;
     let (mut tables, mut pages, mut most) = (0.0, 0.0, 0.0f64);
@@ -117,7 +118,7 @@ fn pool(heap: &Heap, objects: u64) -> Result<Took> {
         let made = pool.alloc().map_err(|e| refused = Some(e)).ok()?;
         Some(((made as usize - base) / PAGE_BYTES) as u64)
     });
-    store(heap, &mut ids)?;
+    store(&*pool.backing(), &mut ids)?;
     if let Some(e) = refused {
         return Err(e.into());
     }
@@ -127,18 +128,15 @@ fn pool(heap: &Heap, objects: u64) -> Result<Took> {
     })
 }
 
-/// Stores objects of the heap's first table.
-fn store(heap: &Heap, ids: &mut impl Iterator<Item = u64>) -> Result<()> {
-    let value = [7; OBJECT_BYTES as usize];
+/// Stores objects that nobody has touched yet.
+fn store(backing: &dyn Backing, ids: &mut impl Iterator<Item = u64>) -> Result<()> {
+    // Not one value again and again, which would be packed.
+    let value = Page(std::array::from_fn(|at| at as u8));
     loop {
-        let some: Vec<(u64, &[u8])> = ids
-            .by_ref()
-            .take(STORED_TOGETHER)
-            .map(|id| (id, &value[..]))
-            .collect();
+        let some: Vec<u64> = ids.by_ref().take(STORED_TOGETHER).collect();
         if some.is_empty() {
             return Ok(());
         }
-        heap.store().put_many(0, &some)?;
+        store_all(backing, some.into_iter().map(|id| (&value, id)))?;
     }
 }

@@ -4,8 +4,9 @@
 
 use super::heap::HeapError;
 use super::shown::Shown;
+use crate::backing::Backing;
 use std::sync::atomic::Ordering;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// Threads that free or resize objects of one pool at a time.
 const FREEING_MAX: usize = 16;
@@ -142,6 +143,11 @@ impl ObjectPool {
         self.objects.unpromise(1, bytes);
         self.objects.slots.freed(object);
         Ok(())
+    }
+
+    /// What its pages are made of; see [`Array::backing`](super::Array::backing).
+    pub fn backing(&self) -> Arc<dyn Backing> {
+        self.objects.objects.clone()
     }
 
     /// Where its addresses begin, and how many bytes of them it has.
