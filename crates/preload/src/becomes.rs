@@ -283,11 +283,14 @@ unsafe fn with_copies(
     let mut copied = dispatch::Copied::for_exec();
     // SAFETY: the program's promise.
     unsafe {
-        match (
-            copied.text(path),
-            copied.texts(args),
-            copied.texts(environment),
-        ) {
+        let texts = dispatch::while_faults_come(|| {
+            (
+                copied.text(path),
+                copied.texts(args),
+                copied.texts(environment),
+            )
+        });
+        match texts {
             (Some(path), Some(args), Some(environment)) => call(path, args, environment),
             _ => {
                 raw::set_errno(libc::E2BIG);

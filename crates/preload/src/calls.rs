@@ -44,7 +44,7 @@ pub unsafe extern "C-unwind" fn syscall(
     }
     // SAFETY: the program's promise.
     unsafe {
-        match dispatch::is_here() {
+        match dispatch::is_dispatched() {
             true => raw::answered(dispatch::call(number, args)),
             false => raw::system(number, args),
         }

@@ -67,6 +67,7 @@ fn prepare() {
     becomes::prepare();
     // Also what is not served has these functions in front of the C library's.
     next::prepare();
+    malloc::prepare();
     if !settings::are_there() {
         return;
     }

@@ -18,6 +18,19 @@ const ALIGN_USUAL_BYTES: usize = 1 << 20;
 /// Nothing is known of who asks.
 const NOBODY: usize = 0;
 
+/// The program has a malloc of its own, in front of this one: what allocates here and is freed there must be the C library's, which calls that malloc.
+static BEHIND: AtomicBool = AtomicBool::new(false);
+
+/// Looks whose malloc comes first.
+pub fn prepare() {
+    BEHIND.store(!next::malloc_is_ours(), Ordering::Relaxed);
+}
+
+#[inline]
+fn is_behind() -> bool {
+    BEHIND.load(Ordering::Relaxed)
+}
+
 fn refused() -> *mut c_void {
     raw::set_errno(libc::ENOMEM);
     std::ptr::null_mut()
@@ -320,6 +333,10 @@ pub unsafe extern "C" fn reallocarray(
     count: size_t,
     bytes: size_t,
 ) -> *mut c_void {
+    if is_behind() {
+        // SAFETY: the program's promise.
+        return unsafe { next::reallocarray(memory, count, bytes) };
+    }
     match count.checked_mul(bytes) {
         // SAFETY: the program's promise.
         Some(all) => unsafe { change(memory, all, NOBODY) },
@@ -347,7 +364,12 @@ unsafe fn copied(text: *const c_char, len: usize) -> *mut c_char {
 #[cfg_attr(not(test), unsafe(no_mangle))]
 pub unsafe extern "C" fn strdup(text: *const c_char) -> *mut c_char {
     // SAFETY: the program's promise.
-    unsafe { copied(text, libc::strlen(text)) }
+    unsafe {
+        match is_behind() {
+            true => next::strdup(text),
+            false => copied(text, libc::strlen(text)),
+        }
+    }
 }
 
 /// As strndup(3).
@@ -357,7 +379,12 @@ pub unsafe extern "C" fn strdup(text: *const c_char) -> *mut c_char {
 #[cfg_attr(not(test), unsafe(no_mangle))]
 pub unsafe extern "C" fn strndup(text: *const c_char, most: size_t) -> *mut c_char {
     // SAFETY: the program's promise.
-    unsafe { copied(text, libc::strnlen(text, most)) }
+    unsafe {
+        match is_behind() {
+            true => next::strndup(text, most),
+            false => copied(text, libc::strnlen(text, most)),
+        }
+    }
 }
 
 /// As free(3).
@@ -378,24 +405,22 @@ pub extern "C" fn malloc_usable_size(memory: *mut c_void) -> size_t {
     usable(memory)
 }
 
-fn checked(align: usize, bytes: usize) -> *mut c_void {
-    if !align.is_power_of_two() {
-        raw::set_errno(libc::EINVAL);
-        return std::ptr::null_mut();
-    }
-    aligned(align, bytes)
-}
-
-/// As aligned_alloc(3).
+/// As aligned_alloc(3). Before 2.38 it is the C library's memalign under another name; since then it refuses what is no power of two.
 #[cfg_attr(not(test), unsafe(no_mangle))]
 pub extern "C" fn aligned_alloc(align: size_t, bytes: size_t) -> *mut c_void {
-    checked(align, bytes)
+    memalign(align, bytes)
 }
 
-/// As memalign(3).
+/// As memalign(3): an alignment is rounded up to a power of two.
 #[cfg_attr(not(test), unsafe(no_mangle))]
 pub extern "C" fn memalign(align: size_t, bytes: size_t) -> *mut c_void {
-    checked(align.next_power_of_two(), bytes)
+    match align.checked_next_power_of_two() {
+        Some(align) => aligned(align, bytes),
+        None => {
+            raw::set_errno(libc::EINVAL);
+            std::ptr::null_mut()
+        }
+    }
 }
 
 /// As posix_memalign(3).

@@ -96,6 +96,14 @@ pub fn libcs_malloc() -> usize {
     unsafe { libc::dlsym(libc::RTLD_NEXT, c"__libc_malloc".as_ptr()) as usize }
 }
 
+/// Whether it is this library's malloc that the C library's own functions and other libraries call: the program itself may have one, in front of all libraries.
+pub fn malloc_is_ours() -> bool {
+    // SAFETY: a name that ends in a zero.
+    let first = unsafe { libc::dlsym(libc::RTLD_DEFAULT, c"malloc".as_ptr()) };
+    let ours = prepare as fn();
+    loaded::part_with(first as usize) == loaded::part_with(ours as usize)
+}
+
 /// Whether the program's malloc is that function.
 pub fn malloc_is(address: usize) -> bool {
     places::malloc.get() as usize == address
@@ -150,6 +158,9 @@ pub fn prepare() {
         &free,
         &memalign,
         &malloc_usable_size,
+        &reallocarray,
+        &strdup,
+        &strndup,
         &read,
         &pread,
         &pread64,
@@ -202,6 +213,12 @@ functions! {
     memalign(align: size_t, bytes: size_t) -> *mut c_void = Some(c"__libc_memalign");
     /// As malloc_usable_size(3).
     malloc_usable_size(memory: *mut c_void) -> size_t = None;
+    /// As reallocarray(3).
+    reallocarray(memory: *mut c_void, count: size_t, bytes: size_t) -> *mut c_void = None;
+    /// As strdup(3).
+    strdup(text: *const c_char) -> *mut c_char = Some(c"__strdup");
+    /// As strndup(3).
+    strndup(text: *const c_char, most: size_t) -> *mut c_char = Some(c"__strndup");
     /// As fork(2).
     fork() -> libc::pid_t = Some(c"__libc_fork");
     /// As pthread_atfork(3), with whose handlers they are.

@@ -54,12 +54,21 @@ fn take_stderr_and_signal() {
         libc::sigaction(libc::SIGUSR2, std::ptr::null(), &mut before);
         if before.sa_sigaction == libc::SIG_DFL {
             let mut action: libc::sigaction = std::mem::zeroed();
-            let handler: extern "C" fn(i32) = on_signal;
-            action.sa_sigaction = handler as usize;
+            action.sa_sigaction = handler();
             action.sa_flags = libc::SA_RESTART;
             libc::sigaction(libc::SIGUSR2, &action, std::ptr::null_mut());
         }
     }
+}
+
+fn handler() -> usize {
+    let handler: extern "C" fn(i32) = on_signal;
+    handler as usize
+}
+
+/// Whether a handler of a signal is the one that asks for the report.
+pub fn is_ours(there: usize) -> bool {
+    there == handler()
 }
 
 extern "C" fn at_exit() {

@@ -63,7 +63,7 @@ pub unsafe extern "C" fn prctl(
     let args = [what.into(), a as _, b as _, c as _, d as _, 0];
     // SAFETY: the program's promise.
     unsafe {
-        match dispatch::is_here() {
+        match dispatch::is_dispatched() {
             true => raw::answered(dispatch::call(libc::SYS_prctl, args)) as c_int,
             false => raw::system(libc::SYS_prctl, args) as c_int,
         }
@@ -126,7 +126,7 @@ unsafe fn limit(pid: libc::pid_t, resource: c_uint, to: *const rlimit, was: *mut
     ];
     // SAFETY: the program's promise.
     unsafe {
-        match dispatch::is_here() {
+        match dispatch::is_dispatched() {
             true => raw::answered(dispatch::call(libc::SYS_prlimit64, args)) as c_int,
             false => raw::prlimit(pid, resource, to, was),
         }

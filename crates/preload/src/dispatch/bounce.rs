@@ -45,6 +45,9 @@ pub fn is_served(address: c_long) -> bool {
     runtime::has(address as usize)
 }
 
+/// The kernel moves no more by one call: where more is asked for, so much is done.
+pub const CALL_BYTES_MAX: usize = 0x7fff_f000;
+
 /// Whether so many bytes are more than a process has addresses for (x86_64): the kernel refuses them before it looks at any.
 #[inline]
 pub fn is_too_long(bytes: usize) -> bool {
@@ -414,6 +417,7 @@ pub unsafe fn read(
         // SAFETY: the program's promise.
         return unsafe { raw::call(number, args) };
     }
+    let len = len.min(CALL_BYTES_MAX);
     let mut small = Small::new();
     let mut frame = Frame::new(&mut small);
     // Noise (getrandom) is of no file.
@@ -467,6 +471,7 @@ pub unsafe fn write(number: c_long, args: Args, at: usize, offset: Option<usize>
         // SAFETY: the program's promise.
         return unsafe { raw::call(number, args) };
     }
+    let len = len.min(CALL_BYTES_MAX);
     let mut small = Small::new();
     let mut frame = Frame::new(&mut small);
     frame.make_room(args[0], len);

@@ -41,7 +41,7 @@ pub use front::is_here;
 pub use in_place::{change as files_change, serve};
 pub use process::Copied;
 pub use route::call;
-pub use signals::take_sigbus;
+pub use signals::{take_sigbus, while_faults_come};
 
 const PR_SET_SYSCALL_USER_DISPATCH: c_long = 59;
 const PR_SYS_DISPATCH_ON: c_long = 1;
@@ -123,6 +123,12 @@ static LOOKED: AtomicPtr<Thread> = AtomicPtr::new(std::ptr::null_mut());
 #[inline]
 pub fn is_on() -> bool {
     STATE.load(Ordering::Relaxed) != OFF
+}
+
+/// Whether what this thread calls is the program's, and dispatched.
+#[inline]
+pub fn is_dispatched() -> bool {
+    is_on() && !tls::is_inside()
 }
 
 /// Whether the program may have handlers of signals: where its calls are not dispatched nobody sees it set them.

@@ -3,12 +3,9 @@
 //!
 //! Promises: where it cannot be claimed, or where that is not needed, the call is made as it is. Never: claims what is appended, whose place only the kernel knows.
 
-use super::bounce::PIECE_BYTES;
+use super::bounce::{CALL_BYTES_MAX, PIECE_BYTES};
 use crate::raw;
 use libc::c_long;
-
-/// The kernel takes no more at once.
-const CALL_BYTES_MAX: usize = 0x7fff_f000;
 
 /// What a call does.
 #[derive(Clone, Copy, PartialEq, Eq)]

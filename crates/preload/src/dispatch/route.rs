@@ -2,7 +2,10 @@
 //!
 //! Promises: the answer is the kernel's, or a refusal with a line that says why. Never: lets a call through that would take faults' signals or system calls from the program's threads.
 
-use super::bounce::{Frame, SMALL_BYTES, Small, copy, error, flat, is_served, read, write};
+use super::bounce::{
+    CALL_BYTES_MAX, Frame, SMALL_BYTES, Small, copy, error, flat, is_served, is_too_long, read,
+    write,
+};
 use super::brought::{TRIES_MAX, bring_in, touched};
 use super::files::{Next, drops, next_piece};
 use super::memory::{Bytes, Piece, Way};
@@ -135,16 +138,25 @@ unsafe fn served(number: c_long, args: Args) -> c_long {
     }
 }
 
+/// What of a read or a write is done at most. One of more than there are addresses for is the kernel's to refuse.
+fn bytes(args: Args) -> usize {
+    let bytes = args[2] as usize;
+    match is_too_long(bytes) {
+        true => bytes,
+        false => bytes.min(CALL_BYTES_MAX),
+    }
+}
+
 /// Apart from what is made in place, as are all that have a frame of pages.
 #[inline(never)]
 unsafe fn read_copied(args: Args) -> c_long {
     // SAFETY: the program's promise.
     unsafe {
         let at_offset = |at| {
-            let now = [args[0], args[1], args[2], at, 0, 0];
+            let now = [args[0], args[1], bytes(args) as c_long, at, 0, 0];
             read(libc::SYS_pread64, now, 1, Some(3), |_| Next::Same)
         };
-        positions::claimed(args[0], args[2] as usize, What::Reads, at_offset)
+        positions::claimed(args[0], bytes(args), What::Reads, at_offset)
             .unwrap_or_else(|| read(libc::SYS_read, args, 1, None, goes_on_reading))
     }
 }
@@ -154,10 +166,10 @@ unsafe fn write_copied(args: Args) -> c_long {
     // SAFETY: the program's promise.
     unsafe {
         let at_offset = |at| {
-            let now = [args[0], args[1], args[2], at, 0, 0];
+            let now = [args[0], args[1], bytes(args) as c_long, at, 0, 0];
             write(libc::SYS_pwrite64, now, 1, Some(3))
         };
-        positions::claimed(args[0], args[2] as usize, What::Writes, at_offset)
+        positions::claimed(args[0], bytes(args), What::Writes, at_offset)
             .unwrap_or_else(|| write(libc::SYS_write, args, 1, None))
     }
 }

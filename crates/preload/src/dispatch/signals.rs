@@ -5,7 +5,7 @@
 
 use super::own_stack::{self, MUST_COME, mask_of};
 use super::{Thread, altstack, process};
-use crate::{raw, runtime, tls};
+use crate::{raw, report, runtime, tls};
 use libc::{c_int, c_long, c_void};
 use std::cell::UnsafeCell;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -30,6 +30,13 @@ struct Action {
     mask: u64,
 }
 
+const NO_ACTION: Action = Action {
+    handler: libc::SIG_DFL,
+    flags: 0,
+    restorer: 0,
+    mask: 0,
+};
+
 /// What the program asked for of the two signals that are ours.
 struct Asked {
     taken: AtomicBool,
@@ -41,14 +48,7 @@ unsafe impl Sync for Asked {}
 
 static ASKED: Asked = Asked {
     taken: AtomicBool::new(false),
-    actions: UnsafeCell::new(
-        [Action {
-            handler: libc::SIG_DFL,
-            flags: 0,
-            restorer: 0,
-            mask: 0,
-        }; 2],
-    ),
+    actions: UnsafeCell::new([NO_ACTION; 2]),
 };
 
 /// Whether the program has a handler for SIGBUS.
@@ -167,16 +167,12 @@ fn look_for_handlers() {
         .filter(|n| !OURS.iter().any(|ours| c_long::from(*ours) == *n))
         .filter(|n| OF_THE_C_LIBRARY & 1 << (n - 1) == 0);
     for signal in others {
-        let mut there = Action {
-            handler: libc::SIG_DFL,
-            flags: 0,
-            restorer: 0,
-            mask: 0,
-        };
+        let mut there = NO_ACTION;
         let at = (&raw mut there) as c_long;
         // SAFETY: room for the answer.
         unsafe { raw::call(libc::SYS_rt_sigaction, [signal, 0, at, MASK_BYTES, 0, 0]) };
-        if is_function(there.handler) {
+        // That of the report may come in the middle of malloc: it rings a bell, and takes nothing.
+        if is_function(there.handler) && !report::is_ours(there.handler) {
             HAS_HANDLERS.store(true, Ordering::SeqCst);
         }
     }
@@ -184,14 +180,40 @@ fn look_for_handlers() {
 
 /// Puts the handler of SIGBUS in front of whatever is there.
 pub fn take_sigbus() -> c_long {
+    act(libc::SIGBUS, &fault_action(), None)
+}
+
+fn fault_action() -> Action {
     let fault: unsafe extern "C-unwind" fn(c_int, *mut libc::siginfo_t, *mut c_void) = on_sigbus;
-    let action = Action {
+    Action {
         handler: fault as usize,
         flags: (libc::SA_SIGINFO | libc::SA_NODEFER | libc::SA_ONSTACK) as u64 | SA_RESTORER,
         restorer: restorer(),
         mask: word(&terrace_vm::deferred()),
+    }
+}
+
+/// Faults are taken while `f` runs, whatever the child of a vfork has done to SIGBUS before it runs another program: its calls are not seen.
+pub fn while_faults_come<T>(f: impl FnOnce() -> T) -> T {
+    let change = |how: c_int, to: &u64, was: *mut u64| {
+        let args = [
+            how.into(),
+            (&raw const *to) as c_long,
+            was as c_long,
+            MASK_BYTES,
+            0,
+            0,
+        ];
+        // SAFETY: the kernel's masks, on this stack.
+        unsafe { raw::call(libc::SYS_rt_sigprocmask, args) };
     };
-    act(libc::SIGBUS, &action, None)
+    let (mut action, mut mask) = (NO_ACTION, 0);
+    act(libc::SIGBUS, &fault_action(), Some(&mut action));
+    change(libc::SIG_UNBLOCK, &(1 << (libc::SIGBUS - 1)), &raw mut mask);
+    let done = f();
+    change(libc::SIG_SETMASK, &mask, std::ptr::null_mut());
+    act(libc::SIGBUS, &action, None);
+    done
 }
 
 /// A set of the C library's as the kernel has it.
@@ -369,12 +391,7 @@ pub unsafe fn action([signal, new, old, bytes, ..]: [c_long; 6]) -> c_long {
     let (said, was) = match OURS.iter().position(|ours| c_long::from(*ours) == signal) {
         Some(place) => (0, ASKED.swap(place, new)),
         None => {
-            let mut was = Action {
-                handler: 0,
-                flags: 0,
-                restorer: 0,
-                mask: 0,
-            };
+            let mut was = NO_ACTION;
             if new.is_some_and(|new| is_function(new.handler)) {
                 // Before it is there.
                 HAS_HANDLERS.store(true, Ordering::SeqCst);

@@ -3,7 +3,9 @@
 //! Promises: as `bounce`; a vector with more served bytes than a piece is cut there, and goes on where the kernel would not wait. Never: changes what the program handed in, but where
 //! the call answers in it.
 
-use super::bounce::{Frame, Small, align_of, copy, error, is_nowhere, is_served, is_too_long};
+use super::bounce::{
+    CALL_BYTES_MAX, Frame, Small, align_of, copy, error, is_nowhere, is_served, is_too_long,
+};
 use super::brought::touched;
 use super::files::{Next, drops, next_piece, read_at_once, waits_for_more};
 use super::in_place;
@@ -69,6 +71,7 @@ unsafe fn replaced(
 ) -> Option<Parts> {
     let at: *mut iovec = frame.take(size_of_val(parts))?.cast();
     let mut left = frame.piece_bytes();
+    let most = CALL_BYTES_MAX.saturating_sub(from);
     let mut now = Parts {
         at,
         count: 0,
@@ -80,7 +83,7 @@ unsafe fn replaced(
         from -= skipped;
         let (base, mut len) = (
             part.iov_base.wrapping_byte_add(skipped),
-            part.iov_len - skipped,
+            (part.iov_len - skipped).min(most - now.bytes),
         );
         if len == 0 {
             continue;
@@ -191,10 +194,10 @@ pub unsafe fn read(number: c_long, args: Args) -> c_long {
     }
 }
 
-/// All that a vector asks for.
+/// All that a vector asks for, as far as it is done at once.
 pub fn bytes_of(parts: &[iovec]) -> usize {
     let sum = |sum: usize, part: &iovec| sum.saturating_add(part.iov_len);
-    parts.iter().fold(0, sum)
+    parts.iter().fold(0, sum).min(CALL_BYTES_MAX)
 }
 
 /// The same vector from an offset of its own on.

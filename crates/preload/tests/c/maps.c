@@ -141,6 +141,9 @@ static void closed(void) {
     MUST(is_all(reserved + MIB, MIB, 9) && faults(reserved + 3 * MIB, 0) == SIGSEGV);
     MUST(munmap(reserved, 256 * MIB) == 0);
     // An allocation with a guard page, given back as it is.
+    char *rounded = aligned_alloc(24, 240), *larger = aligned_alloc(3 * PAGE, 64 * PAGE);
+    MUST(rounded && (uintptr_t)rounded % 32 == 0 && larger && (uintptr_t)larger % (4 * PAGE) == 0);
+    free(rounded), free(larger);
     char *guarded = aligned_alloc(PAGE, 64 * PAGE);
     MUST(guarded && mprotect(guarded + 63 * PAGE, PAGE, PROT_NONE) == 0);
     MUST(faults(guarded + 63 * PAGE, 1) == SIGSEGV);

@@ -159,7 +159,7 @@ fn e2e_signals_while_it_faults_either_way() {
 
 #[test]
 fn e2e_signals_while_it_is_in_malloc_and_mmap_either_way() {
-    is_ok("dispatch", "interrupts.c", &[], &[]);
+    is_ok("dispatch", "interrupts.c", &[], &["quick"]);
     is_ok("thread", "interrupts.c", &[], &[]);
 }
 

@@ -163,6 +163,18 @@ fn e2e_children_of_a_program_with_a_malloc_of_its_own() {
 }
 
 #[test]
+fn e2e_a_program_with_a_malloc_in_itself() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let program = compiled(
+        dir.path(),
+        "behind.c",
+        &["-fno-builtin", "-Wno-alloc-size-larger-than"],
+    );
+    let (well, said) = output(command(CAP_MIB, &[], None).arg(program));
+    assert!(well && said.contains("OK\n"), "{said}");
+}
+
+#[test]
 fn e2e_sqlite_in_memory() {
     let sql = "PRAGMA page_size=4096; CREATE TABLE t(n INTEGER PRIMARY KEY, text TEXT); \
         WITH RECURSIVE c(n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM c WHERE n < 90000) \
