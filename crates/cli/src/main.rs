@@ -62,14 +62,14 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Command {
-    /// Serve a pool over the Redis protocol
+    /// Serve a pool over the Redis protocol, and memcached's if asked
     #[command(
         after_help = "Example:\n  terrace serve --pool ./pool --dram 256M --ssd 2G --resp 127.0.0.1:6380"
     )]
     Serve(Box<ServeArgs>),
     /// Run a program, unchanged, on memory larger than DRAM
     #[command(
-        after_help = "Example:\n  terrace run --dram 512M -- memcached -m 8192\nWhat works and what does not: docs/run.md"
+        after_help = "Example:\n  terrace run --dram 512M --ssd 12G -- memcached -m 8192\nLinux 6.6 or later. What works and what does not: docs/run.md of the source, run.md in /usr/share/doc/terrace of the package"
     )]
     Run(run::RunArgs),
     /// Make, look at, verify or remove a pool

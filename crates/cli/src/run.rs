@@ -58,13 +58,13 @@ pub struct RunArgs {
     /// Room on the SSD [default: 8 times --dram]
     #[arg(long, value_name = "SIZE")]
     ssd: Option<Size>,
-    /// Processes of the program's that may have memory at a time, forked by it or started by it: each has as much of every size here as all the others
+    /// Processes of the program's that may have memory at a time, forked by it or started by it: each has an equal part of --dram, --ssd and --unserved
     #[arg(long, value_name = "N", default_value = "1", value_parser = clap::value_parser!(u32).range(1..=PROCESSES_MAX))]
     processes: u32,
     /// Smaller allocations and mappings stay outside
     #[arg(long, value_name = "SIZE", default_value = "1K")]
     min_size: Size,
-    /// What smaller allocations may take; for what is more than 16M (or a 32nd of --dram) pages give up to a quarter of it: beyond that they are served, too [default: a quarter of --dram, at least 16M]
+    /// Most that smaller allocations may take in the program's own malloc; beyond it they are served, too (glibc's malloc on x86_64 only) [default: a quarter of --dram, at least 16M]
     #[arg(long, value_name = "SIZE")]
     unserved: Option<Size>,
     /// How page faults are taken
