@@ -13,7 +13,7 @@ use crate::memory::Memory;
 use crate::page::{Phase, Then};
 use crate::parts::{Core, Way};
 use crate::say::die;
-use crate::space::{page_number, place, slot_page, slots_of};
+use crate::space::{SLOT_PAGES, page_number, place, slot_page, slots_of};
 use crate::sys::Range;
 use std::ops;
 use std::sync::Arc;
@@ -49,6 +49,15 @@ impl Memory {
         backing: Arc<dyn Backing>,
     ) -> Result<Region, VmError> {
         Region::new(self, pages, backing, Some(slot))
+    }
+}
+
+impl Memory {
+    /// Pages that the largest region has which can be made now.
+    pub(crate) fn free_pages(&self) -> u64 {
+        let taken = (self.core.taken.lock()).unwrap_or_else(|e| e.into_inner());
+        let runs = taken.chunk_by(|a, b| a == b).filter(|run| !run[0]);
+        runs.map(<[bool]>::len).max().unwrap_or(0) as u64 * SLOT_PAGES
     }
 }
 

@@ -16,7 +16,7 @@ use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering, 
 /// Regions begin and end at multiples of this: 1 GiB of addresses, which cost nothing.
 pub(crate) const SLOT_BYTES: usize = 1 << 30;
 const SLOT_BLOCKS: usize = SLOT_BYTES / BLOCK_BYTES;
-const SLOT_PAGES: u64 = (SLOT_BYTES / PAGE_BYTES) as u64;
+pub(crate) const SLOT_PAGES: u64 = (SLOT_BYTES / PAGE_BYTES) as u64;
 /// The most addresses: half of what a process has.
 const RESERVE_BYTES_MAX: usize = 1 << 46;
 /// The most blocks with resident pages.

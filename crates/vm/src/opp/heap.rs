@@ -15,6 +15,8 @@ use terrace_log::entry::entry_bytes;
 
 /// Objects that an array or pool can grow to, if not said otherwise: what addresses it takes, which cost nothing.
 pub const OBJECTS_MAX_DEFAULT: u64 = 1 << 28;
+/// Of the addresses that are left, what a place for as many objects as there may be gets.
+const ADDRESSES_OF_ONE_IN: u64 = 4;
 
 /// Why objects cannot be had.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -180,11 +182,15 @@ impl Heap {
         &self.0.store
     }
 
-    /// How many objects of `bytes` bytes the SSD takes, and a few more numbers, so that lanes need not be equally full.
+    /// How many objects of `bytes` bytes the SSD takes, and a few more numbers, so that lanes need not be equally full; no more than a quarter of the addresses that are left has
+    /// pages for, so that there are some for others.
     pub fn objects_that_fit(&self, bytes: u32) -> u64 {
         let object = entry_bytes(ObjectId::KEY_BYTES, bytes as usize, false, false) as u64;
         let fit = self.promise_max_bytes() / object;
-        (fit + fit / 8 + 1024).min(OBJECTS_MAX_DEFAULT)
+        let pages = self.memory().free_pages() / ADDRESSES_OF_ONE_IN;
+        (fit + fit / 8 + 1024)
+            .min(OBJECTS_MAX_DEFAULT)
+            .min(pages.max(1))
     }
 
     pub(crate) fn take_table(&self) -> Result<u16, HeapError> {

@@ -287,6 +287,28 @@ fn pages_round(heap: &Heap, seed: u64, for_how_long: Duration) {
     heap.store().drop_table(4000).unwrap();
 }
 
+/// Who does not say how many objects leaves addresses for others.
+#[test]
+fn places_for_as_many_as_there_may_be_leave_addresses_for_more() {
+    let (_dir, heap) = heap(Way::InThread, 1 << 30);
+    let memory = heap.memory();
+    let backing = Arc::new(Pages::new(heap.store().clone(), 9).expect("a table"));
+    // Of the 4 TiB that a small pool has, so much that the rest has fewer pages than the SSD takes objects.
+    let large = (7 << 39) / PAGE_BYTES as u64;
+    let _others = memory.region(large, backing).expect("addresses");
+    let mut before = u64::MAX;
+    let places: Vec<_> = (0..12)
+        .map(|_| {
+            let most = heap.objects_that_fit(1);
+            assert!((1..=before).contains(&most), "{most} after {before}");
+            before = most;
+            heap.pool(1, most).expect("a place")
+        })
+        .collect();
+    assert!(places.iter().all(|place| place.alloc().is_ok()));
+    cap_holds(&heap);
+}
+
 #[test]
 fn arrays_pools_and_pages_against_plain_copies() {
     let seed = seed();
