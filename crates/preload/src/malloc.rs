@@ -46,15 +46,15 @@ fn given(taken: Result<*mut u8, AllocError>) -> *mut c_void {
 /// See [`enter`].
 enum In {
     Held(#[allow(dead_code)] tls::Quietly),
-    Plain(#[allow(dead_code)] tls::Inside),
+    Malloc(#[allow(dead_code)] tls::InMalloc),
 }
 
-/// This thread is inside, with the program's signals waiting where it has handlers for any: two system calls, which take ten times as long as a small malloc and free do.
+/// This thread is inside, and the program's signals wait: where nobody sees to that, the kernel holds them back, by two system calls, which take ten times as long as a small malloc and free do.
 #[inline]
 fn enter() -> In {
-    match dispatch::may_have_handlers() {
-        true => In::Held(tls::enter_quietly()),
-        false => In::Plain(tls::enter()),
+    match dispatch::signals_wait() {
+        true => In::Malloc(tls::enter_malloc()),
+        false => In::Held(tls::enter_quietly()),
     }
 }
 

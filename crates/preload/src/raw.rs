@@ -241,15 +241,19 @@ pub type Mask = u64;
 #[cfg(not(target_arch = "x86_64"))]
 pub type Mask = libc::sigset_t;
 
+/// The program's signals that can wait. Not those that an instruction raises, and the two of the C library's, which work as they are.
+#[cfg(target_arch = "x86_64")]
+pub fn held_signals() -> Mask {
+    let signal = |n: c_int| 1u64 << (n - 1);
+    !terrace_vm::RAISED
+        .into_iter()
+        .fold(0b11 << 31, |all, n| all | signal(n))
+}
+
 /// As [`block_signals`], past everything that is in front of it.
 #[cfg(target_arch = "x86_64")]
 pub fn hold_signals() -> Mask {
-    let signal = |n: c_int| 1u64 << (n - 1);
-    // And the two of the C library's, which work as they are.
-    let others = terrace_vm::RAISED
-        .into_iter()
-        .fold(0b11 << 31, |all, n| all | signal(n));
-    let (held, mut before) = (!others, 0u64);
+    let (held, mut before) = (held_signals(), 0u64);
     let args = [
         libc::SIG_BLOCK.into(),
         (&raw const held) as c_long,

@@ -15,10 +15,10 @@ mod word {
         ".globl terrace_preload_inside",
         ".hidden terrace_preload_inside",
         ".type terrace_preload_inside,@object",
-        ".size terrace_preload_inside,16",
+        ".size terrace_preload_inside,24",
         ".p2align 3",
         "terrace_preload_inside:",
-        ".zero 16",
+        ".zero 24",
         ".previous",
     );
 
@@ -27,7 +27,11 @@ mod word {
     pub struct Words {
         depth: u32,
         selector: u8,
+        /// The thread is in one of malloc's functions; a signal came meanwhile, with what mask the thread had before.
+        pub in_malloc: bool,
+        pub waits: bool,
         pub own: *mut std::ffi::c_void,
+        pub mask: u64,
     }
 
     pub fn address() -> *mut Words {
@@ -100,6 +104,66 @@ pub fn own() -> *mut std::ffi::c_void {
 pub fn set_own(own: *mut std::ffi::c_void) {
     // SAFETY: this thread's own word.
     unsafe { (*word::address()).own = own }
+}
+
+/// Whether this thread is in one of malloc's functions, so that a signal of the program's waits.
+#[cfg(target_arch = "x86_64")]
+pub fn is_in_malloc() -> bool {
+    // SAFETY: this thread's own word; volatile, since handlers of signals read and write it between any two instructions.
+    unsafe { (&raw const (*word::address()).in_malloc).read_volatile() }
+}
+
+/// A signal waits until that is over: what mask the thread has then.
+#[cfg(target_arch = "x86_64")]
+pub fn keep_for_after_malloc(mask: u64) {
+    let words = word::address();
+    // SAFETY: as above.
+    unsafe {
+        (&raw mut (*words).mask).write_volatile(mask);
+        (&raw mut (*words).waits).write_volatile(true);
+    }
+}
+
+/// Held while this thread is in one of malloc's functions, and so inside.
+#[cfg(target_arch = "x86_64")]
+pub struct InMalloc(Option<Inside>);
+
+/// From now on it is, until the guard is dropped; signals wait (`dispatch`).
+#[cfg(target_arch = "x86_64")]
+#[inline]
+pub fn enter_malloc() -> InMalloc {
+    // SAFETY: as above.
+    unsafe { (&raw mut (*word::address()).in_malloc).write_volatile(true) };
+    compiler_fence(Ordering::SeqCst);
+    InMalloc(Some(enter()))
+}
+
+#[cfg(target_arch = "x86_64")]
+impl Drop for InMalloc {
+    #[inline]
+    fn drop(&mut self) {
+        drop(self.0.take());
+        compiler_fence(Ordering::SeqCst);
+        let words = word::address();
+        // SAFETY: as above. Outside before what waits can come.
+        unsafe {
+            (&raw mut (*words).in_malloc).write_volatile(false);
+            if (&raw const (*words).waits).read_volatile() {
+                (&raw mut (*words).waits).write_volatile(false);
+                raw::set_mask((&raw const (*words).mask).read_volatile());
+            }
+        }
+    }
+}
+
+/// Calls are not dispatched, so this is not entered.
+#[cfg(not(target_arch = "x86_64"))]
+pub type InMalloc = Inside;
+
+/// See above.
+#[cfg(not(target_arch = "x86_64"))]
+pub fn enter_malloc() -> InMalloc {
+    enter()
 }
 
 /// Calls go to the kernel.

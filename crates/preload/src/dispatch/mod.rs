@@ -17,6 +17,7 @@ mod bounce;
 mod brought;
 mod files;
 mod front;
+mod fronted;
 mod in_place;
 mod many;
 mod memory;
@@ -131,10 +132,10 @@ pub fn is_dispatched() -> bool {
     is_on() && !tls::is_inside()
 }
 
-/// Whether the program may have handlers of signals: where its calls are not dispatched nobody sees it set them.
+/// Whether signals wait by themselves while a thread is in malloc (`fronted`): where calls are not dispatched nobody sees the program set handlers.
 #[inline]
-pub fn may_have_handlers() -> bool {
-    !is_on() || signals::has_handlers()
+pub fn signals_wait() -> bool {
+    is_on() && !fronted::keeps_order()
 }
 
 /// Whether this system can: tried on the calling thread, and undone.
@@ -176,7 +177,12 @@ pub fn begin(must: bool) {
 /// Gives it up for this process, where the program is about to need what cannot be had so, and its memory is yet to come: threads will take its faults. Whether that was possible. Each
 /// thread of the program is told at its next call.
 pub fn give_up() -> bool {
-    STATE.compare_exchange(ON, OFF, Ordering::SeqCst, Ordering::SeqCst) != Err(FIXED)
+    match STATE.compare_exchange(ON, OFF, Ordering::SeqCst, Ordering::SeqCst) {
+        Ok(_) => fronted::leave(),
+        Err(FIXED) => return false,
+        Err(_) => {}
+    }
+    true
 }
 
 /// Whether memory that is served from now on is served so.

@@ -4,7 +4,7 @@
 //! of the program's returns to the kernel without being dispatched. Never: allocates.
 
 use super::own_stack::{self, MUST_COME, mask_of};
-use super::{Thread, altstack, process};
+use super::{Thread, altstack, fronted, process};
 use crate::{raw, report, runtime, tls};
 use libc::{c_int, c_long, c_void};
 use std::cell::UnsafeCell;
@@ -14,7 +14,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 const SYS_USER_DISPATCH: c_int = 2;
 const SA_RESTORER: u64 = 0x0400_0000;
 /// Those by which it cancels threads and changes their users: sets that it fills have not got them.
-const OF_THE_C_LIBRARY: u64 = 1 << 31 | 1 << 32;
+pub const OF_THE_C_LIBRARY: u64 = 1 << 31 | 1 << 32;
 /// The kernel's masks have so many bytes.
 const MASK_BYTES: c_long = 8;
 /// Numbers from SIGBUS to SIGSYS have places here.
@@ -23,11 +23,18 @@ const OURS: [c_int; 2] = [libc::SIGBUS, libc::SIGSYS];
 /// An action as the kernel has it.
 #[repr(C)]
 #[derive(Clone, Copy)]
-struct Action {
-    handler: usize,
-    flags: u64,
-    restorer: usize,
-    mask: u64,
+pub struct Action {
+    pub handler: usize,
+    pub flags: u64,
+    pub restorer: usize,
+    pub mask: u64,
+}
+
+impl Action {
+    /// Whether a function of the program's is called.
+    pub fn is_function(&self) -> bool {
+        !matches!(self.handler, libc::SIG_DFL | libc::SIG_IGN)
+    }
 }
 
 const NO_ACTION: Action = Action {
@@ -57,27 +64,30 @@ static HANDLED: AtomicBool = AtomicBool::new(false);
 impl Asked {
     /// The action of a signal of ours; changed, if there is a new one.
     fn swap(&self, place: usize, new: Option<Action>) -> Action {
-        // Held for a few instructions, in which nothing faults; a signal handler that interrupts them would wait for its own thread.
-        let before = raw::block_all();
-        while self.taken.swap(true, Ordering::Acquire) {
-            std::hint::spin_loop();
-        }
-        // SAFETY: `taken` is ours.
-        let action = unsafe {
-            let actions = &mut *self.actions.get();
+        self.alone(|| {
+            // SAFETY: `taken` is ours.
+            let actions = unsafe { &mut *self.actions.get() };
             let was = actions[place];
             if let Some(new) = new {
                 actions[place] = new;
                 if place == 0 {
-                    let handled = !matches!(new.handler, libc::SIG_DFL | libc::SIG_IGN);
-                    HANDLED.store(handled, Ordering::Relaxed);
+                    HANDLED.store(new.is_function(), Ordering::Relaxed);
                 }
             }
             was
-        };
+        })
+    }
+
+    /// One thread at a time, for a few instructions in which nothing faults; a signal handler that interrupted them would wait for its own thread.
+    fn alone<T>(&self, f: impl FnOnce() -> T) -> T {
+        let before = raw::block_all();
+        while self.taken.swap(true, Ordering::Acquire) {
+            std::hint::spin_loop();
+        }
+        let done = f();
         self.taken.store(false, Ordering::Release);
         raw::set_mask(before);
-        action
+        done
     }
 }
 
@@ -146,36 +156,44 @@ pub fn install() {
     if said != 0 {
         raw::die(format_args!("handlers of signals are refused: {said}"));
     }
-    look_for_handlers();
+    take_handlers();
 }
 
-/// Whether the program has set a handler, of any signal but the two that are ours: malloc's functions hold signals back then (`malloc`). A thread that is in one when another sets the first does not.
-#[inline]
-pub fn has_handlers() -> bool {
-    HAS_HANDLERS.load(Ordering::Relaxed)
-}
-
-static HAS_HANDLERS: AtomicBool = AtomicBool::new(false);
-
-fn is_function(handler: usize) -> bool {
-    !matches!(handler, libc::SIG_DFL | libc::SIG_IGN)
-}
-
-/// Those that were set before calls were dispatched.
-fn look_for_handlers() {
-    let others = (1..=c_long::from(libc::SIGRTMAX()))
-        .filter(|n| !OURS.iter().any(|ours| c_long::from(*ours) == *n))
-        .filter(|n| OF_THE_C_LIBRARY & 1 << (n - 1) == 0);
-    for signal in others {
-        let mut there = NO_ACTION;
-        let at = (&raw mut there) as c_long;
-        // SAFETY: room for the answer.
-        unsafe { raw::call(libc::SYS_rt_sigaction, [signal, 0, at, MASK_BYTES, 0, 0]) };
-        // That of the report may come in the middle of malloc: it rings a bell, and takes nothing.
-        if is_function(there.handler) && !report::is_ours(there.handler) {
-            HAS_HANDLERS.store(true, Ordering::SeqCst);
+/// Those that were set before calls were dispatched. That of the report may come in the middle of malloc: it rings a bell, and takes nothing.
+fn take_handlers() {
+    for signal in 1..=c_long::from(libc::SIGRTMAX()) {
+        let there = kernels(signal);
+        if !OURS.iter().any(|ours| c_long::from(*ours) == signal)
+            && there.is_function()
+            && !report::is_ours(there.handler)
+        {
+            put(signal, &fronted::given(signal, there));
         }
     }
+}
+
+/// What the kernel has for a signal.
+pub fn kernels(signal: c_long) -> Action {
+    let mut there = NO_ACTION;
+    let args = [signal, 0, (&raw mut there) as c_long, MASK_BYTES, 0, 0];
+    // SAFETY: room for the answer.
+    unsafe { raw::call(libc::SYS_rt_sigaction, args) };
+    there
+}
+
+/// Has the kernel do so.
+pub fn put(signal: c_long, action: &Action) {
+    act(signal as c_int, action, None);
+}
+
+/// A handler that is called once is, now.
+pub fn reset(signal: c_int) {
+    let default = Action {
+        flags: SA_RESTORER,
+        restorer: restorer(),
+        ..NO_ACTION
+    };
+    act(signal, &default, None);
 }
 
 /// Puts the handler of SIGBUS in front of whatever is there.
@@ -390,23 +408,27 @@ pub unsafe fn action([signal, new, old, bytes, ..]: [c_long; 6]) -> c_long {
     };
     let (said, was) = match OURS.iter().position(|ours| c_long::from(*ours) == signal) {
         Some(place) => (0, ASKED.swap(place, new)),
-        None => {
+        None => ASKED.alone(|| {
             let mut was = NO_ACTION;
-            if new.is_some_and(|new| is_function(new.handler)) {
-                // Before it is there.
-                HAS_HANDLERS.store(true, Ordering::SeqCst);
-            }
-            let new = new.map(|new| Action {
-                restorer: restorer(),
-                flags: new.flags | SA_RESTORER,
-                mask: new.mask & !MUST_COME,
-                ..new
+            let known = fronted::known(signal);
+            let new = new.map(|new| {
+                let new = Action {
+                    restorer: restorer(),
+                    flags: new.flags | SA_RESTORER,
+                    mask: new.mask & !MUST_COME,
+                    ..new
+                };
+                fronted::given(signal, new)
             });
             let at = new.as_ref().map_or(0, |new| (&raw const *new) as c_long);
             let args = [signal, at, (&raw mut was) as c_long, MASK_BYTES, 0, 0];
             // SAFETY: the kernel's own structure; the handler is the program's promise.
-            (unsafe { raw::call(libc::SYS_rt_sigaction, args) }, was)
-        }
+            let said = unsafe { raw::call(libc::SYS_rt_sigaction, args) };
+            if said != 0 {
+                fronted::refused(signal, known);
+            }
+            (said, fronted::told(was, known))
+        }),
     };
     if said == 0 && old != 0 {
         // SAFETY: the program's promise.

@@ -1,0 +1,153 @@
+//! The program's own handlers of signals. One function of ours stands in front of each, and lets a signal that comes in the middle of malloc wait until its end.
+//!
+//! A handler in the middle would be inside itself (`tls`), and might wait for a lock that its own thread has. To hold signals back by the kernel takes two system calls, ten times as long as a
+//! small malloc and free. So the signal comes; if its thread is in malloc, it is handed to the kernel once more, and the thread goes on with signals blocked; who ends malloc gives
+//! it its mask back, and the signal comes then. Promises: who asks is told the action that the program set. Never: lets wait what an instruction may have raised; allocates.
+
+use super::process;
+use super::signals::{Action, OF_THE_C_LIBRARY};
+use crate::{raw, tls};
+use libc::{c_int, c_long, c_void};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+
+const SIGNALS: usize = 64;
+/// What the program set for one signal.
+struct Set {
+    handler: AtomicUsize,
+    flags: AtomicU64,
+}
+
+static SETS: [Set; SIGNALS] = [const {
+    Set {
+        handler: AtomicUsize::new(libc::SIG_DFL),
+        flags: AtomicU64::new(0),
+    }
+}; SIGNALS];
+
+/// From this one on several of a signal wait, in their order, and one that is handed to the kernel once more would come behind those that came later.
+const QUEUED_FROM: c_long = 32;
+/// Whether the program has set a handler for such a signal.
+static QUEUED: AtomicBool = AtomicBool::new(false);
+
+/// Whether the kernel has to hold signals back, to keep their order. A thread that is in malloc when another sets the first such handler may see two of its signals change places.
+#[inline]
+pub fn keeps_order() -> bool {
+    QUEUED.load(Ordering::Relaxed)
+}
+
+type Handler = extern "C-unwind" fn(c_int, *mut libc::siginfo_t, *mut c_void);
+
+fn front() -> usize {
+    let front: unsafe extern "C-unwind" fn(c_int, *mut libc::siginfo_t, *mut c_void) = on_signal;
+    front as usize
+}
+
+fn of(signal: c_long) -> Option<&'static Set> {
+    let at = usize::try_from(signal - 1).ok()?;
+    SETS.get(at)
+}
+
+/// Handler and flags of a signal, as the program set them last.
+pub fn known(signal: c_long) -> (usize, u64) {
+    of(signal).map_or((libc::SIG_DFL, 0), |set| {
+        let flags = set.flags.load(Ordering::Acquire);
+        (set.handler.load(Ordering::Acquire), flags)
+    })
+}
+
+/// No function of ours is in front of any from now on: what the program sets is not seen any more.
+pub fn leave() {
+    for signal in 1..=SIGNALS as c_long {
+        let (kernels, known) = (super::signals::kernels(signal), known(signal));
+        if kernels.handler == front() {
+            super::signals::put(signal, &told(kernels, known));
+        }
+    }
+}
+
+/// What the kernel is to have for an action of the program's, which is kept.
+pub fn given(signal: c_long, action: Action) -> Action {
+    match of(signal) {
+        Some(set) if action.is_function() && OF_THE_C_LIBRARY & 1 << (signal - 1) == 0 => {
+            keep(set, (action.handler, action.flags));
+            if signal >= QUEUED_FROM {
+                QUEUED.store(true, Ordering::SeqCst);
+            }
+            let flags = action.flags | libc::SA_SIGINFO as u64;
+            Action {
+                handler: front(),
+                // Once: when it is called.
+                flags: flags & !(libc::SA_RESETHAND as u64),
+                ..action
+            }
+        }
+        _ => action,
+    }
+}
+
+/// The kernel refused it.
+pub fn refused(signal: c_long, known: (usize, u64)) {
+    if let Some(set) = of(signal) {
+        keep(set, known);
+    }
+}
+
+fn keep(set: &Set, (handler, flags): (usize, u64)) {
+    set.flags.store(flags, Ordering::Release);
+    set.handler.store(handler, Ordering::Release);
+}
+
+/// An action of the kernel's as the program knows it, by what was known then.
+pub fn told(action: Action, known: (usize, u64)) -> Action {
+    match action.handler == front() {
+        true => Action {
+            handler: known.0,
+            flags: known.1,
+            ..action
+        },
+        false => action,
+    }
+}
+
+unsafe extern "C-unwind" fn on_signal(
+    signal: c_int,
+    info: *mut libc::siginfo_t,
+    context: *mut c_void,
+) {
+    // SAFETY: what the kernel gives for SA_SIGINFO.
+    if unsafe { process::has_storage() && tls::is_in_malloc() && waits(signal, info, context) } {
+        return;
+    }
+    let Some(set) = of(signal.into()) else { return };
+    let handler = set.handler.load(Ordering::Acquire);
+    if set.flags.load(Ordering::Acquire) & libc::SA_RESETHAND as u64 != 0 {
+        super::signals::reset(signal);
+    }
+    // SAFETY: the program's promise; one that takes only the signal looks at no other argument.
+    let handler: Handler = unsafe { std::mem::transmute(handler) };
+    handler(signal, info, context);
+}
+
+/// Lets it come again when malloc has ended. False: it cannot wait.
+unsafe fn waits(signal: c_int, info: *mut libc::siginfo_t, context: *mut c_void) -> bool {
+    if terrace_vm::RAISED.contains(&signal) {
+        return false;
+    }
+    // SAFETY: the kernel's own.
+    unsafe {
+        let before = raw::block_all();
+        let process = raw::call(libc::SYS_getpid, [0; 6]);
+        let thread = raw::call(libc::SYS_gettid, [0; 6]);
+        let args = [process, thread, signal.into(), info as c_long, 0, 0];
+        if raw::call(libc::SYS_rt_tgsigqueueinfo, args) != 0 {
+            // There are too many that wait.
+            raw::set_mask(before);
+            return false;
+        }
+        let context = context.cast::<libc::ucontext_t>();
+        let mask = (&raw mut (*context).uc_sigmask).cast::<u64>();
+        tls::keep_for_after_malloc(mask.read());
+        mask.write(mask.read() | raw::held_signals());
+    }
+    true
+}
