@@ -142,8 +142,8 @@ impl<D: Snapshot + Send> Pool<D> {
             });
         }
         if !both {
-            tracing::warn!("one copy of the superblock is damaged; writing both again");
-            superblock.write_copies(&mut *disk)?;
+            tracing::warn!("one copy of the superblock is damaged; writing it again");
+            superblock.mend(&mut *disk)?;
         }
         let segment = superblock.segment_bytes as usize;
         let pieces = ((options.dram_bytes + options.middle_bytes) as usize / segment).max(8);

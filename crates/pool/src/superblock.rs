@@ -16,6 +16,9 @@ const LANE_MAX_BYTES: u64 = 2 << 40;
 /// Bytes of a lane that one shard of the key map serves, about.
 const SHARD_BYTES: u64 = 512 << 20;
 
+/// Where the two copies lie.
+const COPIES: [u64; 2] = [0, BLOCK_BYTES as u64];
+
 /// What a pool is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Superblock {
@@ -151,26 +154,39 @@ impl Superblock {
         for lane in 0..self.lanes {
             write_blocking(disk, self.root_base(lane), Buf::zeroed(2 * BLOCK_BYTES))?;
         }
-        self.write_copies(disk)
+        for copy in COPIES {
+            write_blocking(disk, copy, self.encode())?;
+            flush_blocking(disk)?;
+        }
+        Ok(())
     }
 
-    /// Writes both copies and nothing else, durably.
-    pub fn write_copies(&self, disk: &mut dyn Disk) -> Result<(), PoolError> {
-        write_blocking(disk, 0, self.encode())?;
-        flush_blocking(disk)?;
-        write_blocking(disk, BLOCK_BYTES as u64, self.encode())?;
+    /// Writes the copy that does not check again, durably. Never the one that does: there would be none if the power went meanwhile.
+    /// That the device refuses the write is only told, since one copy will do; a flush that fails is an error as everywhere.
+    pub fn mend(&self, disk: &mut dyn Disk) -> Result<(), PoolError> {
+        let damaged = match COPIES.map(|copy| read_copy(disk, copy) == Some(*self)) {
+            [true, false] => COPIES[1],
+            [false, true] => COPIES[0],
+            _ => return Ok(()),
+        };
+        if let Err(error) = write_blocking(disk, damaged, self.encode()) {
+            tracing::warn!(%error, "the copy of the superblock that is damaged cannot be written again: the other one is all there is of it; look after the device");
+        }
         Ok(flush_blocking(disk)?)
     }
 
     /// Reads the first copy that checks, and says whether both do. None: no pool.
     pub fn read(disk: &mut dyn Disk) -> Result<Option<(Superblock, bool)>, PoolError> {
-        let a = read_blocking(disk, 0, BLOCK_BYTES);
-        let b = read_blocking(disk, BLOCK_BYTES as u64, BLOCK_BYTES);
-        let a = a.ok().and_then(|b| Superblock::decode(&b));
-        let b = b.ok().and_then(|b| Superblock::decode(&b));
+        let [a, b] = COPIES.map(|copy| read_copy(disk, copy));
         let both = a.is_some() && a == b;
         Ok(a.or(b).map(|s| (s, both)))
     }
+}
+
+/// A copy that cannot be read is as one that does not check.
+fn read_copy(disk: &mut dyn Disk, offset: u64) -> Option<Superblock> {
+    let block = read_blocking(disk, offset, BLOCK_BYTES).ok()?;
+    Superblock::decode(&block)
 }
 
 fn checksum(b: &[u8]) -> u32 {

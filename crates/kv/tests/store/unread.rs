@@ -6,8 +6,9 @@
 //! checkpoint such a header counted as none, and what was in the segment as no longer in use.
 
 use crate::common::{Rig, SEGMENT, Shape, clock, filled, value};
+use std::sync::{Arc, Mutex};
 use terrace_kv::Expiry;
-use terrace_media::sim::{Fault, Rng, SimDevice};
+use terrace_media::sim::{EventKind, Fault, Rng, SimDevice};
 
 /// Bits of both roots of the only lane, so that there is no checkpoint.
 const ROOTS: [u64; 2] = [2 * 4096 + 8, 3 * 4096 + 8];
@@ -224,4 +225,38 @@ fn no_epoch_is_acknowledged_beside_a_flush_that_failed() {
         }
     }
     assert!(failed > 100, "{failed} pools failed");
+}
+
+/// Either copy of the superblock will do. The one that checks is not written: the power may go while it is. And that the other one cannot
+/// be written keeps no pool closed.
+#[test]
+fn only_the_damaged_copy_of_the_superblock_is_written_again() {
+    for (bad, writable) in [(0, true), (0, false), (1, true), (1, false)] {
+        let shape = Shape::default();
+        let (device, rig, model) = filled(shape, 3, 20);
+        rig.close();
+        let copy = |n: u64| n * 4096..(n + 1) * 4096;
+        device.faults().flip_bit(copy(bad).start + 20, 1);
+        if !writable {
+            let fault = Fault::eio().in_range(copy(bad)).always();
+            device.faults().fail_write(fault);
+        }
+        let written = Arc::new(Mutex::new(Vec::new()));
+        let seen = written.clone();
+        device.set_hook(Some(Box::new(move |_, event| {
+            if let EventKind::WriteSubmitted { offset, .. } = event.kind {
+                seen.lock().unwrap().push(offset);
+            }
+        })));
+        let mut rig = Rig::open(&device, shape, clock());
+        device.set_hook(None);
+        let written = written.lock().unwrap();
+        assert!(!written.contains(&copy(1 - bad).start), "{written:?}");
+        assert!(written.contains(&copy(bad).start), "{written:?}");
+        let image = device.durable_image();
+        assert_eq!(image[..4096] == image[4096..8192], writable);
+        for (key, value) in &model {
+            assert_eq!(rig.get(key).unwrap().as_ref(), Some(value));
+        }
+    }
 }
