@@ -172,10 +172,8 @@ impl<D: Snapshot> Lane<D> {
             for &offset in &s.lost_roots {
                 write_blocking(disk, offset, Buf::zeroed(BLOCK_BYTES))?;
             }
-            return match s.lost_roots.is_empty() {
-                true => Ok(()),
-                false => flush_blocking(disk),
-            };
+            // A process that was killed may have left its last epoch in the device's cache alone: it counts, so it must not go with the power.
+            return flush_blocking(disk);
         };
         root.number += 1;
         root.generation = self.ssd.generation;

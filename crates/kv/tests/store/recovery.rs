@@ -146,3 +146,34 @@ fn what_is_absent_after_a_deletion_of_everything_is_told_once_that_is_durable() 
     assert!(!found);
     assert!(deleted.is_some() && told == deleted, "{told:?} {deleted:?}");
 }
+
+/// A process that was killed leaves its last epoch in the device's cache, where a start reads it. It may go with the power then: nobody
+/// must be told that it is durable before it is. Where no checkpoint is left a start has no root to write, and flushed nothing.
+#[test]
+fn what_a_start_calls_durable_is_durable() {
+    let shape = Shape {
+        lanes: 2,
+        ..Shape::default()
+    };
+    let mut told = 0;
+    for turns in 0..12 {
+        let (device, mut rig, _) = filled(shape, turns, 30);
+        let durable = rig.worker.durable_epoch();
+        rig.set(b"last", b"1", Expiry::None).unwrap();
+        (0..turns).for_each(|_| rig.turn());
+        drop(rig);
+        for root in 0..2 * shape.lanes {
+            let at = (2 + root) * BLOCK_BYTES + 8;
+            device.faults().flip_bit(at as u64, 0);
+        }
+        let epoch = |device: &SimDevice| {
+            let rig = Rig::open(device, shape, clock());
+            rig.worker.durable_epoch()
+        };
+        let now = epoch(&device);
+        told += u32::from(now > durable);
+        let after_power_loss = SimDevice::with_image(device.durable_image(), turns);
+        assert_eq!(epoch(&after_power_loss), now, "{turns} turns");
+    }
+    assert!(told > 0, "no epoch was left behind");
+}
