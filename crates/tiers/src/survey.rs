@@ -106,7 +106,7 @@ impl Survey {
 
 impl<D: Snapshot> Lane<D> {
     /// Reads roots, checkpoint and the batches behind it.
-    pub fn survey(&mut self, disk: &mut dyn Disk) -> Result<Survey, MediaError> {
+    pub fn survey(&mut self, disk: &mut dyn Disk) -> Survey {
         let mut s = Survey::default();
         let mut replay = None;
         for root in self.read_roots(disk, &mut s.lost_roots) {
@@ -139,8 +139,8 @@ impl<D: Snapshot> Lane<D> {
             None => self.probe_all(disk, &mut s),
         };
         self.find_batches(disk, &mut s, &replay);
-        self.judge(disk, &mut s)?;
-        Ok(s)
+        self.judge(disk, &mut s);
+        s
     }
 
     /// The two root blocks, the newer one first. The older one only counts while
@@ -387,7 +387,7 @@ impl<D: Snapshot> Lane<D> {
     }
 
     /// Finds the youngest epoch and whether this lane has all of it.
-    fn judge(&mut self, disk: &mut dyn Disk, s: &mut Survey) -> Result<(), MediaError> {
+    fn judge(&mut self, disk: &mut dyn Disk, s: &mut Survey) {
         let newest =
             |f: fn(&BatchHeader) -> u64| s.batches.iter().map(|b| f(&b.header)).max().unwrap_or(0);
         let (epoch, clock) = (newest(|h| h.epoch), newest(|h| h.clock_ms));
@@ -395,7 +395,7 @@ impl<D: Snapshot> Lane<D> {
         s.clock_ms = clock.max(s.clock_ms);
         s.complete = true;
         if s.max_epoch <= s.durable_epoch {
-            return Ok(());
+            return;
         }
         let last: Vec<BatchAt> = s
             .batches
@@ -412,16 +412,30 @@ impl<D: Snapshot> Lane<D> {
         let ended = last.last().is_some_and(|b| b.header.flags & BATCH_END != 0);
         let mut sound = begun && gapless && ended;
         for b in &last {
-            sound = sound && self.batch_checks(disk, b)?;
+            // One that the device does not give may have been torn by the power: an epoch that cannot be judged is not whole.
+            sound = match sound.then(|| self.batch_checks(disk, b)) {
+                Some(Ok(checks)) => checks,
+                Some(Err(error)) => {
+                    let (from, to) = b.range();
+                    s.damage.push(Damage {
+                        unknown: true,
+                        ..self.damage(b.segment, from, to, &error.to_string())
+                    });
+                    false
+                }
+                None => false,
+            };
         }
+        self.set_unknown_aside(&s.damage);
         s.complete = sound || !self.rule(Rule::EpochNeedsEnd);
-        Ok(())
     }
 
     fn batch_checks(&self, disk: &mut dyn Disk, b: &BatchAt) -> Result<bool, MediaError> {
         let (from, to) = b.range();
         let offset = self.ssd.device_offset(b.segment) + from as u64;
-        let image = read_blocking(disk, offset, to - from)?;
+        let mut read = || read_blocking(disk, offset, to - from);
+        // Acknowledged updates may depend on it: not given up for the device's moment.
+        let image = read().or_else(|_| read()).or_else(|_| read())?;
         let life = self.ssd.life(b.segment);
         let mut count = 0;
         for item in Items::new(&image, from, &life, b) {

@@ -260,3 +260,44 @@ fn only_the_damaged_copy_of_the_superblock_is_written_again() {
         }
     }
 }
+
+/// The youngest epoch is judged by the bodies of its batches. One that the device does not give keeps no pool closed, whether the power
+/// tore it or not: the epoch does not count, and what could not be read is told.
+#[test]
+fn a_block_that_cannot_be_read_keeps_no_pool_closed() {
+    let shape = Shape::default();
+    let (device, mut rig, model) = filled(shape, 4, 40);
+    rig.settle();
+    // Batches that fill their segments: their headers are all that is read of them before they are judged.
+    let pairs: Vec<_> = (0..24)
+        .map(|n| (format!("last:{n}").into_bytes(), vec![n; 1200]))
+        .collect();
+    rig.mset(&pairs).unwrap();
+    rig.settle();
+    drop(rig);
+    let (first, image) = (3 * 4096, device.durable_image());
+    let mut dropped = 0;
+    for block in (first..image.len()).step_by(4096) {
+        if image[block..block + 4096].iter().all(|b| *b == 0) {
+            continue;
+        }
+        let device = SimDevice::with_image(image.clone(), 4);
+        let range = block as u64..block as u64 + 4096;
+        device
+            .faults()
+            .fail_read(Fault::eio().in_range(range).always());
+        let opened = Rig::try_open(&device, shape, clock());
+        let mut rig = opened.unwrap_or_else(|e| panic!("block {}: {e}", block / 4096));
+        device.faults().clear();
+        let lost = |rig: &mut Rig, keys: &mut dyn Iterator<Item = (&Vec<u8>, &Vec<u8>)>| {
+            keys.filter(|(k, v)| rig.get(k).ok().flatten().as_ref() != Some(v))
+                .count()
+        };
+        let of_last = lost(&mut rig, &mut pairs.iter().map(|(k, v)| (k, v)));
+        let others = lost(&mut rig, &mut model.iter());
+        let told = !rig.pool.damage().is_empty();
+        assert!(told || of_last + others == 0, "block {}", block / 4096);
+        dropped += usize::from(of_last == pairs.len());
+    }
+    assert!(dropped > 0, "the youngest epoch was never judged");
+}
