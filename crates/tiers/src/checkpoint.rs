@@ -147,12 +147,13 @@ impl<D: Snapshot> Lane<D> {
     /// Saves what is known of the segments; pieces of the directory follow.
     fn begin(&mut self, job: &mut CheckpointJob) -> Result<(), Stalled> {
         let (frees, told) = self.free_with_checkpoint();
+        let listed: Vec<u32> = frees.iter().map(|(id, _)| *id).collect();
         job.frees = frees;
         job.epoch = self.phase.epoch().unwrap_or(self.open_epoch);
         job.heads = (0..self.ssd.count() as u32)
             .filter(|&id| self.ssd.writer(id).is_some())
             .collect();
-        let lists: [&[u32]; 3] = [&told, &job.frees, &self.image_segments];
+        let lists: [&[u32]; 3] = [&told, &listed, &self.image_segments];
         let header = self.image_header(&lists.concat(), &job.heads);
         job.root.replay_from_seq = self.version_now() >> frame::VERSION_UNIT_BITS;
         self.dir.keep_still(true);

@@ -28,8 +28,8 @@ pub(crate) struct CheckpointJob {
     pub(crate) step: CheckpointStep,
     pub(crate) image: ImageWriter,
     pub(crate) root: Root,
-    /// Segments that are free once this is durable, if they are not before.
-    pub(crate) frees: Vec<u32>,
+    /// Segments, and which lives of them, that are free once this is durable, if they are not before.
+    pub(crate) frees: Vec<(u32, u32)>,
     /// Everything of epochs below this is in the image.
     pub(crate) epoch: u64,
     /// Segments that were being filled or written when it was begun.

@@ -97,22 +97,24 @@ impl<D: Snapshot> Lane<D> {
     }
 
     /// Segments that a checkpoint begun now lists as free: those that may wait for it, and those that the epoch under way tells of,
-    /// which is durable before the checkpoint is.
-    pub(crate) fn free_with_checkpoint(&self) -> (Vec<u32>, Vec<u32>) {
+    /// which is durable before the checkpoint is. Of the former, which life of them is meant.
+    pub(crate) fn free_with_checkpoint(&self) -> (Vec<(u32, u32)>, Vec<u32>) {
         let r = &self.release;
-        let frees = r.waiting.iter().chain(&r.unneeded).copied().collect();
-        (frees, r.told.clone())
+        let listed = r.waiting.iter().chain(&r.unneeded);
+        let frees = listed.map(|&id| (id, self.ssd.segment(id).generation));
+        (frees.collect(), r.told.clone())
     }
 
     /// A checkpoint is durable: it lists `frees`, has all of the epochs below `epoch`, and its heads were `heads`.
-    pub(crate) fn release_listed(&mut self, frees: Vec<u32>, epoch: u64, heads: Vec<u32>) {
-        let listed: HashSet<u32> = frees.into_iter().collect();
+    /// One that an epoch told of meanwhile may have been taken since, and wait again: the list does not name that life, which replay reads.
+    pub(crate) fn release_listed(&mut self, frees: Vec<(u32, u32)>, epoch: u64, heads: Vec<u32>) {
+        let listed: HashSet<(u32, u32)> = frees.into_iter().collect();
         self.release.saved_epoch = epoch;
         self.release.saved_heads = heads;
         let unneeded = std::mem::take(&mut self.release.unneeded);
         let waiting = std::mem::take(&mut self.release.waiting);
         for id in waiting.into_iter().chain(unneeded) {
-            match listed.contains(&id) {
+            match listed.contains(&(id, self.ssd.segment(id).generation)) {
                 true => self.give_back(vec![id]),
                 false => self.wait_for_release(id),
             }
@@ -166,6 +168,119 @@ impl<D: Snapshot> Lane<D> {
             if same_life && known.live_class_bytes == 0 {
                 self.ssd.release(id);
             }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::lane::{Config, Lane};
+    use crate::ssd::State;
+    use terrace_log::{Directory, Full, Hasher, Loc, Order, Slot, Snapshot, Subject};
+    use terrace_media::Arena;
+
+    /// Names nothing: what becomes of segments does not depend on it.
+    struct Empty;
+
+    impl Directory for Empty {
+        fn find(&self, _: Subject, _: impl FnMut(Slot) -> bool) -> Option<Slot> {
+            None
+        }
+        fn update(&mut self, _: Subject, _: impl FnMut(Slot) -> Option<Slot>) -> Option<Slot> {
+            None
+        }
+        fn insert(&mut self, _: Subject, _: Slot) -> Result<(), Full> {
+            Ok(())
+        }
+        fn remove(&mut self, _: Subject, _: Loc) -> bool {
+            false
+        }
+    }
+
+    impl Snapshot for Empty {
+        fn order(&self, _: Subject) -> Order {
+            Order::default()
+        }
+        fn keep_still(&mut self, _: bool) {}
+        fn save(
+            &self,
+            _: Order,
+            _: usize,
+            _: impl FnMut(Slot) -> Option<Slot>,
+            _: &mut Vec<u8>,
+        ) -> Option<Order> {
+            None
+        }
+        fn load(&mut self, _: &[u8]) -> Result<(), String> {
+            Ok(())
+        }
+        fn each(&self, _: impl FnMut(Slot)) {}
+        fn clear(&mut self) {}
+        fn len(&self, _: u8) -> u64 {
+            0
+        }
+        fn bytes(&self) -> usize {
+            0
+        }
+    }
+
+    fn lane() -> Lane<Empty> {
+        let cfg = Config {
+            lane: 0,
+            lanes: 1,
+            pool: 1,
+            segment_bytes: 16 << 10,
+            ssd_base: 0,
+            ssd_segments: 48,
+            root_base: 0,
+            memory_segments: 8,
+            middle_segments: 0,
+            dirty_max_bytes: u64::MAX,
+            scratch: false,
+            hasher: Hasher::of_objects(),
+            without_rule: None,
+        };
+        let arena = Arena::new_plain(16 << 10, 16).expect("plain memory");
+        Lane::new(cfg, Empty, &arena)
+    }
+
+    /// Takes segments until `id` is one, and fills it in `epoch`.
+    fn take(lane: &mut Lane<Empty>, id: u32, epoch: u64) {
+        while lane.ssd.segment(id).state == State::Free {
+            lane.ssd.take(State::Sealed).expect("one is free");
+        }
+        lane.ssd.segment_mut(id).last_epoch = epoch;
+    }
+
+    /// Given back with the checkpoint, it would be overwritten while replay, from that checkpoint too, needs what it had in between.
+    #[test]
+    fn a_checkpoint_frees_the_life_of_a_segment_that_it_listed() {
+        for again in [false, true] {
+            let mut lane = lane();
+            lane.release.saved_epoch = 10;
+            take(&mut lane, 0, 5);
+            take(&mut lane, 1, 12);
+            lane.wait_for_release(0);
+            lane.wait_for_release(1);
+            assert_eq!(lane.release.unneeded, [0], "older than the last checkpoint");
+            assert_eq!(lane.release.waiting, [1]);
+            // One begins. Meanwhile an epoch tells that the first is free.
+            let (frees, _) = lane.free_with_checkpoint();
+            lane.release.told = std::mem::take(&mut lane.release.unneeded);
+            lane.release_told();
+            assert_eq!(lane.ssd.segment(0).state, State::Free);
+            if again {
+                // It is filled anew, and emptied.
+                take(&mut lane, 0, 14);
+                lane.wait_for_release(0);
+                assert_eq!(lane.release.waiting, [1, 0]);
+            }
+            lane.release_listed(frees, 13, Vec::new());
+            assert_eq!(lane.ssd.segment(1).state, State::Free, "as it was listed");
+            let kept = lane.ssd.segment(0).state == State::Releasable;
+            assert_eq!(kept, again);
+            let free = lane.ssd.free().iter().filter(|id| **id == 0).count();
+            assert_eq!(free, usize::from(!again));
         }
     }
 }
