@@ -257,6 +257,10 @@ impl<D: Snapshot> Lane<D> {
     }
 
     fn let_go_written(&mut self) {
+        // What could not be written anywhere stays readable from its buffer.
+        if self.failed.is_some() {
+            return;
+        }
         let done: Vec<u32> = self
             .ssd
             .closing()
@@ -388,6 +392,10 @@ impl<D: Snapshot> Lane<D> {
     /// Writes a batch again in another segment: the same seq and entries, a higher
     /// attempt, new locations. The segment that failed is not written any more.
     fn restage(&mut self, segment: u32, header: BatchHeader, start: usize) {
+        if self.failed.is_some() {
+            // Nothing is acknowledged any more; each try would only hold one more buffer.
+            return;
+        }
         self.checkpoint_restart();
         if header.attempt >= FAILED_WRITES_MAX || !self.start_retry(header.seq) {
             self.fail(

@@ -7,6 +7,7 @@ mod crash;
 mod damage;
 mod faults;
 mod idle;
+mod let_go;
 mod model;
 mod recognised;
 mod recovery;
