@@ -18,7 +18,9 @@ use crate::mem::Pos;
 use crate::policy::{self, Pressure};
 use crate::ssd::Stalled;
 use terrace_log::entry::{self, FLAG_DEAD, FLAG_KEEP, FLAG_THROUGH};
-use terrace_log::frame::{BATCH_END, BATCH_FIRST, BATCH_HEADER_BYTES, BatchHeader};
+use terrace_log::frame::{
+    BATCH_END, BATCH_FIRST, BATCH_HEADER_BYTES, BatchHeader, SEGMENT_HEADER_BYTES,
+};
 use terrace_log::scan::{self, Item};
 use terrace_log::writer::BatchInfo;
 use terrace_log::{Kind, Loc, NewEntry, Slot, Snapshot, Terrace, UNIT_BYTES};
@@ -290,11 +292,7 @@ impl<D: Snapshot> Lane<D> {
         self.ssd.segment_mut(segment).used_bytes = used as u32;
         self.ssd.segment_mut(segment).last_epoch = epoch;
         // The first batch's write starts with the segment header.
-        let start = if at == 0 {
-            terrace_log::frame::SEGMENT_HEADER_BYTES
-        } else {
-            at
-        };
+        let start = if at == 0 { SEGMENT_HEADER_BYTES } else { at };
         self.stats.written_log_bytes += data.len() as u64;
         self.written_through = first && flags & BATCH_END != 0 && self.may_write_through();
         let offset = self.ssd.device_offset(segment) + at as u64;
@@ -377,10 +375,14 @@ impl<D: Snapshot> Lane<D> {
         start: usize,
         result: Result<(), MediaError>,
     ) {
-        if let Err(error) = result {
-            self.stats.failed_writes += 1;
-            tracing::error!(lane = self.cfg.lane, segment, %error, "a write failed; writing it elsewhere; look after the device if this comes again");
-            self.restage(segment, header, start);
+        match result {
+            Ok(()) if start == SEGMENT_HEADER_BYTES => self.ssd.header_written(segment),
+            Ok(()) => {}
+            Err(error) => {
+                self.stats.failed_writes += 1;
+                tracing::error!(lane = self.cfg.lane, segment, %error, "a write failed; writing it elsewhere; look after the device if this comes again");
+                self.restage(segment, header, start);
+            }
         }
         // What could not be written anywhere stays readable from its buffer.
         if self.io.batches_of(segment) == 0 && self.failed.is_none() {

@@ -410,10 +410,14 @@ impl Ssd {
             self.closing.insert(id, w);
         }
     }
+    /// Its header is on the medium: nobody reads what is left there of earlier lives any more. Not so where that write failed, which may
+    /// have changed nothing: tombstones of keys in there stay.
+    pub fn header_written(&mut self, id: u32) {
+        self.segment_mut(id).stale_seq = u64::MAX;
+    }
     /// All writes of a closing segment are finished: its buffer is let go.
     pub fn written(&mut self, id: u32) {
         if let Some(w) = self.closing.remove(&id) {
-            self.segment_mut(id).stale_seq = u64::MAX;
             self.buffers.keep_segment(w.into_buf());
         }
     }

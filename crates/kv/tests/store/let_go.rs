@@ -2,10 +2,68 @@
 //!
 //! What must hold: what is durable stays as it was, and readable; nothing is held for ever.
 
-use crate::common::{Model, Rig, Shape, clock, value};
+use crate::common::{Model, Rig, SEGMENT, Shape, clock, value};
+use crate::crash::drop_roots;
 use terrace_kv::{Expiry, Step, Value};
-use terrace_media::sim::{Fault, Rng};
+use terrace_media::sim::{Fault, Rng, SimDevice};
 use terrace_pool::Durability;
+
+/// Sets some keys anew, all in one epoch.
+fn overwrite(rig: &mut Rig, rng: &mut Rng, model: &mut Model) {
+    let pairs: Vec<_> = (0..3)
+        .map(|n| (format!("hot:{n}").into_bytes(), value(rng, 1000)))
+        .collect();
+    rig.mset(&pairs).unwrap();
+    model.extend(pairs);
+}
+
+/// The pool has these keys and no others.
+fn holds(rig: &mut Rig, model: &Model, what: &str) {
+    for (k, v) in model {
+        let found = rig.get(k);
+        let key = String::from_utf8_lossy(k);
+        assert!(found.as_ref() == Ok(&Some(v.clone())), "{what}: {key}");
+    }
+    let expected: Vec<Vec<u8>> = model.keys().cloned().collect();
+    assert!(rig.keys().unwrap() == expected, "{what}: other keys");
+}
+
+/// The segment's earlier life is there still, with keys that were deleted since: what says so must stay.
+#[test]
+fn tombstones_outlive_what_a_failed_write_has_left_in_place() {
+    for seed in 0..8 {
+        let shape = Shape {
+            segments_per_lane: 56,
+            memory_segments: 16,
+            durability: Durability::Async,
+            ..Shape::default()
+        };
+        let device = shape.device(seed);
+        let mut rig = Rig::open(&device, shape, clock());
+        let (mut rng, mut model) = (Rng::new(seed), Model::new());
+        let first = shape.device_bytes() - shape.segments_per_lane * SEGMENT as u64;
+        for n in 0..1500 {
+            if n % 300 == 200 {
+                let at = first + (rng.below(56) * SEGMENT) as u64;
+                let fault = Fault::enospc().in_range(at..at + 1);
+                device.faults().fail_write(fault);
+            }
+            let goes = format!("goes:{n}").into_bytes();
+            rig.set(&goes, b"1", Expiry::None).unwrap();
+            overwrite(&mut rig, &mut rng, &mut model);
+            rig.settle();
+            rig.del(&[&goes]).unwrap();
+            if n % 50 == 49 {
+                rig.settle();
+                let scanned = SimDevice::with_image(device.image(), seed);
+                drop_roots(&scanned, 1);
+                let mut scanned = Rig::open(&scanned, shape, clock());
+                holds(&mut scanned, &model, &format!("seed {seed}, {n}"));
+            }
+        }
+        assert!(rig.pool.stats().lanes.failed_writes > 0, "seed {seed}");
+    }
+}
 
 /// Reads of a pool that takes no more updates.
 fn get(rig: &mut Rig, key: &[u8]) -> Result<Option<Vec<u8>>, String> {

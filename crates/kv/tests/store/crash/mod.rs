@@ -8,6 +8,7 @@ mod rules;
 mod sim;
 
 pub use rules::quietly;
+pub use sim::drop_roots;
 
 use crate::common::Shape;
 use sim::{Plan, live, shapes};
