@@ -108,14 +108,20 @@ fn read_heat<R>(
 }
 
 /// An expired entry that was met turns into a tombstone, if there is room now.
-fn expire_seen(t: &Task, lane: &mut Lane, at: Place, key: &[u8]) {
+pub(crate) fn expire_seen(t: &Task, lane: &mut Lane, at: Place, key: &[u8]) {
     let room = entry_bytes(key.len(), 0, false, false);
     if lane.reserve_as_much(room).is_err() {
         return;
     }
     // Making room may have moved it.
-    let Ok(Found::Gone(slot)) = find(t, lane, at, key) else {
-        return;
+    let slot = match find(t, lane, at, key) {
+        Ok(Found::Gone(slot)) => slot,
+        Ok(Found::Read(plan)) => {
+            // It left DRAM, and is not worth a read: the cleaner meets it below.
+            lane.unpin(plan.segment);
+            return;
+        }
+        _ => return,
     };
     let fetched = !slot.loc().in_memory() && t.fetched(at.lane, slot.loc()).is_some();
     match entry_of(t, lane, at, slot, fetched).kind() {

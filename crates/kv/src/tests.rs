@@ -496,3 +496,23 @@ fn a_big_value_is_not_set_behind_a_deletion_of_everything() {
         assert!(said.is_some_and(|said| said.contains("FLUSHALL")));
     });
 }
+
+/// Room for the tombstone of a key whose time is up may take its entry out of DRAM, so that it is found where it would have to be read. It is not read, so
+/// its segment must not be held: it could never be taken again.
+#[test]
+fn a_key_whose_time_is_up_and_that_has_left_dram_holds_no_segment() {
+    let (device, mut rig) = rig();
+    rig.set(b"cold", b"here", Expiry::None).unwrap();
+    rig.settle();
+    drop(rig);
+    // After a crash nothing is in memory.
+    let device = SimDevice::with_image(device.durable_image(), 7);
+    let mut rig = Rig::open(&device, Shape::default(), ManualClock::default());
+    let at = crate::find::place(&rig.worker, 0, b"cold");
+    let task = rig.worker.task(1);
+    crate::read::expire_seen(&task, &mut rig.worker.lane(at.lane), at, b"cold");
+    rig.worker.finish(task);
+    let planned = rig.pool.with_lane(0, |lane| lane.reads_planned());
+    assert_eq!(planned, 0);
+    assert_eq!(rig.get(b"cold").unwrap(), Some(b"here".to_vec()));
+}

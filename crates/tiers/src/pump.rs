@@ -178,6 +178,11 @@ impl<D: Snapshot> Lane<D> {
     pub fn remembers(&self) -> u64 {
         self.ghost.keys()
     }
+    /// Reads planned and not ended, each of which keeps a segment of the SSD from being taken again.
+    pub fn reads_planned(&self) -> u64 {
+        let segments = self.ssd.segments().iter();
+        segments.map(|s| u64::from(s.readers)).sum()
+    }
     /// DRAM segments held now.
     pub fn memory_held(&self) -> usize {
         self.mem.held()

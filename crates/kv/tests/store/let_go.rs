@@ -1,6 +1,6 @@
-//! What is let go while it is still needed, or never: buffers, what says that keys are deleted, and what reads hold.
+//! What is let go while it is still needed: buffers and what says that keys are deleted.
 //!
-//! What must hold: what is durable stays as it was, and readable; nothing is held for ever.
+//! What must hold: what is durable stays as it was, and readable.
 
 use crate::common::{Model, Rig, SEGMENT, Shape, clock, value};
 use crate::crash::drop_roots;
