@@ -290,6 +290,17 @@ int terrace_get_many(const struct terrace_table *table,
                      void *objects,
                      uint8_t *found);
 
+// Changes object `id` by what is in it: calls `change` once, in this thread, with a copy of its `bytes` bytes and with `context`, and stores what that leaves there. Other
+// calls that change the object (terrace_update, terrace_put, terrace_remove) come before or after, never between, so what threads count up that way is not lost; calls
+// that read it see it as it was until then. -1 with ENOENT: there is none, and `change` was not called. -1 with another errno: the object is as it was.
+//
+// `change` may touch memory of any pool and call what reads. terrace_update, terrace_put, terrace_remove and what destroys or closes anything are refused in it with
+// EDEADLK: its thread would wait for itself. It ends by returning, not by longjmp, an exception, pthread_exit or a cancellation. The copy is gone then.
+int terrace_update(struct terrace_table *table,
+                   uint64_t id,
+                   void (*change)(void *object, size_t bytes, void *context),
+                   void *context);
+
 // Replaces object `id`. -1 with ENOENT: there is none.
 int terrace_put(struct terrace_table *table, uint64_t id, const void *object);
 

@@ -8,6 +8,7 @@ use crate::forks;
 use crate::handle::Handle;
 use crate::ranges;
 use crate::state::{self, ArrayState, ObjectsState, PoolState, RegionState, TableState, Thing};
+use crate::table::refuse_inside;
 use ::terrace_pool::Mutex;
 use std::ffi::{CStr, OsStr, c_char, c_int};
 use std::mem::offset_of;
@@ -151,6 +152,7 @@ pub unsafe extern "C" fn terrace_open(options: *const terrace_options) -> *mut t
 #[unsafe(no_mangle)]
 pub extern "C" fn terrace_close(pool: *mut terrace_pool) -> c_int {
     call("terrace_close", -1, || {
+        refuse_inside()?;
         let handle = Handle::from_pointer(pool);
         let state = state::remove::<PoolState>(handle)?;
         // They may make something of it yet.

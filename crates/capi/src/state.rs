@@ -6,9 +6,10 @@
 use crate::error::Failure;
 use crate::handle::{Handle, Places};
 use crate::ranges;
+use crate::table::refuse_inside;
 use ::terrace_pool::{Mutex, RwLock};
 use std::sync::atomic::{Ordering, fence};
-use std::sync::{Arc, RwLockWriteGuard, Weak};
+use std::sync::{Arc, MutexGuard, RwLockWriteGuard, Weak};
 use std::time::{Duration, Instant};
 use terrace_vm::handles::Table;
 use terrace_vm::heap::PageHeap;
@@ -17,6 +18,8 @@ use terrace_vm::opp::{Array, Heap, ObjectPool};
 
 /// Longest that closing waits for calls under way. One may be of the thread that closes, if a signal's handler does.
 const UNDER_WAY_MAX: Duration = Duration::from_secs(10);
+/// Objects of a table that are changed at once, at most.
+const CHANGED_AT_ONCE: usize = 32;
 const LOOK_EVERY: Duration = Duration::from_millis(1);
 
 pub(crate) struct PoolState {
@@ -51,7 +54,16 @@ pub(crate) struct ArrayState {
 
 pub(crate) struct TableState {
     pub table: Table,
+    /// Held while an object is changed: each by those whose ids are alike.
+    pub changing: [Mutex<()>; CHANGED_AT_ONCE],
     pub of: Weak<PoolState>,
+}
+
+impl TableState {
+    /// Waits for who is changing an object, and holds back others until it is dropped.
+    pub fn turn(&self, id: u64) -> MutexGuard<'_, ()> {
+        self.changing[id as usize % CHANGED_AT_ONCE].lock()
+    }
 }
 
 pub(crate) struct RegionState {
@@ -182,6 +194,7 @@ pub(crate) fn close<T: Child>(handle: Handle) -> Result<(), Failure> {
 
 /// The same of what ends before its pool.
 pub(crate) fn destroy<T: Child>(handle: Handle) -> Result<(), Failure> {
+    refuse_inside()?;
     // In hand until it is gone: whoever closes the pool meanwhile waits for that.
     let pool = get::<T>(handle)?.pool();
     close::<T>(handle)?;

@@ -1,13 +1,14 @@
 //! Objects by number, without faults (*handles*).
 //!
-//! Promises: buffers of the program may lie in memory that faults: they are read before and written after the store is used. Never: takes more than
-//! [`BOUNCE_MAX_BYTES`] for that.
+//! Promises: buffers of the program may lie in memory that faults: they are read before and written after the store is used; what changes an object waits for
+//! who is changing it, so no change is lost. Never: takes more than [`BOUNCE_MAX_BYTES`] for a call; or holds a lock of the store while the program's own code runs.
 
 use crate::error::{Failure, call};
 use crate::handle::Handle;
 use crate::objects::narrow;
 use crate::open::terrace_pool;
 use crate::state::{self, PoolState, TableState, Thing};
+use std::cell::Cell;
 use std::ffi::{c_int, c_void};
 use std::sync::Arc;
 use terrace_vm::handles::Table;
@@ -22,6 +23,37 @@ pub struct terrace_table {
 const BOUNCE_MAX_BYTES: usize = 1 << 20;
 /// Objects read in one go.
 const MANY_MAX: usize = 1024;
+
+thread_local! {
+    /// Whether this thread is in what a program gave to `terrace_update`.
+    static CHANGING: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Refuses what would wait for the calling thread itself: it has an object in hand, and so may another have whose own is asked for.
+pub(crate) fn refuse_inside() -> Result<(), Failure> {
+    match CHANGING.get() {
+        false => Ok(()),
+        true => Err(Failure {
+            errno: libc::EDEADLK,
+            text: "called by what terrace_update calls, which has an object in hand and would wait for itself: return first".into(),
+        }),
+    }
+}
+
+/// Runs the program's own code with an object in hand.
+fn inside<R>(run: impl FnOnce() -> R) -> R {
+    CHANGING.set(true);
+    let ran = run();
+    CHANGING.set(false);
+    ran
+}
+
+/// What changes a table: whoever is to be waited for by those who change the same object.
+fn get_for_change(table: *mut terrace_table) -> Result<Arc<TableState>, Failure> {
+    let state = get(table)?;
+    refuse_inside()?;
+    Ok(state)
+}
 
 fn get(table: *const terrace_table) -> Result<Arc<TableState>, Failure> {
     state::get::<TableState>(Handle::from_pointer(table))
@@ -57,9 +89,12 @@ pub extern "C" fn terrace_table_create(
 ) -> *mut terrace_table {
     call("terrace_table_create", std::ptr::null_mut(), || {
         let pool = state::get::<PoolState>(Handle::from_pointer(pool))?;
-        let table = Table::new(&pool.heap, narrow(bytes))?;
-        let of = Arc::downgrade(&pool);
-        let handle = state::add(Thing::Table(Arc::new(TableState { table, of })))?;
+        let table = TableState {
+            table: Table::new(&pool.heap, narrow(bytes))?,
+            changing: Default::default(),
+            of: Arc::downgrade(&pool),
+        };
+        let handle = state::add(Thing::Table(Arc::new(table)))?;
         pool.adopt(handle);
         Ok(handle.pointer())
     })
@@ -84,6 +119,13 @@ pub unsafe extern "C" fn terrace_insert(
     })
 }
 
+fn none(id: u64) -> Failure {
+    Failure {
+        errno: libc::ENOENT,
+        text: format!("there is no object {id}: it was never inserted, or is removed"),
+    }
+}
+
 /// Copies object `id` to `object`. -1 with ENOENT: there is none.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn terrace_get(
@@ -96,10 +138,7 @@ pub unsafe extern "C" fn terrace_get(
         not_null(object, "object")?;
         let mut value = vec![0u8; state.table.object_bytes()];
         if !state.table.get(id, &mut value)? {
-            return Err(Failure {
-                errno: libc::ENOENT,
-                text: format!("there is no object {id}: it was never inserted, or is removed"),
-            });
+            return Err(none(id));
         }
         // SAFETY: the program's promise.
         unsafe { std::ptr::copy_nonoverlapping(value.as_ptr(), object.cast(), value.len()) };
@@ -166,6 +205,37 @@ fn read_many(table: &Table, ids: &[u64]) -> Result<(Vec<u8>, Vec<u8>), Failure> 
     Ok((values, there))
 }
 
+/// Changes object `id` by what is in it: calls `change` once, in this thread, with a copy of its `bytes` bytes and with `context`, and stores what that leaves there. Other
+/// calls that change the object (terrace_update, terrace_put, terrace_remove) come before or after, never between, so what threads count up that way is not lost; calls
+/// that read it see it as it was until then. -1 with ENOENT: there is none, and `change` was not called. -1 with another errno: the object is as it was.
+///
+/// `change` may touch memory of any pool and call what reads. terrace_update, terrace_put, terrace_remove and what destroys or closes anything are refused in it with
+/// EDEADLK: its thread would wait for itself. It ends by returning, not by longjmp, an exception, pthread_exit or a cancellation. The copy is gone then.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn terrace_update(
+    table: *mut terrace_table,
+    id: u64,
+    change: Option<unsafe extern "C" fn(object: *mut c_void, bytes: usize, context: *mut c_void)>,
+    context: *mut c_void,
+) -> c_int {
+    call("terrace_update", -1, || {
+        let state = get_for_change(table)?;
+        let change = change.ok_or_else(|| Failure::invalid("change is NULL"))?;
+        let mut value = vec![0u64; state.table.object_bytes().div_ceil(size_of::<u64>())];
+        let bytes = state.table.object_bytes();
+        let _turn = state.turn(id);
+        // SAFETY: as many bytes as these words have, or fewer; any bytes are words.
+        let copy = unsafe { std::slice::from_raw_parts_mut(value.as_mut_ptr().cast(), bytes) };
+        if !state.table.get(id, copy)? {
+            return Err(none(id));
+        }
+        // SAFETY: the program's promise; the copy has so many bytes, and nobody else has it.
+        inside(|| unsafe { change(copy.as_mut_ptr().cast(), bytes, context) });
+        state.table.put(id, copy)?;
+        Ok(0)
+    })
+}
+
 /// Replaces object `id`. -1 with ENOENT: there is none.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn terrace_put(
@@ -174,9 +244,10 @@ pub unsafe extern "C" fn terrace_put(
     object: *const c_void,
 ) -> c_int {
     call("terrace_put", -1, || {
-        let state = get(table)?;
+        let state = get_for_change(table)?;
         // SAFETY: the program's promise.
         let value = unsafe { copied(object.cast::<u8>(), state.table.object_bytes(), "object")? };
+        let _turn = state.turn(id);
         state.table.put(id, &value)?;
         Ok(0)
     })
@@ -186,7 +257,9 @@ pub unsafe extern "C" fn terrace_put(
 #[unsafe(no_mangle)]
 pub extern "C" fn terrace_remove(table: *mut terrace_table, id: u64) -> c_int {
     call("terrace_remove", -1, || {
-        get(table)?.table.remove(id)?;
+        let state = get_for_change(table)?;
+        let _turn = state.turn(id);
+        state.table.remove(id)?;
         Ok(0)
     })
 }

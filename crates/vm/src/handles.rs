@@ -160,3 +160,39 @@ impl Drop for Table {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Way;
+    use crate::store::{Store, StoreOptions};
+
+    #[test]
+    fn what_threads_count_up_is_not_lost() {
+        const THREADS: u64 = 4;
+        const ROUNDS: u64 = 5000;
+        let dir = tempfile::tempdir().unwrap();
+        let options = StoreOptions::scratch(dir.path(), 32 << 20, 64 << 20);
+        let heap = Heap::open(Store::open(&options).unwrap(), Way::InThread).unwrap();
+        let table = Table::new(&heap, 200).unwrap();
+        let ids: Vec<u64> = (0..8).map(|_| table.insert(&[0; 200]).unwrap()).collect();
+        let count_up = |bytes: &mut [u8]| {
+            let counted = u64::from_ne_bytes(bytes[..8].try_into().unwrap());
+            bytes[..8].copy_from_slice(&(counted + 1).to_ne_bytes());
+        };
+        std::thread::scope(|scope| {
+            for _ in 0..THREADS {
+                scope.spawn(|| {
+                    for n in 0..ROUNDS as usize {
+                        table.update(ids[n % ids.len()], count_up).unwrap();
+                    }
+                });
+            }
+        });
+        for id in ids {
+            let mut bytes = [0; 200];
+            assert!(table.get(id, &mut bytes).unwrap());
+            assert_eq!(bytes[..8], (THREADS * ROUNDS / 8).to_ne_bytes());
+        }
+    }
+}

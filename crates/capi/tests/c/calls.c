@@ -173,6 +173,74 @@ static void table(void) {
     terrace_free(found);
 }
 
+/* Objects that threads count up at the same time, while others replace and remove objects beside them. */
+enum { COUNTED = 8, ROUNDS = 20000, TABLE_BYTES = 200 };
+static terrace_table *counted;
+static uint64_t counted_ids[COUNTED];
+static void count_up(void *object, size_t bytes, void *context) {
+    CHECK(bytes == TABLE_BYTES);
+    uint64_t *words = object;
+    words[0] += *(uint64_t *)context;
+    words[1] ^= words[0];
+}
+static void *count(void *more) {
+    for (int n = 0; n < ROUNDS; n++) CHECK(terrace_update(counted, counted_ids[n % COUNTED], count_up, more) == 0);
+    return NULL;
+}
+static void *beside(void *arg) {
+    (void)arg;
+    char record[TABLE_BYTES] = {7};
+    for (int n = 0; n < ROUNDS; n++) {
+        uint64_t id;
+        CHECK(terrace_insert(counted, record, &id) == 0 && terrace_put(counted, id, record) == 0 && terrace_remove(counted, id) == 0);
+    }
+    return NULL;
+}
+static int refused_inside;
+static void use_the_library(void *object, size_t bytes, void *context) {
+    terrace_table *t = context;
+    uint64_t other[TABLE_BYTES / 8], id;
+    /* What is read is as it was, and what lies in a pool may be touched. */
+    ((uint64_t *)object)[0] = 1000;
+    CHECK(terrace_get(t, counted_ids[0], other) == 0 && other[0] == (uint64_t)ROUNDS / COUNTED * 6);
+    char *memory = terrace_malloc(pool, bytes);
+    CHECK(memory && (memory[0] = 7) && terrace_free(memory) == 0 && terrace_insert(t, other, &id) == 0);
+    for (int n = 0; n < COUNTED; n++) {
+        refused_inside += terrace_update(t, counted_ids[n], count_up, NULL) == -1 && errno == EDEADLK;
+        refused_inside += terrace_put(t, counted_ids[n], other) == -1 && errno == EDEADLK;
+        refused_inside += terrace_remove(t, counted_ids[n]) == -1 && errno == EDEADLK;
+    }
+    refused_inside += terrace_table_destroy(t) == -1 && errno == EDEADLK;
+    refused_inside += terrace_close(pool) == -1 && errno == EDEADLK;
+}
+static void updates(void) {
+    uint64_t object[TABLE_BYTES / 8] = {0};
+    counted = terrace_table_create(pool, TABLE_BYTES);
+    CHECK(counted);
+    for (int n = 0; n < COUNTED; n++) CHECK(terrace_insert(counted, object, &counted_ids[n]) == 0);
+    pthread_t threads[THREADS];
+    uint64_t *more = terrace_malloc(pool, THREADS * sizeof *more);
+    for (int n = 0; n < THREADS; n++) {
+        more[n] = (uint64_t)n + 1;
+        CHECK(!pthread_create(&threads[n], NULL, n < THREADS - 1 ? count : beside, &more[n]));
+    }
+    for (int n = 0; n < THREADS; n++) pthread_join(threads[n], NULL);
+    CHECK(terrace_table_count(counted) == COUNTED && THREADS == 4);
+    for (int n = 0; n < COUNTED; n++) {
+        CHECK(terrace_get(counted, counted_ids[n], object) == 0);
+        CHECK(object[0] == (uint64_t)ROUNDS / COUNTED * (1 + 2 + 3));
+    }
+    CHECK(terrace_update(counted, counted_ids[0], use_the_library, counted) == 0);
+    CHECK(refused_inside == 3 * COUNTED + 2);
+    CHECK(terrace_get(counted, counted_ids[0], object) == 0 && object[0] == 1000);
+    refused_inside = 0;
+    /* It has ended, so nothing is refused any more. */
+    CHECK(terrace_put(counted, counted_ids[0], object) == 0 && terrace_remove(counted, counted_ids[1]) == 0);
+    CHECK(terrace_update(counted, counted_ids[1], count_up, more) == -1 && errno == ENOENT);
+    CHECK(terrace_update(counted, counted_ids[0], NULL, NULL) == -1 && errno == EINVAL);
+    CHECK(terrace_table_destroy(counted) == 0 && terrace_free(more) == 0);
+}
+
 static void stats(void) {
     struct terrace_stats s = {0};
     CHECK(terrace_get_stats(pool, &s, sizeof s) == 0);
@@ -194,6 +262,7 @@ int main(int argc, char **argv) {
         array();
         memory();
         table();
+        updates();
         stats();
         CHECK(terrace_close(pool) == 0);
         CHECK(terrace_close(pool) == -1 && errno == EBADF);

@@ -242,6 +242,7 @@ static void every_call_with_a_wrong_handle(void) {
         REFUSED(terrace_get(tables[i], 0, bytes) == -1, EINVAL, "terrace_table");
         REFUSED(terrace_get_many(tables[i], &id, 1, bytes, &found) == -1, EINVAL, "terrace_table");
         REFUSED(terrace_put(tables[i], 0, bytes) == -1, EINVAL, "terrace_table");
+        REFUSED(terrace_update(tables[i], 0, NULL, NULL) == -1, EINVAL, "terrace_table");
         REFUSED(terrace_remove(tables[i], 0) == -1, EINVAL, "terrace_table");
         REFUSED(terrace_prefetch(tables[i], &id, 1) == -1, EINVAL, "terrace_table");
         REFUSED(terrace_table_count(tables[i]) == UINT64_MAX, EINVAL, "terrace_table");
@@ -253,6 +254,7 @@ static void every_call_with_a_wrong_handle(void) {
     REFUSED(terrace_get(table, 0, bytes) == -1, EBADF, "use after close");
     REFUSED(terrace_get_many(table, &id, 1, bytes, &found) == -1, EBADF, "use after close");
     REFUSED(terrace_put(table, 0, bytes) == -1, EBADF, "use after close");
+    REFUSED(terrace_update(table, 0, NULL, NULL) == -1, EBADF, "use after close");
     REFUSED(terrace_remove(table, 0) == -1, EBADF, "use after close");
     REFUSED(terrace_prefetch(table, &id, 1) == -1, EBADF, "use after close");
     REFUSED(terrace_array_len(array) == UINT64_MAX, EBADF, "use after close");
@@ -270,6 +272,7 @@ static void numbers_out_of_bounds(void) {
     REFUSED(terrace_calloc(pool, 1, SIZE_MAX) == NULL, ENOMEM, "");
     REFUSED(terrace_put(table, 7, bytes) == -1, ENOENT, "object 7 of table");
     REFUSED(terrace_put(table, 7, NULL) == -1, EINVAL, "NULL");
+    REFUSED(terrace_update(table, 7, NULL, NULL) == -1, EINVAL, "change is NULL");
     REFUSED(terrace_remove(table, 7) == -1, ENOENT, "");
     REFUSED(terrace_remove(table, UINT64_MAX) == -1, EINVAL, "ids are below");
     REFUSED(terrace_get_many(table, ids, 2, bytes, found) == -1, EINVAL, "ids are below");
