@@ -2,6 +2,7 @@
 //!
 //! Each test runs in a process of its own, this file's started again: some are ended by a signal, and `measure` has a SIGBUS handler for itself.
 
+use crate::heap::{AllocError, PageHeap};
 use crate::opp::{Heap, HeapError, ObjectPool};
 use crate::store::tests::{device, options, pool};
 use crate::store::{ObjectError, Store, Work};
@@ -110,11 +111,9 @@ fn a_write_back_that_fails_loses_nothing_and_new_objects_are_refused() {
     }
 }
 
-fn write_back_fails(way: Way) {
-    let device = device(&options(false), 512, 3);
-    let heap = heap(&device, way);
-    let pool = heap.pool(8 * WORDS as u32, 1 << 20).expect("a pool");
-    let mut objects = fill(&pool, 20_000);
+/// Objects, each with its number, of which some cannot be written any more.
+fn write_until_refused(device: &SimDevice, pool: &ObjectPool) -> Vec<*mut u8> {
+    let mut objects = fill(pool, 20_000);
     device.faults().fail_write(Fault::eio().always());
     let refused = loop {
         match pool.alloc() {
@@ -127,6 +126,14 @@ fn write_back_fails(way: Way) {
         assert!(objects.len() < 200_000, "writes fail and nobody says so");
     };
     assert_eq!(refused, HeapError::Store(ObjectError::ReadOnly));
+    objects
+}
+
+fn write_back_fails(way: Way) {
+    let device = device(&options(false), 512, 3);
+    let heap = heap(&device, way);
+    let pool = heap.pool(8 * WORDS as u32, 1 << 20).expect("a pool");
+    let objects = write_until_refused(&device, &pool);
     assert_eq!(
         heap.array(1, 8, 1).err(),
         Some(HeapError::Store(ObjectError::ReadOnly))
@@ -143,6 +150,38 @@ fn write_back_fails(way: Way) {
     objects
         .iter()
         .for_each(|object| pool.free(*object).expect("freed"));
+}
+
+#[test]
+fn memory_is_refused_where_writes_fail_also_where_some_is_at_hand() {
+    let name = "memory_is_refused_where_writes_fail_also_where_some_is_at_hand";
+    if child("memory").is_none() {
+        return alone(name, "memory", 0);
+    }
+    const RUN_BYTES: usize = 8 * 4096;
+    let device = device(&options(false), 512, 3);
+    let heap = heap(&device, Way::InThread);
+    let pool = heap.pool(8 * WORDS as u32, 1 << 20).expect("a pool");
+    let memory = PageHeap::new(&heap, 1 << 28).expect("a heap");
+    // Part of a span, and a run with pages behind it that were freed last.
+    let alloc = |bytes| memory.alloc(bytes, 16).expect("memory");
+    let (small, [run, behind]) = (alloc(32), [(); 2].map(|()| alloc(RUN_BYTES)));
+    assert_eq!(behind as usize, run as usize + RUN_BYTES);
+    memory.free(behind).expect("freed");
+    write_until_refused(&device, &pool);
+    let refused = Some(AllocError::Heap(HeapError::Store(ObjectError::ReadOnly)));
+    for bytes in [32, RUN_BYTES, 100 * RUN_BYTES] {
+        assert_eq!(memory.alloc(bytes, 16).err(), refused, "{bytes} bytes");
+        assert_eq!(memory.alloc_zeroed(bytes, 16).err(), refused);
+    }
+    // SAFETY: the test's own, and nobody else uses them.
+    let realloc = |address, bytes| unsafe { memory.realloc(address, bytes) };
+    assert_eq!(realloc(small, 500).err(), refused);
+    assert_eq!(realloc(run, RUN_BYTES + 1).err(), refused);
+    // What is there stays, also smaller, and is freed.
+    assert_eq!(realloc(run, RUN_BYTES / 2), Ok(run));
+    memory.free(small).expect("freed");
+    memory.free(run).expect("freed");
 }
 
 #[test]

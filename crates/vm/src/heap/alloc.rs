@@ -83,7 +83,11 @@ impl PageHeap {
         if self.fits_in_place(address as usize, have, bytes)? {
             return Ok(address);
         }
-        let new = self.alloc(bytes, ALIGN_MIN)?;
+        let new = match self.alloc(bytes, ALIGN_MIN) {
+            // What is to be smaller stays, if there is no other place for it.
+            Err(_) if bytes <= have => return Ok(address),
+            new => new?,
+        };
         // SAFETY: both are allocated with so many bytes, the old one is the caller's, and two allocations do not overlap.
         unsafe { std::ptr::copy_nonoverlapping(address, new, have.min(bytes)) };
         self.free(address)?;
@@ -94,6 +98,8 @@ impl PageHeap {
         if !align.is_power_of_two() || align > ALIGN_MAX_BYTES {
             return Err(AllocError::Alignment { asked: align });
         }
+        // Also where memory with its room is at hand: what could not be stored any more ends a program that writes to it.
+        self.ground.takes_updates()?;
         match class_of(bytes, align) {
             Some(class) => self.take_small(class),
             None => self.take_run(bytes, align, cleared),
@@ -274,8 +280,11 @@ impl PageHeap {
             return Ok(false);
         }
         let (had, wants) = (pages_of(have) as u32, pages_of(bytes).min(PAGES_MAX) as u32);
-        if wants > had && !self.take_pages_at(page + had, wants - had) {
-            return Ok(false);
+        if wants > had {
+            self.ground.takes_updates()?;
+            if !self.take_pages_at(page + had, wants - had) {
+                return Ok(false);
+            }
         }
         let mut space = self.space.lock();
         space.runs[number].pages = wants;

@@ -20,6 +20,11 @@ pub trait Ground: Send + Sync {
     /// Takes that back.
     fn unpromise(&self, pages: u64);
 
+    /// Whether what is written from now on can be stored, if that is known here: what has its room already is not handed out either where it could not. Costs a load.
+    fn takes_updates(&self) -> Result<(), AllocError> {
+        Ok(())
+    }
+
     /// Tables of the heap take `after` bytes of DRAM, where they took `before`.
     fn count(&self, before: u64, after: u64);
 }
@@ -56,6 +61,10 @@ impl Ground for Heap {
 
     fn unpromise(&self, pages: u64) {
         self.unpromise_room(pages * PAGE_ENTRY_BYTES, pages * PAGE_SLOT_BYTES);
+    }
+
+    fn takes_updates(&self) -> Result<(), AllocError> {
+        Ok(self.refuse_failed()?)
     }
 
     fn count(&self, before: u64, after: u64) {

@@ -203,12 +203,17 @@ impl Heap {
 
     /// Makes sure that entries of so many more bytes have room on the SSD.
     pub(crate) fn promise_bytes(&self, bytes: u64) -> Result<(), HeapError> {
-        let store = &self.0.store;
         // What cannot be stored any more is not promised.
-        if store.failure().is_some() {
-            return Err(ObjectError::ReadOnly.into());
+        self.refuse_failed()?;
+        Ok(self.0.store.room.promise(bytes)?)
+    }
+
+    /// An error once the device takes no more writes.
+    pub(crate) fn refuse_failed(&self) -> Result<(), HeapError> {
+        match self.0.store.failure() {
+            None => Ok(()),
+            Some(_) => Err(ObjectError::ReadOnly.into()),
         }
-        Ok(store.room.promise(bytes)?)
     }
 
     /// Makes sure that so many more bytes of slots have room in DRAM.
