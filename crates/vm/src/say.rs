@@ -21,8 +21,16 @@ pub(crate) fn say(what: fmt::Arguments<'_>) {
     // Cutting it is all that can happen.
     let _ = write!(line, "terrace: {what}");
     line.0[line.1] = b'\n';
+    // Not by glibc's own write, in which a thread may be cancelled: this is said in a fault as well.
     // SAFETY: the bytes of the line; a stderr that is closed refuses them.
-    unsafe { libc::write(libc::STDERR_FILENO, line.0.as_ptr().cast(), line.1 + 1) };
+    unsafe {
+        libc::syscall(
+            libc::SYS_write,
+            libc::STDERR_FILENO,
+            line.0.as_ptr(),
+            line.1 + 1,
+        )
+    };
 }
 
 /// Ends the program: what must not happen happened, and going on would lose data.

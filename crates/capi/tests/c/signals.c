@@ -108,6 +108,50 @@ static void one_whose_handler_touches_memory(void) {
     CHECK(terrace_close(pool) == 0);
 }
 
+/* Threads that are cancelled while they fault: each goes on to a point of its own where it may be cancelled, and the memory is as they left it. */
+enum { CANCELLED = 300, TOUCHES = 400, WRITTEN = 60000 };
+static uint64_t *written[WRITTEN];
+static volatile int past_its_end;
+static void *touch_and_end(void *arg) {
+    unsigned seed = (unsigned)(uintptr_t)arg + 1;
+    /* Pending from here on, so that whichever call may be cancelled is. */
+    CHECK(pthread_cancel(pthread_self()) == 0);
+    for (int n = 0; n < TOUCHES; n++) {
+        seed = seed * 1103515245 + 12345;
+        uint64_t *object = written[(seed >> 8) % WRITTEN];
+        __atomic_fetch_add(&object[5], 1, __ATOMIC_RELAXED);
+    }
+    __atomic_fetch_add(&sum, TOUCHES, __ATOMIC_RELAXED);
+    pthread_testcancel();
+    past_its_end = 1;
+    return NULL;
+}
+static void ones_that_are_cancelled(void) {
+    terrace_pool *pool = open_sized("cancelled", 256 << 20, 0);
+    CHECK(pool);
+    terrace_objects *objects = terrace_objects_create(pool, 512, 0);
+    CHECK(objects);
+    for (int n = 0; n < WRITTEN; n++) {
+        CHECK((written[n] = terrace_object_alloc(objects)));
+        for (int w = 0; w < 64; w++) written[n][w] = w == 5 ? 0 : (uint64_t)n * 77 + (uint64_t)w;
+    }
+    for (int n = 0; n < CANCELLED; n += 2) {
+        pthread_t threads[2];
+        for (int i = 0; i < 2; i++) CHECK(pthread_create(&threads[i], NULL, touch_and_end, (void *)(uintptr_t)(n + i)) == 0);
+        for (int i = 0; i < 2; i++) {
+            void *ended = NULL;
+            CHECK(pthread_join(threads[i], &ended) == 0 && ended == PTHREAD_CANCELED && !past_its_end);
+        }
+    }
+    uint64_t counted = 0;
+    for (int n = 0; n < WRITTEN; n++) {
+        counted += written[n][5];
+        CHECK(written[n][0] == (uint64_t)n * 77 && written[n][63] == (uint64_t)n * 77 + 63);
+    }
+    CHECK(counted == sum && sum == (uint64_t)CANCELLED * TOUCHES);
+    CHECK(terrace_close(pool) == 0);
+}
+
 int main(int argc, char **argv) {
     if (argc != 2) return 2;
     dir = argv[1];
@@ -115,6 +159,7 @@ int main(int argc, char **argv) {
         {"a signal that is waited for", one_that_is_waited_for},
         {"a signal that is handled", one_that_is_handled},
         {"a handler that touches memory", one_whose_handler_touches_memory},
+        {"threads that are cancelled", ones_that_are_cancelled},
     };
     return RUN_CASES(cases);
 }

@@ -3,7 +3,8 @@
 //! A pipe that is given memory by `vmsplice` has the pages themselves, not a copy. What is written to them until they are unmapped is in what is read later. So nobody need be kept from
 //! writing before, which costs a walk over a page table for each page that lies alone in one (docs/adr/0073).
 //!
-//! Promises: holds all that it is asked to, or nothing; what is read is as long as what was held, in that order. Never: waits, or allocates after it was made.
+//! Promises: holds all that it is asked to, or nothing; what is read is as long as what was held, in that order. Never: waits, or allocates after it was made; or calls
+//! what a thread may be cancelled in (glibc's own vmsplice and readv): it is in a fault then, with locks in hand.
 
 use super::Range;
 use rustix::fd::{AsRawFd, OwnedFd};
@@ -39,9 +40,10 @@ impl HeldPages {
         let flags = libc::SPLICE_F_NONBLOCK;
         // SAFETY: `Range` is laid out as `iovec`, and the caller promises what lies in them; the kernel only takes references to the pages.
         let held = unsafe {
-            libc::vmsplice(
+            libc::syscall(
+                libc::SYS_vmsplice,
                 self.holds.as_raw_fd(),
-                spans.as_ptr().cast(),
+                spans.as_ptr(),
                 spans.len(),
                 flags,
             )
@@ -83,10 +85,11 @@ impl HeldPages {
             }
             // SAFETY: `Range` is laid out as `iovec`; the caller promises that they may be written to.
             let read = unsafe {
-                libc::readv(
+                libc::syscall(
+                    libc::SYS_readv,
                     self.reads.as_raw_fd(),
-                    rest.as_ptr().cast(),
-                    rest.len() as i32,
+                    rest.as_ptr(),
+                    rest.len(),
                 )
             };
             let mut read = match usize::try_from(read) {
