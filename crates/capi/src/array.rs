@@ -22,14 +22,9 @@ fn get(array: *const terrace_array) -> Result<Arc<ArrayState>, Failure> {
     state::get::<ArrayState>(Handle::from_pointer(array))
 }
 
-fn check(state: &ArrayState, index: u64) -> Result<(), Failure> {
+fn outside(state: &ArrayState, index: u64) -> Failure {
     let len = state.array.len();
-    match index < len {
-        true => Ok(()),
-        false => Err(Failure::invalid(format!(
-            "object {index} of an array of {len}"
-        ))),
-    }
+    Failure::invalid(format!("object {index} of an array of {len}"))
 }
 
 /// Makes an array of `len` objects of `bytes` bytes (1 to 4096), zeros, which can grow to `len_max` (0: it cannot grow).
@@ -59,8 +54,9 @@ pub extern "C" fn terrace_array_create(
 pub extern "C" fn terrace_array_at(array: *const terrace_array, index: u64) -> *mut c_void {
     call("terrace_array_at", std::ptr::null_mut(), || {
         let state = get(array)?;
-        check(&state, index)?;
-        Ok(state.array.address(index).cast())
+        // One look at its length: another thread may change that.
+        let address = state.array.get(index);
+        Ok(address.ok_or_else(|| outside(&state, index))?.cast())
     })
 }
 
@@ -86,7 +82,9 @@ pub extern "C" fn terrace_array_resize(array: *mut terrace_array, len: u64) -> c
 pub extern "C" fn terrace_array_clear(array: *mut terrace_array, index: u64) -> c_int {
     call("terrace_array_clear", -1, || {
         let state = get(array)?;
-        check(&state, index)?;
+        if index >= state.array.len() {
+            return Err(outside(&state, index));
+        }
         state.array.clear(index)?;
         Ok(0)
     })
@@ -106,17 +104,18 @@ mod tests {
     use super::*;
     use crate::open::{terrace_close, terrace_open, terrace_options};
     use std::os::unix::ffi::OsStrExt;
-    use std::sync::atomic::{AtomicU64, Ordering};
+    use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+    use std::time::{Duration, Instant};
 
     const THREADS: u64 = 4;
     const ROUNDS: u64 = 4000;
     const RESIZES: u64 = 20;
+    const ASKED_FOR: Duration = Duration::from_secs(5);
 
-    #[test]
-    fn its_length_is_the_last_of_several_that_were_asked_for_at_once() {
-        let dir = tempfile::tempdir().expect("a directory");
-        let path = dir.path().join("pool");
-        let path = std::ffi::CString::new(path.as_os_str().as_bytes()).expect("no zero in it");
+    /// A pool for a test.
+    fn open(dir: &std::path::Path) -> *mut terrace_pool {
+        let path = std::ffi::CString::new(dir.join("pool").as_os_str().as_bytes());
+        let path = path.expect("no zero in it");
         // SAFETY: made of integers and a pointer, all zeros is a value.
         let mut options: terrace_options = unsafe { std::mem::zeroed() };
         options.size = size_of::<terrace_options>();
@@ -124,6 +123,44 @@ mod tests {
         (options.cap_bytes, options.ssd_bytes) = (32 << 20, 64 << 20);
         // SAFETY: options as they should be, with a path that lives on.
         let pool = unsafe { terrace_open(&options) };
+        assert!(!pool.is_null());
+        pool
+    }
+
+    #[test]
+    fn an_object_that_goes_while_it_is_asked_for_is_refused_or_there() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let pool = open(dir.path());
+        let array = Handle::from_pointer(terrace_array_create(pool, 10, 64, 20));
+        let ended = AtomicBool::new(false);
+        let until = Instant::now() + ASKED_FOR;
+        let said = std::thread::scope(|scope| {
+            scope.spawn(|| {
+                let mut len = 10;
+                while !ended.load(Ordering::Relaxed) {
+                    len = 30 - len;
+                    assert_eq!(terrace_array_resize(array.pointer(), len), 0);
+                }
+            });
+            let refusals = std::iter::repeat_with(|| {
+                let at = terrace_array_at(array.pointer(), 15);
+                let errno = std::io::Error::last_os_error().raw_os_error();
+                (at.is_null() && errno != Some(libc::EINVAL)).then_some(errno)
+            });
+            let other = refusals
+                .take_while(|_| Instant::now() < until)
+                .find_map(|said| said);
+            ended.store(true, Ordering::Relaxed);
+            other
+        });
+        assert_eq!(said, None, "another error than EINVAL");
+        assert_eq!(terrace_close(pool), 0);
+    }
+
+    #[test]
+    fn its_length_is_the_last_of_several_that_were_asked_for_at_once() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let pool = open(dir.path());
         let array = Handle::from_pointer(terrace_array_create(pool, 10, 64, 20));
         let barrier = std::sync::Barrier::new(THREADS as usize);
         let wrong = AtomicU64::new(0);

@@ -75,6 +75,11 @@ impl Array {
         self.objects.address(index)
     }
 
+    /// The same where others may resize it meanwhile; None: it does not have that object.
+    pub fn get(&self, index: u64) -> Option<*mut u8> {
+        (index < self.len()).then(|| self.objects.address(index))
+    }
+
     /// Where its addresses begin, and how many bytes of them it has.
     pub fn addresses(&self) -> (usize, usize) {
         self.objects.addresses()
