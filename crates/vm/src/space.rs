@@ -401,7 +401,14 @@ fn map(len: usize, base: Option<usize>) -> Result<*mut std::ffi::c_void, SystemE
     let flags = MapFlags::PRIVATE | MapFlags::NORESERVE | MapFlags::FIXED_NOREPLACE;
     // SAFETY: the kernel refuses it where anything is mapped.
     let mapped = unsafe { mmap_anonymous(base as *mut std::ffi::c_void, len, access, flags) }
-        .map_err(taken)?;
+        .map_err(|errno| match errno {
+            // No other place is any better, and nobody is in the way.
+            rustix::io::Errno::NOMEM => SystemError::Addresses {
+                asked_bytes: len as u64,
+                errno,
+            },
+            errno => taken(errno),
+        })?;
     if mapped as usize == base {
         return Ok(mapped);
     }

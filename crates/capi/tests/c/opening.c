@@ -52,6 +52,21 @@ static void no_addresses(void) {
     CHECK(setrlimit(RLIMIT_AS, &most) == 0);
     REFUSED(!open_named("no addresses"), ENOMEM, "ulimit -v");
 }
+/* Of a pool whose regions have a place of their own, where nothing is. */
+static void no_addresses_for_regions(void) {
+    terrace_pool *pool = open_sized("few addresses", 64 << 20, TERRACE_KEEP);
+    CHECK(pool && terrace_region_open(pool, "one", 4096, 0) && terrace_close(pool) == 0);
+    struct rlimit before, most;
+    CHECK(getrlimit(RLIMIT_AS, &before) == 0);
+    most = before;
+    most.rlim_cur = 8ull << 30;
+    CHECK(setrlimit(RLIMIT_AS, &most) == 0);
+    REFUSED(!open_sized("few addresses", 64 << 20, TERRACE_KEEP), ENOMEM, "ulimit -v");
+    REFUSED(!open_sized("few addresses, new", 64 << 20, TERRACE_KEEP), ENOMEM, "ulimit -v");
+    CHECK(setrlimit(RLIMIT_AS, &before) == 0);
+    CHECK((pool = open_sized("few addresses", 64 << 20, TERRACE_KEEP)));
+    CHECK(terrace_region_open(pool, "one", 4096, 0) && terrace_close(pool) == 0);
+}
 static void no_room_on_the_disk(void) {
     REFUSED(!open_sized("no room", 1ull << 40, 0), ENOSPC, "bytes available");
 }
@@ -84,6 +99,7 @@ int main(int argc, char **argv) {
         {"a kill while it is made anew", a_kill_while_it_is_made_anew},
         {"many pools", many_pools},
         {"no addresses", no_addresses},
+        {"no addresses for regions", no_addresses_for_regions},
         {"no room on the disk", no_room_on_the_disk},
         {"no descriptors", no_descriptors},
     };
