@@ -19,8 +19,8 @@ pub struct terrace_table {
     _private: [u8; 0],
 }
 
-/// What one call holds of objects on their way, at most.
-const BOUNCE_MAX_BYTES: usize = 1 << 20;
+/// What one call holds of objects on their way, at most: objects of 4 KiB are as many as a device has in hand for it.
+const BOUNCE_MAX_BYTES: usize = 256 << 10;
 /// Objects read in one go.
 const MANY_MAX: usize = 1024;
 
@@ -170,23 +170,23 @@ pub unsafe extern "C" fn terrace_get_many(
             not_null(ids, "ids")?;
             // SAFETY: the program's promise: so many are there.
             let wanted = unsafe { copied(ids.add(first), some, "ids")? };
-            let (values, there) = read_many(&state.table, &wanted)?;
-            if found.is_null()
-                && let Some(at) = there.iter().position(|t| *t == 0)
-            {
-                return Err(Failure {
-                    errno: libc::ENOENT,
-                    text: format!("there is no object {}", wanted[at]),
-                });
-            }
-            // SAFETY: the program's promise: there is room for `count` objects, and for as many marks if not NULL.
-            unsafe {
-                let out = objects.cast::<u8>().add(first * bytes);
-                std::ptr::copy_nonoverlapping(values.as_ptr(), out, values.len());
-                if !found.is_null() {
-                    std::ptr::copy_nonoverlapping(there.as_ptr(), found.add(first), some);
+            state.table.counted(some * bytes, || {
+                let (values, there) = read_many(&state.table, &wanted)?;
+                if found.is_null()
+                    && let Some(at) = there.iter().position(|t| *t == 0)
+                {
+                    return Err(none(wanted[at]));
                 }
-            }
+                // SAFETY: the program's promise: there is room for `count` objects, and for as many marks if not NULL.
+                unsafe {
+                    let out = objects.cast::<u8>().add(first * bytes);
+                    std::ptr::copy_nonoverlapping(values.as_ptr(), out, values.len());
+                    if !found.is_null() {
+                        std::ptr::copy_nonoverlapping(there.as_ptr(), found.add(first), some);
+                    }
+                }
+                Ok(())
+            })?;
             first += some;
         }
         Ok(0)

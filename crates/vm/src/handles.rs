@@ -4,7 +4,7 @@
 //! SSD, as objects that fault have. Never: shows an address.
 
 use crate::opp::{Heap, HeapError, Slots};
-use crate::store::{OBJECTS_MAX, ObjectError, Shape, Value};
+use crate::store::{Counted, OBJECTS_MAX, ObjectError, Shape, Value};
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Objects of one size. Dropping it frees them all.
@@ -92,6 +92,12 @@ impl Table {
         }
     }
 
+    /// Counts `bytes` that the caller has for objects on their way in the cap, while `f` runs with them.
+    pub fn counted<R>(&self, bytes: usize, f: impl FnOnce() -> R) -> R {
+        let _counted = Counted::new(self.heap.store().pool.ledger(), bytes as u64);
+        f()
+    }
+
     /// Copies an object to the start of `out`. False: there is none.
     ///
     /// `out` must not lie in memory that faults.
@@ -166,6 +172,7 @@ mod tests {
     use super::*;
     use crate::Way;
     use crate::store::{Store, StoreOptions};
+    use terrace_pool::Part;
 
     #[test]
     fn what_threads_count_up_is_not_lost() {
@@ -194,5 +201,16 @@ mod tests {
             assert!(table.get(id, &mut bytes).unwrap());
             assert_eq!(bytes[..8], (THREADS * ROUNDS / 8).to_ne_bytes());
         }
+    }
+    #[test]
+    fn what_a_caller_reads_into_is_counted_meanwhile() {
+        let dir = tempfile::tempdir().unwrap();
+        let options = StoreOptions::scratch(dir.path(), 32 << 20, 64 << 20);
+        let heap = Heap::open(Store::open(&options).unwrap(), Way::InThread).unwrap();
+        let table = Table::new(&heap, 200).unwrap();
+        let held = || heap.store().pool.ledger().held(Part::Io);
+        let before = held();
+        assert_eq!(table.counted(100_000, held), before + 100_000);
+        assert_eq!(held(), before);
     }
 }

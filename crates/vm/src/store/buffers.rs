@@ -1,7 +1,7 @@
 //! Buffers and queues that a store keeps for its reads.
 //!
 //! Promises: what is kept is counted in the cap, and no more is kept than the limits here say; a buffer for one read is counted as long as it is lent. What a queue's
-//! call takes beyond its stock is counted once the call is over, [`QUEUE_READS_MAX`] buffers at most. Never: reads, or waits for a buffer; or lends a queue that is broken.
+//! call takes beyond its stock in buffers of a block is counted once the call is over, [`QUEUE_READS_MAX`] at most, and what is longer as long as it is lent. Never: reads, or waits for a buffer; or lends a queue that is broken.
 
 use super::tables::Tables;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -97,29 +97,71 @@ impl Buffers {
     }
 }
 
+/// Memory of a caller's for what it reads, in the cap until this is dropped.
+pub(crate) struct Counted<'a> {
+    ledger: &'a Ledger,
+    bytes: u64,
+}
+
+impl Counted<'_> {
+    pub fn new(ledger: &Ledger, bytes: u64) -> Counted<'_> {
+        ledger.change(Part::Io, 0, bytes);
+        Counted { ledger, bytes }
+    }
+}
+
+impl Drop for Counted<'_> {
+    fn drop(&mut self) {
+        self.ledger.change(Part::Io, self.bytes, 0);
+    }
+}
+
 /// A queue of the device, with buffers of one block: its own, or where there are none such that were used before.
 pub(super) struct Queue {
     pub disk: Box<dyn Disk>,
     stock_bytes: usize,
     blocks: Vec<Buf>,
+    /// What of it is in the ledger.
     counted: u64,
 }
 
 impl Queue {
-    pub fn buf(&mut self, len: usize) -> Buf {
+    pub fn buf(&mut self, ledger: &Ledger, len: usize) -> Buf {
         let spare = || (len <= BLOCK_BYTES).then(|| self.blocks.pop()).flatten();
         let buf = self.disk.lend(len).or_else(spare);
-        let mut buf = buf.unwrap_or_else(|| Buf::zeroed(len));
+        let mut buf = buf.unwrap_or_else(|| {
+            let buf = Buf::zeroed(len);
+            self.count_long(ledger, 0, long_bytes(&buf));
+            buf
+        });
         buf.set_len(len);
         buf
     }
-    pub fn keep(&mut self, buf: Buf) {
+    pub fn keep(&mut self, ledger: &Ledger, buf: Buf) {
+        if !buf.is_lent() {
+            self.count_long(ledger, long_bytes(&buf), 0);
+        }
         if !buf.is_lent()
             && buf.capacity_bytes() == BLOCK_BYTES
             && self.blocks.len() < QUEUE_READS_MAX
         {
             self.blocks.push(buf);
         }
+    }
+    fn count_long(&mut self, ledger: &Ledger, before: u64, after: u64) {
+        if before == after {
+            return;
+        }
+        ledger.change(Part::Io, before, after);
+        self.counted = self.counted + after - before;
+    }
+}
+
+/// What a buffer takes, if it is longer than a block.
+fn long_bytes(buf: &Buf) -> u64 {
+    match buf.capacity_bytes() {
+        ..=BLOCK_BYTES => 0,
+        long => long as u64,
     }
 }
 
@@ -169,6 +211,7 @@ impl Queues {
         }
         let held = (queue.blocks.len() * BLOCK_BYTES + queue.stock_bytes) as u64;
         ledger.change(Part::Io, queue.counted, held);
+        // Also where one that was lent did not come back.
         queue.counted = held;
         self.idle.lock().push(queue);
     }
@@ -196,6 +239,30 @@ mod tests {
         fn poll_fd(&self) -> Option<i32> {
             None
         }
+    }
+
+    #[test]
+    fn long_buffers_of_a_queue_are_counted_while_they_are_lent() {
+        const LEN: usize = 72 << 10;
+        let device = device(&options(false), 128, 3);
+        let (pool, queues) = (pool(&device, options(false)), Queues::default());
+        let ledger = pool.ledger();
+        let mut queue = queues.take(&pool).expect("a queue");
+        let before = ledger.held(Part::Io);
+        let mut bufs: Vec<Buf> = (0..QUEUE_READS_MAX)
+            .map(|_| queue.buf(ledger, LEN))
+            .collect();
+        let lent = (QUEUE_READS_MAX * LEN) as u64;
+        assert_eq!(ledger.held(Part::Io), before + lent);
+        // As short as what was read into it was.
+        bufs[0].set_len(10);
+        let lost = bufs.pop();
+        bufs.into_iter().for_each(|buf| queue.keep(ledger, buf));
+        assert_eq!(ledger.held(Part::Io), before + LEN as u64);
+        // One that the device never gave back is not counted for ever.
+        queues.keep(ledger, queue);
+        drop(lost);
+        assert_eq!(ledger.held(Part::Io), before);
     }
 
     #[test]

@@ -133,8 +133,9 @@ impl<F: FnMut(usize, Value<'_>)> Call<'_, F> {
         }
         while let Some(at) = self.planned.pop() {
             let ReadPlan { offset, len, .. } = self.reads[at].plan;
+            let ledger = self.store.pool.ledger();
             let queue = self.queue();
-            let buf = queue.buf(len);
+            let buf = queue.buf(ledger, len);
             queue.disk.submit(at as u64, Op::Read { offset, buf });
         }
     }
@@ -201,7 +202,8 @@ impl<F> Call<'_, F> {
         }
         while let Some(e) = self.ended.pop() {
             if let Some(buf) = e.buf {
-                self.queue().keep(buf);
+                let ledger = self.store.pool.ledger();
+                self.queue().keep(ledger, buf);
             }
         }
     }

@@ -33,6 +33,7 @@ mod under_way;
 mod versions;
 mod write;
 
+pub(crate) use buffers::Counted;
 pub use check::{check, info};
 pub(crate) use chunks::Chunks;
 #[cfg(test)]
