@@ -134,6 +134,10 @@ pub unsafe extern "C" fn terrace_open(options: *const terrace_options) -> *mut t
             Some(regions) => regions.heap().clone(),
             None => Heap::open(Store::open(&asked.store)?, asked.way)?,
         };
+        if let Way::Handlers(_) = asked.way {
+            // System calls may be given such memory, so devices read into it (O_DIRECT). What a kernel before 6.8 cannot do for that is said in the header.
+            heap.memory().devices_write();
+        }
         if let Some(pages) = asked.pages {
             heap.set_pages_max(pages)?;
         }

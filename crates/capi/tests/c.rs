@@ -164,6 +164,11 @@ fn signals_are_the_programs() {
 }
 
 #[test]
+fn what_devices_read_into_memory_is_there() {
+    every_case_of("devices");
+}
+
+#[test]
 fn what_is_refused_at_opening_says_why_and_leaves_the_pool_as_it_was() {
     every_case_of("opening");
 }
