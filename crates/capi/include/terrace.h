@@ -5,7 +5,8 @@
  * - Functions that return int return 0, or -1 with errno set. Functions that return a pointer return NULL with errno set; sizes and counts are 0 or
  *   UINT64_MAX. terrace_last_error says in words what was asked, what is allowed and what to do.
  * - Any thread may call anything at any time, but not from a signal handler. A handler must not touch memory of a pool either, unless its signal is blocked
- *   (pthread_sigmask) whenever its thread is in a call: it would wait for a lock that its own thread has, for ever.
+ *   (pthread_sigmask) whenever its thread is in a call, or in malloc, free and their like, which faults use too: it would wait for a lock that its own thread has, for ever.
+ * - A thread may be cancelled (pthread_cancel) while it touches memory of a pool, but not in a call: pthread_setcancelstate keeps it from that.
  * - A handle (terrace_pool and its like) that is closed, foreign or of another kind is refused with EBADF or EINVAL, never followed. So is an address to free.
  * - Unless terrace_options.fault_threads says otherwise, faults are taken in the thread that touches memory, by a handler for SIGBUS. Then a system call that is
  *   given memory of a pool that is not in DRAM just now fails with EFAULT: read into a buffer of malloc's and copy. Stacks, and locks that are waited on, do not
@@ -101,7 +102,7 @@ typedef struct terrace_stats {
   uint64_t faults_zero;
   // Faults that ended in SIGBUS.
   uint64_t faults_failed;
-  // Pages taken away from the program again, and of these, those that were written to.
+  // Pages taken away from the program again; and times that a page which was written to was stored, when it was taken away or by a sync, after which it may stay.
   uint64_t pages_evicted;
   uint64_t pages_stored;
   // Objects and pages found in DRAM, and those that took a device read.
@@ -207,6 +208,12 @@ int terrace_objects_destroy(struct terrace_objects *objects);
 // Opens a pool, and makes it if need be. NULL: errno is EBUSY if another process has it, EINVAL if an option is out of bounds, EADDRINUSE if
 // something else of the program is where the regions of the pool lie, ENOSPC, EMFILE or ENOMEM if the system has too little, ENOSYS if this
 // machine does not let programs take their faults (terrace_last_error says what to set).
+//
+// Where fault_threads is 0, faults are signals: the first opening installs a handler for SIGBUS. A thread that has SIGBUS blocked is ended with its program by the kernel at
+// its first fault, without a message: leave it out of what is blocked (sigdelset(&set, SIGBUS) after sigfillset). A handler that the program installs for SIGBUS later
+// must pass on what it does not know, with all three arguments, to the one that sigaction said was there, and have its sa_flags and sa_mask. A fault needs up to 64 KiB of the
+// stack of the thread that touches memory. What a device reads into memory of the pool by itself (O_DIRECT, also by libaio and io_uring) may be lost then, and with
+// fault_threads before Linux 6.8: let it read into other memory, and copy.
 //
 // `options` points to as many bytes as its size says; its path is a string.
 struct terrace_pool *terrace_open(const struct terrace_options *options);

@@ -119,6 +119,12 @@ unsafe fn asked(options: *const terrace_options) -> Result<Asked, Failure> {
 /// something else of the program is where the regions of the pool lie, ENOSPC, EMFILE or ENOMEM if the system has too little, ENOSYS if this
 /// machine does not let programs take their faults (terrace_last_error says what to set).
 ///
+/// Where fault_threads is 0, faults are signals: the first opening installs a handler for SIGBUS. A thread that has SIGBUS blocked is ended with its program by the kernel at
+/// its first fault, without a message: leave it out of what is blocked (sigdelset(&set, SIGBUS) after sigfillset). A handler that the program installs for SIGBUS later
+/// must pass on what it does not know, with all three arguments, to the one that sigaction said was there, and have its sa_flags and sa_mask. A fault needs up to 64 KiB of the
+/// stack of the thread that touches memory. What a device reads into memory of the pool by itself (O_DIRECT, also by libaio and io_uring) may be lost then, and with
+/// fault_threads before Linux 6.8: let it read into other memory, and copy.
+///
 /// `options` points to as many bytes as its size says; its path is a string.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn terrace_open(options: *const terrace_options) -> *mut terrace_pool {

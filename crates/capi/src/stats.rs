@@ -27,7 +27,7 @@ pub struct terrace_stats {
     pub faults_zero: u64,
     /// Faults that ended in SIGBUS.
     pub faults_failed: u64,
-    /// Pages taken away from the program again, and of these, those that were written to.
+    /// Pages taken away from the program again; and times that a page which was written to was stored, when it was taken away or by a sync, after which it may stay.
     pub pages_evicted: u64,
     pub pages_stored: u64,
     /// Objects and pages found in DRAM, and those that took a device read.

@@ -1,7 +1,7 @@
 //! What is done about a fault, in whichever thread it is taken.
 //!
 //! Promises: when `resolve` says ready, the page was there a moment ago, as the access needs it; no lock is held while the backing
-//! reads; every wait ends, after [`WAIT_MS_MAX`] with a failure. Never: allocates, or touches the page it fills.
+//! reads; every wait ends, after [`WAIT_MS_MAX`] with a failure. Never: allocates (its backing may), or touches the page it fills.
 
 use crate::backing::{FetchError, Fetched, Page, StoreError};
 use crate::extent::RegionCore;

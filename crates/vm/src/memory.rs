@@ -78,7 +78,7 @@ impl Default for Options {
 /// A fork leaves its regions with the parent: a child that touches one gets SIGSEGV, calls about it answer [`VmError::Forked`], and
 /// what the child drops changes nothing; it can make a memory of its own. A thread that takes its faults itself needs up to 64 KiB of
 /// stack for that, and its stack must not lie in a region. A signal handler that touches a region must not run while its thread is in a call of
-/// this crate: the fault needs locks that the call has, and both would wait for ever. Hold such signals back around calls; while a fault is taken they wait anyway.
+/// this crate or of the allocator: the fault needs locks that the call has, and both would wait for ever. Hold such signals back around calls; while a fault is taken they wait anyway.
 #[derive(Clone)]
 pub struct Memory {
     pub(crate) core: Arc<Core>,

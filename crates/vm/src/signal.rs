@@ -2,8 +2,8 @@
 //! SIGSEGV too (`sys/page_tables.rs` says why).
 //!
 //! Promises: a SIGBUS that is not about a region, or about a page that cannot be had, goes to the handler that was there before;
-//! signals wait while it runs; errno is as before. Never: allocates, takes a lock of the application's, or runs inside itself: a
-//! fault of the runtime's own in a region ends the program with a message.
+//! signals wait while it runs; errno is as before. Never: takes a lock of the application's, but for the allocator's (what stores and reads may allocate, so a signal's handler that
+//! may have interrupted the allocator must not fault); or runs inside itself: a fault of the runtime's own in a region ends the program with a message.
 //!
 //! The handler runs on the stack of the faulting thread, not on an alternate one: those are as small as 8 KiB, and reading a page
 //! back needs more. So a stack must not lie in a region.
