@@ -210,7 +210,8 @@ fn read_many(table: &Table, ids: &[u64]) -> Result<(Vec<u8>, Vec<u8>), Failure> 
 /// that read it see it as it was until then. -1 with ENOENT: there is none, and `change` was not called. -1 with another errno: the object is as it was.
 ///
 /// `change` may touch memory of any pool and call what reads. terrace_update, terrace_put, terrace_remove and what destroys or closes anything are refused in it with
-/// EDEADLK: its thread would wait for itself. It ends by returning, not by longjmp, an exception, pthread_exit or a cancellation. The copy is gone then.
+/// EDEADLK: its thread would wait for itself. Calls that change any object of the table may wait until it ends, so it waits for nobody who makes such a call, and takes no lock that
+/// is held around one. It ends by returning, not by longjmp, an exception, pthread_exit or a cancellation. The copy is gone then.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn terrace_update(
     table: *mut terrace_table,

@@ -122,6 +122,17 @@ pub enum MediaError {
 }
 
 impl MediaError {
+    /// Whether the device says of the place that what was there is lost; all else (no memory, a queue that is broken) may be otherwise the next time.
+    pub fn is_of_the_medium(&self) -> bool {
+        let lost = [
+            rustix::io::Errno::IO,
+            rustix::io::Errno::NODATA,
+            rustix::io::Errno::ILSEQ,
+            rustix::io::Errno::REMOTEIO,
+        ];
+        (self.errno()).is_some_and(|errno| lost.iter().any(|lost| lost.raw_os_error() == errno))
+    }
+
     /// The system's error number, where there is one.
     pub fn errno(&self) -> Option<i32> {
         match self {

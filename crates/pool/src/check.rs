@@ -153,7 +153,7 @@ fn survey<D: Snapshot>(
         .collect();
     let mut surveys = Vec::new();
     for lane in &mut lanes {
-        surveys.push(lane.survey(&mut *disk));
+        surveys.push(lane.survey(&mut *disk)?);
     }
     let report = CheckReport {
         contents: superblock.contents,

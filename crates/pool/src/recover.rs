@@ -29,8 +29,7 @@ pub(crate) fn recover<D: Snapshot + Send>(
     options: &Options,
 ) -> Result<(Recovered, u64), PoolError> {
     let readers = readers_per_lane(options.recovery_threads, lanes.len());
-    let survey =
-        |disks: &mut [Box<dyn Disk>], lane: &mut Lane<D>, ()| Ok(lane.survey(&mut *disks[0]));
+    let survey = |disks: &mut [Box<dyn Disk>], lane: &mut Lane<D>, ()| lane.survey(&mut *disks[0]);
     let surveys = for_each_lane(device, lanes, 1, survey, vec![(); lanes.len()])?;
     let valid = valid_epoch(&surveys);
     let clean = surveys

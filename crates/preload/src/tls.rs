@@ -132,10 +132,17 @@ pub struct InMalloc(Option<Inside>);
 #[cfg(target_arch = "x86_64")]
 #[inline]
 pub fn enter_malloc() -> InMalloc {
-    // SAFETY: as above.
-    unsafe { (&raw mut (*word::address()).in_malloc).write_volatile(true) };
+    set_in_malloc(true);
     compiler_fence(Ordering::SeqCst);
     InMalloc(Some(enter()))
+}
+
+/// For a handler of a signal that cannot wait.
+#[cfg(target_arch = "x86_64")]
+#[inline]
+pub fn set_in_malloc(is: bool) {
+    // SAFETY: as above.
+    unsafe { (&raw mut (*word::address()).in_malloc).write_volatile(is) };
 }
 
 #[cfg(target_arch = "x86_64")]

@@ -12,6 +12,7 @@ use crate::lane::{Lane, Rule};
 use crate::root::{IMAGE_MAGIC, PIECES_END, Root, SEGMENT_RECORD_BYTES};
 use crate::ssd::State;
 use std::collections::{HashMap, VecDeque};
+use std::time::Duration;
 use terrace_log::frame::{
     self, BATCH_END, BATCH_FIRST, BATCH_HEADER_BYTES, BatchHeader, SEGMENT_HEADER_BYTES,
     SegmentHeader, Use,
@@ -104,9 +105,12 @@ impl Survey {
     }
 }
 
+/// Pauses before a batch that decides over its epoch is read once more.
+const READ_AGAIN_AFTER: [Duration; 2] = [Duration::from_millis(10), Duration::from_millis(200)];
+
 impl<D: Snapshot> Lane<D> {
     /// Reads roots, checkpoint and the batches behind it.
-    pub fn survey(&mut self, disk: &mut dyn Disk) -> Survey {
+    pub fn survey(&mut self, disk: &mut dyn Disk) -> Result<Survey, MediaError> {
         let mut s = Survey::default();
         let mut replay = None;
         for root in self.read_roots(disk, &mut s.lost_roots) {
@@ -139,8 +143,8 @@ impl<D: Snapshot> Lane<D> {
             None => self.probe_all(disk, &mut s),
         };
         self.find_batches(disk, &mut s, &replay);
-        self.judge(disk, &mut s);
-        s
+        self.judge(disk, &mut s)?;
+        Ok(s)
     }
 
     /// The two root blocks, the newer one first. The older one only counts while
@@ -386,8 +390,8 @@ impl<D: Snapshot> Lane<D> {
         }
     }
 
-    /// Finds the youngest epoch and whether this lane has all of it.
-    fn judge(&mut self, disk: &mut dyn Disk, s: &mut Survey) {
+    /// Finds the youngest epoch and whether this lane has all of it. An error is none of the medium's: it says nothing of the epoch.
+    fn judge(&mut self, disk: &mut dyn Disk, s: &mut Survey) -> Result<(), MediaError> {
         let newest =
             |f: fn(&BatchHeader) -> u64| s.batches.iter().map(|b| f(&b.header)).max().unwrap_or(0);
         let (epoch, clock) = (newest(|h| h.epoch), newest(|h| h.clock_ms));
@@ -395,7 +399,7 @@ impl<D: Snapshot> Lane<D> {
         s.clock_ms = clock.max(s.clock_ms);
         s.complete = true;
         if s.max_epoch <= s.durable_epoch {
-            return;
+            return Ok(());
         }
         let last: Vec<BatchAt> = s
             .batches
@@ -415,6 +419,7 @@ impl<D: Snapshot> Lane<D> {
             // One that the device does not give may have been torn by the power: an epoch that cannot be judged is not whole.
             sound = match sound.then(|| self.batch_checks(disk, b)) {
                 Some(Ok(checks)) => checks,
+                Some(Err(error)) if !error.is_of_the_medium() => return Err(error),
                 Some(Err(error)) => {
                     let (from, to) = b.range();
                     s.damage.push(Damage {
@@ -428,14 +433,21 @@ impl<D: Snapshot> Lane<D> {
         }
         self.set_unknown_aside(&s.damage);
         s.complete = sound || !self.rule(Rule::EpochNeedsEnd);
+        Ok(())
     }
 
     fn batch_checks(&self, disk: &mut dyn Disk, b: &BatchAt) -> Result<bool, MediaError> {
         let (from, to) = b.range();
         let offset = self.ssd.device_offset(b.segment) + from as u64;
-        let mut read = || read_blocking(disk, offset, to - from);
+        let mut image = read_blocking(disk, offset, to - from);
         // Acknowledged updates may depend on it: not given up for the device's moment.
-        let image = read().or_else(|_| read()).or_else(|_| read())?;
+        for pause in READ_AGAIN_AFTER {
+            if image.as_ref().is_err_and(|e| e.is_of_the_medium()) {
+                std::thread::sleep(pause);
+                image = read_blocking(disk, offset, to - from);
+            }
+        }
+        let image = image?;
         let life = self.ssd.life(b.segment);
         let mut count = 0;
         for item in Items::new(&image, from, &life, b) {

@@ -1,6 +1,6 @@
 //! The program's own handlers of signals. One function of ours stands in front of each, and lets a signal that comes in the middle of malloc wait until its end.
 //!
-//! A handler in the middle would be inside itself (`tls`), and might wait for a lock that its own thread has. To hold signals back by the kernel takes two system calls, ten times as long as a
+//! (While malloc opens the pool, once, a handler comes at once, as it does where this cannot be.) A handler in the middle would be inside itself (`tls`), and might wait for a lock that its own thread has. To hold signals back by the kernel takes two system calls, ten times as long as a
 //! small malloc and free. So the signal comes; if its thread is in malloc, it is handed to the kernel once more, and the thread goes on with signals blocked; who ends malloc gives
 //! it its mask back, and the signal comes then. Promises: who asks is told the action that the program set. Never: lets wait what an instruction may have raised; allocates.
 
@@ -68,7 +68,12 @@ pub fn leave() {
 /// What the kernel is to have for an action of the program's, which is kept.
 pub fn given(signal: c_long, action: Action) -> Action {
     match of(signal) {
-        Some(set) if action.is_function() && OF_THE_C_LIBRARY & 1 << (signal - 1) == 0 => {
+        Some(set)
+            if super::is_on()
+                && action.is_function()
+                && action.handler != front()
+                && OF_THE_C_LIBRARY & 1 << (signal - 1) == 0 =>
+        {
             keep(set, (action.handler, action.flags));
             if signal >= QUEUED_FROM {
                 QUEUED.store(true, Ordering::SeqCst);
@@ -114,8 +119,9 @@ unsafe extern "C-unwind" fn on_signal(
     info: *mut libc::siginfo_t,
     context: *mut c_void,
 ) {
+    let in_malloc = process::has_storage() && tls::is_in_malloc();
     // SAFETY: what the kernel gives for SA_SIGINFO.
-    if unsafe { process::has_storage() && tls::is_in_malloc() && waits(signal, info, context) } {
+    if in_malloc && unsafe { waits(signal, info, context) } {
         return;
     }
     let Some(set) = of(signal.into()) else { return };
@@ -125,7 +131,15 @@ unsafe extern "C-unwind" fn on_signal(
     }
     // SAFETY: the program's promise; one that takes only the signal looks at no other argument.
     let handler: Handler = unsafe { std::mem::transmute(handler) };
+    if !in_malloc {
+        return handler(signal, info, context);
+    }
+    // It may jump out, or wait for another signal, which must not wait for malloc then.
+    let before = raw::hold_signals();
+    tls::set_in_malloc(false);
     handler(signal, info, context);
+    tls::set_in_malloc(true);
+    raw::let_signals(&before);
 }
 
 /// Lets it come again when malloc has ended. False: it cannot wait.

@@ -171,6 +171,7 @@ pub fn begin(must: bool) {
     in_place::begin();
     signals::install();
     STATE.store(if must { FIXED } else { ON }, Ordering::SeqCst);
+    signals::take_handlers();
     begin_thread();
 }
 
@@ -196,6 +197,7 @@ pub fn after_fork() {
         return;
     }
     in_place::begin();
+    signals::after_fork();
     match own() {
         // It may be on its stack for signals, or within a call.
         Some(thread) => {

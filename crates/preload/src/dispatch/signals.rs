@@ -156,11 +156,10 @@ pub fn install() {
     if said != 0 {
         raw::die(format_args!("handlers of signals are refused: {said}"));
     }
-    take_handlers();
 }
 
 /// Those that were set before calls were dispatched. That of the report may come in the middle of malloc: it rings a bell, and takes nothing.
-fn take_handlers() {
+pub fn take_handlers() {
     for signal in 1..=c_long::from(libc::SIGRTMAX()) {
         let there = kernels(signal);
         if !OURS.iter().any(|ours| c_long::from(*ours) == signal)
@@ -170,6 +169,11 @@ fn take_handlers() {
             put(signal, &fronted::given(signal, there));
         }
     }
+}
+
+/// In the child of a fork: whoever changed an action in the parent at that moment is not there.
+pub fn after_fork() {
+    ASKED.taken.store(false, Ordering::Release);
 }
 
 /// What the kernel has for a signal.

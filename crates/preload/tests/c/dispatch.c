@@ -12,11 +12,8 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
-#include <sys/prctl.h>
-#include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
-#include <sys/syscall.h>
 #include <sys/time.h>
 #include <sys/uio.h>
 #include <sys/wait.h>
@@ -171,46 +168,6 @@ static void cancelled(void) {
         MUST(pthread_join(thread, &ended) == 0 && ended == PTHREAD_CANCELED);
     }
     close(fds[0]), close(fds[1]);
-}
-
-// A program that has cancelled a thread is served as one that has not.
-static void calls_after_cancelling(void) {
-    char *cold = place(PAGE);
-    push_out();
-    MUST(syscall(SYS_getrandom, cold, 64, 0) == 64);
-    push_out();
-    MUST(prctl(PR_GET_NAME, cold) == 0 && strcmp(cold, "dispatch_c") == 0);
-    struct rlimit *limit = (struct rlimit *)place(sizeof *limit);
-    push_out();
-    MUST(prlimit(0, RLIMIT_NOFILE, NULL, limit) == 0 && limit->rlim_cur > 0);
-    unsigned long all = ~0ul, was;
-    MUST(syscall(SYS_rt_sigprocmask, SIG_BLOCK, &all, &was, 8) == 0);
-    push_out();
-    MUST(strcmp(cold, "dispatch_c") == 0);
-    MUST(syscall(SYS_rt_sigprocmask, SIG_SETMASK, &was, NULL, 8) == 0);
-}
-
-// The child of a vfork gives signals back to the system before it runs a program, as Python's subprocess does, and what it hands over is not in DRAM.
-static void handed_over_without_handlers(void) {
-    char *path = place(64), *text = place(64);
-    char **args = (char **)place(4 * sizeof *args);
-    strcpy(path, "/bin/sh"), strcpy(text, "-ec");
-    args[0] = path, args[1] = text, args[2] = strcpy(place(64), "exit 7"), args[3] = NULL;
-    for (int blocked = 0; blocked < 2; blocked++) {
-        push_out();
-        pid_t child = vfork();
-        if (child == 0) {
-            sigset_t all;
-            sigfillset(&all);
-            signal(SIGBUS, SIG_DFL);
-            if (blocked)
-                sigprocmask(SIG_BLOCK, &all, NULL);
-            execv(path, args);
-            _exit(1);
-        }
-        int status;
-        MUST(waitpid(child, &status, 0) == child && WIFEXITED(status) && WEXITSTATUS(status) == 7);
-    }
 }
 
 static void jumps(int signal) {
@@ -610,8 +567,6 @@ int main(void) {
     preempted();
     jumped_out_of();
     jumped_out_of_further_down();
-    handed_over_without_handlers();
     cancelled();
-    calls_after_cancelling();
     puts("OK");
 }

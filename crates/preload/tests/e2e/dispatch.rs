@@ -22,12 +22,14 @@ fn is_ok(faults: &str, source: &str, flags: &[&str], args: &[&str]) {
 fn e2e_signals_stacks_and_processes_while_calls_are_dispatched() {
     is_ok("dispatch", "dispatch.c", &[], &[]);
     is_ok("dispatch", "asked.c", &[], &[]);
+    is_ok("dispatch", "unseen.c", &[], &[]);
 }
 
 #[test]
 fn e2e_the_same_while_threads_take_faults() {
     is_ok("thread", "dispatch.c", &[], &[]);
     is_ok("thread", "asked.c", &[], &[]);
+    is_ok("thread", "unseen.c", &[], &[]);
 }
 
 /// What `alike.c` looks at.
