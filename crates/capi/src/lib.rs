@@ -5,6 +5,7 @@
 //! memory that faults. Never: follows a handle, or keeps a pointer of the program's.
 
 mod array;
+mod changing;
 mod error;
 mod forks;
 mod handle;

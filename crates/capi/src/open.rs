@@ -3,12 +3,12 @@
 //! Promises: closing ends everything of the pool; calls under way in other threads end first. Never: reads more of the options than the program says
 //! it has.
 
+use crate::changing::refuse_inside;
 use crate::error::{Failure, call};
 use crate::forks;
 use crate::handle::Handle;
 use crate::ranges;
 use crate::state::{self, ArrayState, ObjectsState, PoolState, RegionState, TableState, Thing};
-use crate::table::refuse_inside;
 use ::terrace_pool::Mutex;
 use std::ffi::{CStr, OsStr, c_char, c_int};
 use std::mem::offset_of;

@@ -3,10 +3,10 @@
 //! Promises: a handle of another kind is told from one of the kind that is wanted; what a call works on stays until the call ends, and what is closed
 //! ends with it, in the thread that closes. Never: knows what a call does with it.
 
+use crate::changing::refuse_inside;
 use crate::error::Failure;
 use crate::handle::{Handle, Places};
 use crate::ranges;
-use crate::table::refuse_inside;
 use ::terrace_pool::{Mutex, RwLock};
 use std::sync::atomic::{Ordering, fence};
 use std::sync::{Arc, MutexGuard, RwLockWriteGuard, Weak};

@@ -3,12 +3,12 @@
 //! Promises: buffers of the program may lie in memory that faults: they are read before and written after the store is used; what changes an object waits for
 //! who is changing it, so no change is lost. Never: takes more than [`BOUNCE_MAX_BYTES`] for a call; or holds a lock of the store while the program's own code runs.
 
+use crate::changing::{inside, refuse_inside};
 use crate::error::{Failure, call};
 use crate::handle::Handle;
 use crate::objects::narrow;
 use crate::open::terrace_pool;
 use crate::state::{self, PoolState, TableState, Thing};
-use std::cell::Cell;
 use std::ffi::{c_int, c_void};
 use std::sync::Arc;
 use terrace_vm::handles::Table;
@@ -23,30 +23,6 @@ pub struct terrace_table {
 const BOUNCE_MAX_BYTES: usize = 256 << 10;
 /// Objects read in one go.
 const MANY_MAX: usize = 1024;
-
-thread_local! {
-    /// Whether this thread is in what a program gave to `terrace_update`.
-    static CHANGING: Cell<bool> = const { Cell::new(false) };
-}
-
-/// Refuses what would wait for the calling thread itself: it has an object in hand, and so may another have whose own is asked for.
-pub(crate) fn refuse_inside() -> Result<(), Failure> {
-    match CHANGING.get() {
-        false => Ok(()),
-        true => Err(Failure {
-            errno: libc::EDEADLK,
-            text: "called by what terrace_update calls, which has an object in hand and would wait for itself: return first".into(),
-        }),
-    }
-}
-
-/// Runs the program's own code with an object in hand.
-fn inside<R>(run: impl FnOnce() -> R) -> R {
-    CHANGING.set(true);
-    let ran = run();
-    CHANGING.set(false);
-    ran
-}
 
 /// What changes a table: whoever is to be waited for by those who change the same object.
 fn get_for_change(table: *mut terrace_table) -> Result<Arc<TableState>, Failure> {

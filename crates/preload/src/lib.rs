@@ -98,8 +98,8 @@ fn prepare() {
             opening::prepare(settings);
             match dispatch {
                 settings::Dispatch::Not => {}
-                settings::Dispatch::IfPossible => dispatch::begin(false),
-                settings::Dispatch::Must => dispatch::begin(true),
+                settings::Dispatch::IfPossible => dispatch::begin(false, report::handler()),
+                settings::Dispatch::Must => dispatch::begin(true, report::handler()),
             }
         }
         Ok(None) => {}

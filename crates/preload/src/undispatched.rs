@@ -37,7 +37,7 @@ pub fn after_fork() {}
 
 pub fn begin_thread() {}
 
-pub fn begin(_: bool) {
+pub fn begin(_: bool, _: usize) {
     crate::raw::say(format_args!(
         "system calls cannot be dispatched on this kind of processor: faults are taken by threads"
     ));

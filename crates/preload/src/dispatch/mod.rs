@@ -161,8 +161,8 @@ fn is_possible() -> bool {
 }
 
 /// From now on calls of this process are dispatched: those of the calling thread, and of all that it makes. At the start of the program, before it has threads.
-/// If it is not possible, it is left to threads, unless it `must` be.
-pub fn begin(must: bool) {
+/// If it is not possible, it is left to threads, unless it `must` be. `our_own`: a handler of this library's that takes nothing, and need not wait.
+pub fn begin(must: bool, our_own: usize) {
     if !must && !is_possible() {
         return;
     }
@@ -171,7 +171,7 @@ pub fn begin(must: bool) {
     in_place::begin();
     signals::install();
     STATE.store(if must { FIXED } else { ON }, Ordering::SeqCst);
-    signals::take_handlers();
+    signals::take_handlers(our_own);
     begin_thread();
 }
 

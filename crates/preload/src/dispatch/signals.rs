@@ -5,7 +5,7 @@
 
 use super::own_stack::{self, MUST_COME, mask_of};
 use super::{Thread, altstack, fronted, process};
-use crate::{raw, report, runtime, tls};
+use crate::{raw, runtime, tls};
 use libc::{c_int, c_long, c_void};
 use std::cell::UnsafeCell;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -158,13 +158,13 @@ pub fn install() {
     }
 }
 
-/// Those that were set before calls were dispatched. That of the report may come in the middle of malloc: it rings a bell, and takes nothing.
-pub fn take_handlers() {
+/// Those that were set before calls were dispatched. `our_own` may come in the middle of malloc.
+pub fn take_handlers(our_own: usize) {
     for signal in 1..=c_long::from(libc::SIGRTMAX()) {
         let there = kernels(signal);
         if !OURS.iter().any(|ours| c_long::from(*ours) == signal)
             && there.is_function()
-            && !report::is_ours(there.handler)
+            && there.handler != our_own
         {
             put(signal, &fronted::given(signal, there));
         }
