@@ -8,6 +8,19 @@ use terrace_kv::{Expiry, Step, Value};
 use terrace_media::sim::{Fault, Rng, SimDevice};
 use terrace_pool::Durability;
 
+/// A small pool, asynchronous.
+fn opened(seed: u64, memory_segments: u64) -> (Shape, SimDevice, Rig) {
+    let shape = Shape {
+        segments_per_lane: 56,
+        memory_segments,
+        durability: Durability::Async,
+        ..Shape::default()
+    };
+    let device = shape.device(seed);
+    let rig = Rig::open(&device, shape, clock());
+    (shape, device, rig)
+}
+
 /// Sets some keys anew, all in one epoch.
 fn overwrite(rig: &mut Rig, rng: &mut Rng, model: &mut Model) {
     let pairs: Vec<_> = (0..3)
@@ -32,14 +45,7 @@ fn holds(rig: &mut Rig, model: &Model, what: &str) {
 #[test]
 fn tombstones_outlive_what_a_failed_write_has_left_in_place() {
     for seed in 0..8 {
-        let shape = Shape {
-            segments_per_lane: 56,
-            memory_segments: 16,
-            durability: Durability::Async,
-            ..Shape::default()
-        };
-        let device = shape.device(seed);
-        let mut rig = Rig::open(&device, shape, clock());
+        let (shape, device, mut rig) = opened(seed, 16);
         let (mut rng, mut model) = (Rng::new(seed), Model::new());
         let first = shape.device_bytes() - shape.segments_per_lane * SEGMENT as u64;
         for n in 0..1500 {
@@ -92,14 +98,7 @@ fn get(rig: &mut Rig, key: &[u8]) -> Result<Option<Vec<u8>>, String> {
 #[test]
 fn keys_are_readable_after_no_write_went_through_any_more() {
     for seed in 0..30 {
-        let shape = Shape {
-            segments_per_lane: 56,
-            memory_segments: 12,
-            durability: Durability::Async,
-            ..Shape::default()
-        };
-        let device = shape.device(seed);
-        let mut rig = Rig::open(&device, shape, clock());
+        let (_, device, mut rig) = opened(seed, 12);
         let (mut rng, mut model) = (Rng::new(seed), Model::new());
         let mut set = |rig: &mut Rig, model: &mut Model, n: usize| {
             let (key, v) = (format!("key:{n}").into_bytes(), value(&mut rng, 700));

@@ -1,8 +1,9 @@
 //! The program's own handlers of signals. One function of ours stands in front of each, and lets a signal that comes in the middle of malloc wait until its end.
 //!
-//! (While malloc opens the pool, once, a handler comes at once, as it does where this cannot be.) A handler in the middle would be inside itself (`tls`), and might wait for a lock that its own thread has. To hold signals back by the kernel takes two system calls, ten times as long as a
+//! A handler in the middle would be inside itself (`tls`), and might wait for a lock that its own thread has. To hold signals back by the kernel takes two system calls, ten times as long as a
 //! small malloc and free. So the signal comes; if its thread is in malloc, it is handed to the kernel once more, and the thread goes on with signals blocked; who ends malloc gives
-//! it its mask back, and the signal comes then. Promises: who asks is told the action that the program set. Never: lets wait what an instruction may have raised; allocates.
+//! it its mask back, and the signal comes then. Not while malloc opens the pool, once: a handler comes in the middle then. Where a filter of system calls refuses to hand signals over, the
+//! kernel holds them back. Promises: who asks is told the action that the program set. Never: lets wait what an instruction may have raised; allocates.
 
 use super::process;
 use super::signals::{Action, OF_THE_C_LIBRARY};
@@ -11,6 +12,7 @@ use libc::{c_int, c_long, c_void};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 
 const SIGNALS: usize = 64;
+
 /// What the program set for one signal.
 struct Set {
     handler: AtomicUsize,
@@ -26,7 +28,7 @@ static SETS: [Set; SIGNALS] = [const {
 
 /// From this one on several of a signal wait, in their order, and one that is handed to the kernel once more would come behind those that came later.
 const QUEUED_FROM: c_long = 32;
-/// Whether the program has set a handler for such a signal.
+/// Whether the program has set a handler for such a signal, or signals cannot be handed over.
 static QUEUED: AtomicBool = AtomicBool::new(false);
 
 /// Whether the kernel has to hold signals back, to keep their order. A thread that is in malloc when another sets the first such handler may see two of its signals change places.
@@ -142,6 +144,29 @@ unsafe extern "C-unwind" fn on_signal(
     raw::let_signals(&before);
 }
 
+/// Finds out whether a signal can be handed to the kernel once more: asks for none.
+pub fn learn() {
+    // SAFETY: the kernel's structure, of which all zeros are a value: who asks is this very process.
+    let said = unsafe {
+        let mut info = std::mem::zeroed::<libc::siginfo_t>();
+        again(0, &raw mut info)
+    };
+    if said != 0 {
+        QUEUED.store(true, Ordering::SeqCst);
+    }
+}
+
+/// To this thread.
+unsafe fn again(signal: c_int, info: *mut libc::siginfo_t) -> c_long {
+    // SAFETY: what a signal came with.
+    unsafe {
+        let process = raw::call(libc::SYS_getpid, [0; 6]);
+        let thread = raw::call(libc::SYS_gettid, [0; 6]);
+        let args = [process, thread, signal.into(), info as c_long, 0, 0];
+        raw::call(libc::SYS_rt_tgsigqueueinfo, args)
+    }
+}
+
 /// Lets it come again when malloc has ended. False: it cannot wait.
 unsafe fn waits(signal: c_int, info: *mut libc::siginfo_t, context: *mut c_void) -> bool {
     if terrace_vm::RAISED.contains(&signal) {
@@ -150,10 +175,7 @@ unsafe fn waits(signal: c_int, info: *mut libc::siginfo_t, context: *mut c_void)
     // SAFETY: the kernel's own.
     unsafe {
         let before = raw::block_all();
-        let process = raw::call(libc::SYS_getpid, [0; 6]);
-        let thread = raw::call(libc::SYS_gettid, [0; 6]);
-        let args = [process, thread, signal.into(), info as c_long, 0, 0];
-        if raw::call(libc::SYS_rt_tgsigqueueinfo, args) != 0 {
+        if again(signal, info) != 0 {
             // There are too many that wait.
             raw::set_mask(before);
             return false;

@@ -171,6 +171,7 @@ pub fn begin(must: bool, our_own: usize) {
     in_place::begin();
     signals::install();
     STATE.store(if must { FIXED } else { ON }, Ordering::SeqCst);
+    fronted::learn();
     signals::take_handlers(our_own);
     begin_thread();
 }

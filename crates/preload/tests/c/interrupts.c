@@ -246,7 +246,8 @@ int main(int count, char **args) {
         is_as_quick_with();
     handlers();
     stops();
-    values();
+    if (count < 2 || strcmp(args[1], "refused") != 0)
+        values();
     puts("OK");
     return 0;
 }

@@ -165,6 +165,21 @@ fn e2e_signals_while_it_is_in_malloc_and_mmap_either_way() {
     is_ok("thread", "interrupts.c", &[], &[]);
 }
 
+/// Where a filter refuses to hand a signal to the kernel once more, the kernel holds signals back.
+#[test]
+fn e2e_signals_while_it_is_in_malloc_under_a_filter_of_calls() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let filter = compiled(dir.path(), "filter.c", &[]);
+    let program = compiled(dir.path(), "interrupts.c", &[]);
+    let more = ["--ssd", "1G", "--faults", "dispatch"];
+    let run = command(CAP_MIB, &more, None);
+    let mut filtered = std::process::Command::new(filter);
+    filtered.arg("signals").arg(run.get_program());
+    filtered.args(run.get_args()).arg(program).arg("refused");
+    let (well, said) = output(filtered.current_dir(dir.path()));
+    assert!(well && said.contains("OK\n"), "{said}");
+}
+
 #[test]
 fn e2e_forks_either_way() {
     is_ok("thread", "fork.c", &[], &[]);
