@@ -5,8 +5,8 @@
 //! it its mask back, and the signal comes then. Not while malloc opens the pool, once: a handler comes in the middle then. Where a filter of system calls refuses to hand signals over, the
 //! kernel holds them back. Promises: who asks is told the action that the program set. Never: lets wait what an instruction may have raised; allocates.
 
+use super::actions::{self, Action, OF_THE_C_LIBRARY};
 use super::process;
-use super::signals::{Action, OF_THE_C_LIBRARY};
 use crate::{raw, tls};
 use libc::{c_int, c_long, c_void};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
@@ -60,9 +60,9 @@ pub fn known(signal: c_long) -> (usize, u64) {
 /// No function of ours is in front of any from now on: what the program sets is not seen any more.
 pub fn leave() {
     for signal in 1..=SIGNALS as c_long {
-        let (kernels, known) = (super::signals::kernels(signal), known(signal));
+        let (kernels, known) = (actions::kernels(signal), known(signal));
         if kernels.handler == front() {
-            super::signals::put(signal, &told(kernels, known));
+            actions::put(signal, &told(kernels, known));
         }
     }
 }
@@ -129,7 +129,7 @@ unsafe extern "C-unwind" fn on_signal(
     let Some(set) = of(signal.into()) else { return };
     let handler = set.handler.load(Ordering::Acquire);
     if set.flags.load(Ordering::Acquire) & libc::SA_RESETHAND as u64 != 0 {
-        super::signals::reset(signal);
+        actions::reset(signal);
     }
     // SAFETY: the program's promise; one that takes only the signal looks at no other argument.
     let handler: Handler = unsafe { std::mem::transmute(handler) };

@@ -12,6 +12,7 @@
 //! | SIGBUS, SIGSYS | the program's to block and to handle | never blocked; handled here, then by the program's handlers (`signals`) |
 //! | alternate signal stack | the program's | ours, since a fault must find one; the program is told what it set |
 
+mod actions;
 mod altstack;
 mod bounce;
 mod brought;

@@ -3,6 +3,10 @@
 //! Promises: the program's own handlers for both are called where the signal is not ours; it is told the actions, masks and stacks that it set. A handler
 //! of the program's returns to the kernel without being dispatched. Never: allocates.
 
+use super::actions::{
+    Action, MASK_BYTES, NO_ACTION, OF_THE_C_LIBRARY, SA_RESTORER, act, kernels, put, restorer,
+    terrace_preload_return,
+};
 use super::own_stack::{self, MUST_COME, mask_of};
 use super::{Thread, altstack, fronted, process};
 use crate::{raw, runtime, tls};
@@ -12,37 +16,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 /// In a siginfo of SIGSYS: a call was dispatched.
 const SYS_USER_DISPATCH: c_int = 2;
-const SA_RESTORER: u64 = 0x0400_0000;
-/// Those by which it cancels threads and changes their users: sets that it fills have not got them.
-pub const OF_THE_C_LIBRARY: u64 = 1 << 31 | 1 << 32;
-/// The kernel's masks have so many bytes.
-const MASK_BYTES: c_long = 8;
 /// Numbers from SIGBUS to SIGSYS have places here.
 const OURS: [c_int; 2] = [libc::SIGBUS, libc::SIGSYS];
-
-/// An action as the kernel has it.
-#[repr(C)]
-#[derive(Clone, Copy)]
-pub struct Action {
-    pub handler: usize,
-    pub flags: u64,
-    pub restorer: usize,
-    pub mask: u64,
-}
-
-impl Action {
-    /// Whether a function of the program's is called.
-    pub fn is_function(&self) -> bool {
-        !matches!(self.handler, libc::SIG_DFL | libc::SIG_IGN)
-    }
-}
-
-const NO_ACTION: Action = Action {
-    handler: libc::SIG_DFL,
-    flags: 0,
-    restorer: 0,
-    mask: 0,
-};
 
 /// What the program asked for of the two signals that are ours.
 struct Asked {
@@ -91,52 +66,6 @@ impl Asked {
     }
 }
 
-// Where handlers return to: in this library, so that the call is not dispatched. By these bytes unwinders know it, and by this name gdb does.
-std::arch::global_asm!(
-    ".globl __restore_rt",
-    ".hidden __restore_rt",
-    ".type __restore_rt,@function",
-    "nop",
-    "__restore_rt:",
-    ".byte 0x48, 0xc7, 0xc0, 0x0f, 0x00, 0x00, 0x00",
-    "syscall",
-    ".size __restore_rt,.-__restore_rt",
-    // Ends a handler whose frame lies at the address that it is given.
-    ".globl terrace_preload_return",
-    ".hidden terrace_preload_return",
-    ".type terrace_preload_return,@function",
-    "terrace_preload_return:",
-    "mov rsp, rdi",
-    "mov eax, 15",
-    "syscall",
-    "ud2",
-    ".size terrace_preload_return,.-terrace_preload_return",
-);
-
-unsafe extern "C" {
-    fn __restore_rt();
-    fn terrace_preload_return(frame: usize) -> !;
-}
-
-fn restorer() -> usize {
-    __restore_rt as unsafe extern "C" fn() as usize
-}
-
-/// Changes an action past everything that is in front of it.
-fn act(signal: c_int, action: &Action, was: Option<&mut Action>) -> c_long {
-    let was = was.map_or(0, |was| (&raw mut *was) as c_long);
-    let args = [
-        signal.into(),
-        (&raw const *action) as c_long,
-        was,
-        MASK_BYTES,
-        0,
-        0,
-    ];
-    // SAFETY: the kernel's own structure, of which the handlers are functions of the right type.
-    unsafe { raw::call(libc::SYS_rt_sigaction, args) }
-}
-
 /// Installs the handlers; what was there for the two signals is kept for the program.
 pub fn install() {
     let sysgen: unsafe extern "C-unwind" fn(c_int, *mut libc::siginfo_t, *mut c_void) = on_sigsys;
@@ -174,30 +103,6 @@ pub fn take_handlers(our_own: usize) {
 /// In the child of a fork: whoever changed an action in the parent at that moment is not there.
 pub fn after_fork() {
     ASKED.taken.store(false, Ordering::Release);
-}
-
-/// What the kernel has for a signal.
-pub fn kernels(signal: c_long) -> Action {
-    let mut there = NO_ACTION;
-    let args = [signal, 0, (&raw mut there) as c_long, MASK_BYTES, 0, 0];
-    // SAFETY: room for the answer.
-    unsafe { raw::call(libc::SYS_rt_sigaction, args) };
-    there
-}
-
-/// Has the kernel do so.
-pub fn put(signal: c_long, action: &Action) {
-    act(signal as c_int, action, None);
-}
-
-/// A handler that is called once is, now.
-pub fn reset(signal: c_int) {
-    let default = Action {
-        flags: SA_RESTORER,
-        restorer: restorer(),
-        ..NO_ACTION
-    };
-    act(signal, &default, None);
 }
 
 /// Puts the handler of SIGBUS in front of whatever is there.
