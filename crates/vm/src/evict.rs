@@ -539,9 +539,11 @@ impl Core {
         evicted
     }
 
-    /// Gives back the page table of a block that has lost its last user.
+    /// Gives back the page table of a block that has lost its last user, if it has one: what is counted here is taken from the buffer until the kernel has freed it.
     pub fn release(&self, pinned: Pinned) {
-        self.drop_blocks(&[self.block_range(pinned.block)], 1);
+        if self.space.record(pinned).may_have_table() {
+            self.drop_blocks(&[self.block_range(pinned.block)], 1);
+        }
         self.space.vacate(pinned);
     }
 }

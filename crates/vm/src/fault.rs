@@ -149,6 +149,7 @@ impl Core {
                     Err(cause) => return fault.failed(address, None, cause),
                 },
             };
+            self.space.record(pinned).note_table();
             let Some(region) = self.space.region(page) else {
                 self.unpin(pinned, 1);
                 return Outcome::Foreign;

@@ -11,7 +11,9 @@ use crate::extent::RegionCore;
 use crate::page::PageState;
 use crate::sys::{Lock, Rooms, SystemError, Table, ZeroIsValid, map_addresses};
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous, munmap};
-use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering, fence};
+use std::sync::atomic::{
+    AtomicBool, AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering, fence,
+};
 
 /// Regions begin and end at multiples of this: 1 GiB of addresses, which cost nothing.
 pub(crate) const SLOT_BYTES: usize = 1 << 30;
@@ -31,11 +33,13 @@ pub(crate) struct Record {
     /// A bit for each page that may be resident, so that an evictor needs not look at all.
     maybe: [AtomicU64; BLOCK_PAGES / 64],
     next_free: AtomicU32,
+    /// Whether the block may have a page table: not if all that ever was done in it is to say that pages which are not there are not needed.
+    has_table: AtomicBool,
 }
 
 const _: () = assert!(size_of::<Record>() == RECORD_BYTES);
 
-// SAFETY: integers and atomic integers; a page word of zero is an absent page.
+// SAFETY: integers, atomic integers and an atomic bool, of which zero is false; a page word of zero is an absent page.
 unsafe impl ZeroIsValid for Record {}
 // SAFETY: an atomic integer; zero is an empty block.
 unsafe impl ZeroIsValid for BlockWord {}
@@ -44,7 +48,20 @@ unsafe impl ZeroIsValid for AtomicPtr<RegionCore> {}
 
 impl Record {
     pub fn note(&self, page: usize) {
+        self.note_table();
         self.maybe[page / 64].fetch_or(1 << (page % 64), Ordering::AcqRel);
+    }
+
+    /// The kernel makes the table before it says that a page is not there.
+    pub fn note_table(&self) {
+        if !self.has_table.load(Ordering::Relaxed) {
+            self.has_table.store(true, Ordering::Relaxed);
+        }
+    }
+
+    /// For who releases the block.
+    pub fn may_have_table(&self) -> bool {
+        self.has_table.load(Ordering::Relaxed)
     }
 
     pub fn forget(&self, page: usize) {
@@ -298,6 +315,7 @@ impl Space {
         for word in &record.maybe {
             debug_assert_eq!(word.load(Ordering::Relaxed), 0);
         }
+        record.has_table.store(false, Ordering::Relaxed);
         self.summary[pinned.block / 64].fetch_and(!(1 << (pinned.block % 64)), Ordering::AcqRel);
         self.live.fetch_sub(1, Ordering::Relaxed);
         let awaited = self.blocks[pinned.block].vacate();
@@ -349,7 +367,7 @@ impl Space {
         next.max(from + 1)
     }
 
-    /// Blocks that are not empty: each has a page table.
+    /// Blocks that are not empty: each may have a page table.
     pub fn live(&self) -> usize {
         self.live.load(Ordering::Relaxed)
     }

@@ -181,6 +181,22 @@ fn child_page_tables_by_mapping() {
     assert!(mappings() <= before + 8, "mappings do not join again");
 }
 
+/// A page table that never was is not given back, and takes nothing of the buffer until the kernel has freed it.
+#[test]
+fn freeing_what_was_never_touched_gives_back_no_page_table() {
+    let memory = memory(Way::InThread, 256);
+    let region = memory.region(1000 * 512, Arc::new(Plain::new())).unwrap();
+    for block in 0..1000 {
+        region.discard(block * 512..block * 512 + 1).unwrap();
+    }
+    assert_eq!(memory.stats().tables_released, 0);
+    for n in 1..=10 {
+        write(&region, 512, n);
+        region.discard(512..513).unwrap();
+        assert_eq!(memory.stats().tables_released, n);
+    }
+}
+
 fn mappings() -> usize {
     let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
     maps.lines().count()

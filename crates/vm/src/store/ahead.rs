@@ -26,7 +26,7 @@ impl Store {
                 if plans.len() == most {
                     break;
                 }
-                let (oid, lane_id) = (ObjectId::new(table, *id), (id & self.lane_mask) as u16);
+                let (oid, lane_id) = (ObjectId::new(table, *id), self.dealt.lane_of(*id));
                 let mut lane = self.pool.lane(lane_id);
                 if let State::At(slot) = lane.dir.get(oid)
                     && near(&lane, slot).is_none()

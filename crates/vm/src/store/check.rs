@@ -8,8 +8,8 @@ use std::path::Path;
 use terrace_pool::{CheckReport, PoolError, Superblock, check_objects, info_objects};
 
 /// Nothing is in DRAM: the pool is not open.
-fn tables(_lane: u16, superblock: &Superblock) -> Tables {
-    empty_tables(superblock, 0)
+fn tables(lane: u16, superblock: &Superblock) -> Tables {
+    empty_tables(lane, superblock, 0)
 }
 
 /// Verifies the whole pool in `dir`; `progress` is told bytes read of bytes in all.

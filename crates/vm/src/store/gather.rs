@@ -62,7 +62,7 @@ impl Gathered<'_> {
     fn plan(&mut self, table: u16, ids: &[u64]) {
         self.planned.reserve_exact(ids.len());
         for lane_id in 0..self.store.lanes() {
-            let own = |id: u64| (id & self.store.lane_mask) as u16 == lane_id;
+            let own = |id: u64| self.store.dealt.lane_of(id) == lane_id;
             if !ids.iter().any(|id| own(*id)) {
                 continue;
             }

@@ -109,7 +109,7 @@ impl<F: FnMut(usize, Value<'_>)> Call<'_, F> {
     /// Looks at some objects, a lane at a time, and submits the reads of those that are not in memory.
     fn look_at(&mut self, table: u16, window: &[u64], first: usize) {
         for lane_id in 0..self.store.lanes() {
-            let own = |id: u64| (id & self.store.lane_mask) as u16 == lane_id;
+            let own = |id: u64| self.store.dealt.lane_of(id) == lane_id;
             if !window.iter().any(|id| own(*id)) {
                 continue;
             }

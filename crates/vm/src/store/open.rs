@@ -8,7 +8,7 @@ use super::read;
 use super::room::{Room, SEGMENTS_MIN};
 use super::same::Same;
 use super::table::{CHUNK_SLOTS, Places, Shape, State, Table};
-use super::tables::{OBJECTS_MAX, TABLES_MAX, Tables, subject};
+use super::tables::{Dealt, OBJECTS_MAX, TABLES_MAX, Tables, subject};
 use crate::PAGE_BYTES;
 use std::path::PathBuf;
 use std::sync::atomic::AtomicU64;
@@ -126,7 +126,7 @@ pub(super) struct Made {
 pub struct Store {
     pub(crate) pool: Arc<Pool<Tables>>,
     pub(crate) driver: Driver,
-    pub(crate) lane_mask: u64,
+    pub(crate) dealt: Dealt,
     pub(crate) keeps: bool,
     /// The process that opened it.
     process: u32,
@@ -142,11 +142,17 @@ pub struct Store {
 /// Makes the empty tables of a lane for these settings.
 pub(crate) fn make_tables(options: &Options) -> impl Fn(u16, &Superblock) -> Tables + use<> {
     let dram_bytes = options.dram_bytes;
-    move |_, superblock| empty_tables(superblock, dram_bytes)
+    move |lane, superblock| empty_tables(lane, superblock, dram_bytes)
+}
+
+/// How a pool deals numbers to its lanes.
+fn dealt(superblock: &Superblock) -> Dealt {
+    let keeps = superblock.contents == Contents::Objects;
+    Dealt::new(superblock.lanes.ilog2(), !keeps)
 }
 
 /// The empty tables of a lane of this pool, whose lanes have up to `dram_bytes` together.
-pub(super) fn empty_tables(superblock: &Superblock, dram_bytes: u64) -> Tables {
+pub(super) fn empty_tables(lane: u16, superblock: &Superblock, dram_bytes: u64) -> Tables {
     let lanes = u64::from(superblock.lanes);
     let segments = u64::from(superblock.segments_per_lane);
     let units = |bytes: u64| bytes.div_ceil(addr::UNIT_BYTES as u64);
@@ -155,7 +161,7 @@ pub(super) fn empty_tables(superblock: &Superblock, dram_bytes: u64) -> Tables {
         dram: units(dram_bytes / lanes),
     };
     let keeps = superblock.contents == Contents::Objects;
-    Tables::new(lanes.ilog2(), places, keeps)
+    Tables::new(lane, dealt(superblock), places, keeps)
 }
 
 impl Store {
@@ -188,7 +194,7 @@ impl Store {
         Ok(Arc::new(Store {
             room: Room::new(usable_bytes),
             process: std::process::id(),
-            lane_mask: u64::from(pool.superblock().lanes) - 1,
+            dealt: dealt(superblock),
             keeps: pool.options().contents == Contents::Objects,
             driver,
             shapes: RwLock::new(Vec::new()),
@@ -338,13 +344,12 @@ impl Store {
     }
 
     fn empty_table(&self, lane: u16, table: u16, counted: bool) {
-        let bits = self.lane_mask.count_ones();
         let (mut at, mut turns) = (Some(0), Turns::begin());
         while let Some(n) = at {
             // Let go of the lane now and then: others want it.
             let mut held = self.pool.lane(lane);
             for n in n..n + EMPTY_AT_ONCE {
-                let oid = ObjectId::new(table, n << bits | u64::from(lane));
+                let oid = held.dir.object(table, n);
                 if counted {
                     self.room.give(self.taken_by(held.dir.get(oid)));
                 }
@@ -367,7 +372,7 @@ impl Store {
     #[inline]
     pub(crate) fn place(&self, table: u16, id: u64) -> Result<(ObjectId, u16), ObjectError> {
         match id < OBJECTS_MAX {
-            true => Ok((ObjectId::new(table, id), (id & self.lane_mask) as u16)),
+            true => Ok((ObjectId::new(table, id), self.dealt.lane_of(id))),
             false => Err(ObjectError::Range { table, id }),
         }
     }

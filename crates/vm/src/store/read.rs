@@ -176,7 +176,7 @@ impl Store {
     pub(crate) fn free_of(&self, table: u16, ids: &[u64]) -> u64 {
         let mut free = 0;
         for lane_id in 0..self.lanes() {
-            let own = |id: u64| (id & self.lane_mask) as u16 == lane_id;
+            let own = |id: u64| self.dealt.lane_of(id) == lane_id;
             if !ids.iter().any(|id| own(*id)) {
                 continue;
             }

@@ -1,6 +1,6 @@
 //! The object tables of one lane, as a directory of the log.
 //!
-//! An object's number says its lane (the low bits of the id), its table and its slot; so look-ups compute, and an entry's eight
+//! An object's number says its lane (`Dealt`), its table and its slot; so look-ups compute, and an entry's eight
 //! bytes of key are all that the cleaner needs. A saved piece is a list of runs: table u32, count u32, first slot u64, and
 //! count words: 0 none, 1 zeros, else the slot's payload with the top bit set.
 //! Promises: at most one slot a subject, found without a search; tables that nobody made are empty.
@@ -25,10 +25,46 @@ pub(super) fn subject(oid: ObjectId) -> Subject {
     }
 }
 
+/// How the numbers of a table are dealt to 2^`bits` lanes: in groups of as many, of which each lane has one.
+#[derive(Debug, Clone, Copy)]
+pub struct Dealt {
+    bits: u32,
+    /// Which of a group a lane has is another from group to group. Else it is that with the lane's number, so that a program that frees every second
+    /// number, and has the rest full, would have one lane with more than it can store; in a pool that is kept the numbers are pages of regions, promised whole.
+    scattered: bool,
+}
+
+impl Dealt {
+    /// To 2^`bits` lanes.
+    pub fn new(bits: u32, scattered: bool) -> Dealt {
+        Dealt { bits, scattered }
+    }
+
+    fn in_group(self, group: u64, number: u64) -> u64 {
+        // Fibonacci hashing: no stride of groups meets the same lane more often than another.
+        let turned = match self.scattered {
+            true => group.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32,
+            false => 0,
+        };
+        (number ^ turned) & ((1 << self.bits) - 1)
+    }
+
+    /// The lane of an object.
+    #[inline]
+    pub fn lane_of(self, id: u64) -> u16 {
+        self.in_group(id >> self.bits, id) as u16
+    }
+
+    /// The object of a lane that has slot `group` there.
+    fn id_of(self, group: u64, lane: u16) -> u64 {
+        group << self.bits | self.in_group(group, lane.into())
+    }
+}
+
 /// The tables of one lane.
 pub struct Tables {
-    /// Bits of an id that say its lane.
-    lane_bits: u32,
+    lane: u16,
+    dealt: Dealt,
     places: Places,
     /// Whether a table that a saved piece or the log names is made.
     keeps: bool,
@@ -36,10 +72,11 @@ pub struct Tables {
 }
 
 impl Tables {
-    /// No table yet, in one of 2^`lane_bits` lanes with these places. `keeps`: the pool outlives the process.
-    pub fn new(lane_bits: u32, places: Places, keeps: bool) -> Tables {
+    /// No table yet, in this of the lanes, with these places. `keeps`: the pool outlives the process.
+    pub fn new(lane: u16, dealt: Dealt, places: Places, keeps: bool) -> Tables {
         Tables {
-            lane_bits,
+            lane,
+            dealt,
             places,
             keeps,
             tables: Vec::new(),
@@ -86,33 +123,36 @@ impl Tables {
 
     fn place(&self, who: Subject) -> (u16, u64) {
         let id = ObjectId(who.hash.index);
-        (id.table(), id.id() >> self.lane_bits)
+        (id.table(), id.id() >> self.dealt.bits)
     }
 
     /// What is known of an object.
     #[inline]
     pub fn get(&self, id: ObjectId) -> State {
         match self.table(id.table()) {
-            Some(table) => table.get(id.id() >> self.lane_bits),
+            Some(table) => table.get(id.id() >> self.dealt.bits),
             None => State::Free,
         }
     }
     /// Changes what is known of an object. Nothing happens if there is no such table.
     pub fn set(&mut self, id: ObjectId, state: State) {
-        let n = id.id() >> self.lane_bits;
+        let n = id.id() >> self.dealt.bits;
         if let Some(table) = self.table_mut(id.table()) {
             table.set(n, state);
         }
     }
-    /// A free id below `below` of a table in lane `lane`; it is the caller's to set. None: there is no such table, or it is full up to there.
-    pub fn find_free(&mut self, table: u16, lane: u16, below: u64) -> Option<ObjectId> {
-        let (bits, lane) = (self.lane_bits, u64::from(lane));
-        let slots = below
-            .min(OBJECTS_MAX)
-            .saturating_sub(lane)
-            .div_ceil(1 << bits);
+    /// A free id below `below` of a table; it is the caller's to set. None: there is no such table, or it is full up to there.
+    pub fn find_free(&mut self, table: u16, below: u64) -> Option<ObjectId> {
+        let below = below.min(OBJECTS_MAX);
+        let groups = below >> self.dealt.bits;
+        let slots = groups + u64::from(self.dealt.id_of(groups, self.lane) < below);
         let n = self.table_mut(table)?.find_free(slots)?;
-        Some(ObjectId::new(table, n << bits | lane))
+        Some(self.object(table, n))
+    }
+
+    /// The object that has a slot.
+    pub fn object(&self, table: u16, slot: u64) -> ObjectId {
+        ObjectId::new(table, self.dealt.id_of(slot, self.lane))
     }
 
     fn slot(&self, who: Subject) -> Option<Slot> {
@@ -239,7 +279,7 @@ impl Snapshot for Tables {
             let (words, rest) = rest.split_at_checked(8 * count).ok_or(cut)?;
             let last = first
                 .checked_add(count as u64)
-                .filter(|&n| n <= OBJECTS_MAX >> self.lane_bits);
+                .filter(|&n| n <= OBJECTS_MAX >> self.dealt.bits);
             if table as usize >= TABLES_MAX || last.is_none() {
                 return Err(format!(
                     "slots {first} to {} of table {table}",
@@ -345,7 +385,7 @@ mod tests {
             keeps: bool, fixed: bool, steps in prop::collection::vec(step(), 1..120), slots_max in 1usize..3000
         ) {
             let make = || {
-                let mut tables = Tables::new(1, PLACES, keeps);
+                let mut tables = Tables::new(0, Dealt::new(1, false), PLACES, keeps);
                 let shape = if fixed { Shape::Fixed(128) } else { Shape::Any };
                 (0..3).for_each(|t| tables.make(t, shape));
                 tables
@@ -403,7 +443,7 @@ mod tests {
 
         #[test]
         fn a_damaged_piece_is_an_error_and_no_panic(bytes in prop::collection::vec(any::<u8>(), 0..100)) {
-            let mut tables = Tables::new(0, PLACES, true);
+            let mut tables = Tables::new(0, Dealt::new(0, false), PLACES, true);
             // Small numbers, so that some get past the first check.
             let mut small = bytes.clone();
             small.iter_mut().skip(1).step_by(2).for_each(|b| *b = 0);

@@ -271,7 +271,7 @@ impl Store {
     pub(crate) fn ask_for(&self, table: u16, ids: impl Iterator<Item = u64> + Clone) {
         for lane_id in 0..self.lanes() {
             let lane = self.pool.lane(lane_id);
-            let own = |id: &u64| (id & self.lane_mask) as u16 == lane_id;
+            let own = |id: &u64| self.dealt.lane_of(*id) == lane_id;
             let mine = ids.clone().filter(own);
             let mine = mine.map(|id| subject(ObjectId::new(table, id)));
             mine.clone().for_each(|who| lane.prefetch_slot(who));
@@ -289,7 +289,7 @@ impl Store {
             self.place(table, *id)?;
         }
         for lane_id in 0..self.lanes() {
-            let own = |&&(id, _): &&(u64, &[u8])| (id & self.lane_mask) as u16 == lane_id;
+            let own = |&&(id, _): &&(u64, &[u8])| self.dealt.lane_of(id) == lane_id;
             let mut mine = objects.iter().filter(own).peekable();
             while let Some((_, first)) = mine.peek() {
                 self.with_room(lane_id, first.len(), |lane| {
@@ -390,12 +390,12 @@ impl Store {
         }
         let first = self.next_lane.fetch_add(1, Relaxed);
         for turn in 0..u64::from(self.lanes()) {
-            let lane_id = (first.wrapping_add(turn) & self.lane_mask) as u16;
+            let lane_id = (first.wrapping_add(turn) % u64::from(self.lanes())) as u16;
             let mut lane = self.pool.lane(lane_id);
             if lane.memory_segments() < SEGMENTS_MIN {
                 return Err(ObjectError::Full { asked_bytes: 8 });
             }
-            if let Some(oid) = lane.dir.find_free(table, lane_id, below()) {
+            if let Some(oid) = lane.dir.find_free(table, below()) {
                 lane.dir.set(oid, State::Zeros);
                 return Ok(Some(oid.id()));
             }

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use terrace_vm::handles::Table;
 use terrace_vm::opp::{Heap, HeapError};
 use terrace_vm::store::{Pages, Store, StoreOptions};
-use terrace_vm::{PAGE_BYTES, Way};
+use terrace_vm::{Backing, Changed, PAGE_BYTES, Page, Way};
 
 const CAP_BYTES: u64 = 32 << 20;
 const THREADS: usize = 4;
@@ -378,6 +378,46 @@ fn a_full_ssd_refuses_allocations_and_kills_nothing() {
         pool.free(object as *mut u8).unwrap();
     }
     write(pool.alloc().unwrap().cast(), 128, 1);
+}
+
+/// Which half of a pool's objects is freed is the program's choice: no lane is left with more than it can store. Two lanes, where there are two processors.
+#[test]
+fn what_is_promised_is_there_whichever_objects_were_freed() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let store = Store::open(&StoreOptions::scratch(dir.path(), 128 << 20, 160 << 20)).unwrap();
+    let heap = Heap::open(store, Way::InThread).unwrap();
+    let pool = heap.pool(1024, 1 << 20).unwrap();
+    let mut random = Random::new(seed());
+    let mut put = |backing: &dyn Backing, page: u64| {
+        let mut bytes = Page::ZERO;
+        for word in bytes.0.chunks_exact_mut(8) {
+            word.copy_from_slice(&random.next().to_le_bytes());
+        }
+        let changed = Changed {
+            page,
+            bytes: &bytes,
+            surely: true,
+        };
+        let stored = backing.store(&[changed]);
+        assert!(matches!(stored, Ok(1)), "page {page}: {stored:?}");
+    };
+    let mut objects = Vec::new();
+    while let Ok(object) = pool.alloc() {
+        objects.push(object as usize);
+    }
+    let (base, _) = pool.addresses();
+    let number = |object: &usize| (object - base) / PAGE_BYTES;
+    for object in objects.iter().filter(|object| number(object) % 2 == 1) {
+        pool.free(*object as *mut u8).unwrap();
+    }
+    let half = objects.len() as u64 / 2 - 1;
+    let array = heap.array(half, 1024, half).unwrap();
+    for n in 0..half {
+        put(&*array.backing(), n);
+    }
+    for object in objects.iter().filter(|object| number(object) % 2 == 0) {
+        put(&*pool.backing(), number(object) as u64);
+    }
 }
 
 #[test]
