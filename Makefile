@@ -19,7 +19,11 @@ CARGO_HOME ?= $(HOME)/.cargo
 export PATH := $(PATH):$(CARGO_HOME)/bin
 
 CARGO_TARGET_DIR ?= $(CURDIR)/target
-export CARGO_TARGET_DIR := $(abspath $(CARGO_TARGET_DIR))
+# As a path from here, where it is relative: a function of make's would take a name with a space for two.
+ifeq ($(filter /%,$(firstword $(CARGO_TARGET_DIR))),)
+CARGO_TARGET_DIR := $(CURDIR)/$(CARGO_TARGET_DIR)
+endif
+export CARGO_TARGET_DIR
 
 # The program that end-to-end tests start.
 export TERRACE_BIN := $(CARGO_TARGET_DIR)/release/terrace

@@ -6,6 +6,7 @@
 # Who builds them is who they say maintains them: DEBFULLNAME and DEBEMAIL as for Debian's own tools, else git's user.name and user.email, else
 # the user at this host.
 set -euo pipefail
+umask 022
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 : "${TERRACE_BIN:?}"
 out="${1:-out}"
@@ -97,7 +98,7 @@ mkdir -p "$work/terrace/DEBIAN"
 echo /etc/terrace/terrace.toml >"$work/terrace/DEBIAN/conffiles"
 chmod 644 "$work/terrace/DEBIAN/conffiles"
 for script in postinst prerm postrm; do install -m 755 "packaging/$script" "$work/terrace/DEBIAN/$script"; done
-install -D -m 644 -t "$work/terrace/usr/share/doc/terrace" README.md docs/redis.md docs/memcached.md docs/sight.md docs/run.md
+install -D -m 644 -t "$work/terrace/usr/share/doc/terrace" README.md docs/redis.md docs/memcached.md docs/service.md docs/sight.md docs/run.md docs/format.md
 package terrace database "libc6 (>= $(libc_of "$work/terrace/usr/bin/terrace" "$work/terrace/usr/lib/libterrace_preload.so")), libgcc-s1, adduser" <<END
 Description: key-value server whose data may be many times larger than DRAM
  Terrace serves Redis strings and memcached's text protocol from one log that

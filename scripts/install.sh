@@ -5,14 +5,17 @@
 # Below PREFIX (/usr/local), or below $DESTDIR$PREFIX for a package; settings below $DESTDIR$ETC (/etc, or PREFIX/etc elsewhere than in /usr), where what exists is kept. Promises:
 # writes these files and nothing else; removes the same, but for the settings. Starts no service.
 set -euo pipefail
+# What is installed is for everybody to read, whatever the caller's own files are.
+umask 022
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 : "${CARGO_TARGET_DIR:=$PWD/target}" "${TERRACE_BIN:=$CARGO_TARGET_DIR/release/terrace}"
 PREFIX="${PREFIX:-/usr/local}"
 case "$PREFIX" in /*) ;; *) PREFIX="$PWD/$PREFIX" ;; esac
 readonly TO="${DESTDIR:-}$PREFIX"
 case "$PREFIX" in /usr | /usr/local) ETC="${ETC:-/etc}" ;; *) ETC="${ETC:-$PREFIX/etc}" ;; esac
-# Where systemd looks for units of a package at PREFIX.
 readonly UNITS="${DESTDIR:-}${UNIT_DIR:-$PREFIX/lib/systemd/system}"
+# Elsewhere than there systemd does not look for units, nor the loader for libraries.
+case "$PREFIX" in /usr | /usr/local) unit=terrace found="" ;; *) unit="$UNITS/terrace.service" found=" -Wl,-rpath,$PREFIX/lib" ;; esac
 version=$(sed -n 's/^version = "\(.*\)"/\1/p' Cargo.toml | head -n1)
 readonly FILES=(lib/libterrace_preload.so include/terrace.h lib/libterrace.a "lib/libterrace.so.$version" "lib/libterrace.so.0" lib/libterrace.so lib/pkgconfig/terrace.pc)
 # Debian's zsh looks elsewhere for what packages bring.
@@ -28,8 +31,8 @@ install_library() {
     ln -sf "libterrace.so.$version" "$TO/lib/libterrace.so.0"
     ln -sf "libterrace.so.0" "$TO/lib/libterrace.so"
     sed "s|@PREFIX@|$PREFIX|; s|@VERSION@|$version|" crates/capi/terrace.pc.in >"$TO/lib/pkgconfig/terrace.pc"
-    [ -n "${DESTDIR:-}" ] || [ "$(id -u)" != 0 ] || ldconfig "$TO/lib" 2>/dev/null || true
-    echo "installed below $TO: cc program.c \$(PKG_CONFIG_PATH=$PREFIX/lib/pkgconfig pkg-config --cflags --libs terrace)"
+    [ -n "${DESTDIR:-}$found" ] || [ "$(id -u)" != 0 ] || ldconfig 2>/dev/null || true
+    echo "installed below $TO: cc program.c \$(PKG_CONFIG_PATH=$PREFIX/lib/pkgconfig pkg-config --cflags --libs terrace)$found"
 }
 
 install_server() {
@@ -45,7 +48,7 @@ install_server() {
     install -D -m 644 "$made/terrace.service" "$UNITS/terrace.service"
     [ -e "${DESTDIR:-}$ETC/terrace/terrace.toml" ] || install -D -m 644 packaging/terrace.toml "${DESTDIR:-}$ETC/terrace/terrace.toml"
     rm -r "$made"
-    echo "installed $TO/bin/terrace and $UNITS/terrace.service; to start it: adduser --system --group --no-create-home terrace && systemctl enable --now terrace"
+    echo "installed $TO/bin/terrace and $UNITS/terrace.service; to start it: adduser --system --group --no-create-home terrace && systemctl enable --now $unit"
 }
 
 uninstall() {

@@ -173,6 +173,21 @@ pub fn list() -> String {
     BENCHES.iter().map(line).collect()
 }
 
+fn list_as_json() -> Result<String> {
+    #[derive(serde::Serialize)]
+    struct Listed {
+        name: &'static str,
+        about: &'static str,
+        parts: &'static [&'static str],
+    }
+    let listed = BENCHES.iter().map(|bench| Listed {
+        name: bench.name,
+        about: bench.about,
+        parts: bench.parts,
+    });
+    Ok(serde_json::to_string_pretty(&listed.collect::<Vec<_>>())? + "\n")
+}
+
 /// Whether there is such a bench, with such options. Errors: what is refused, and what is allowed.
 pub fn check(name: &str, options: &Options) -> Result<()> {
     match name {
@@ -192,7 +207,10 @@ fn named(name: &str) -> Result<&'static Bench> {
 /// Errors: an unknown name or part, an option out of bounds, a server that fails, wrong replies, or the user's wish to stop.
 pub fn run(name: &str, options: Options, print: &dyn Fn(String) -> Result<()>) -> Result<i32> {
     if name == "list" {
-        print(list())?;
+        print(match options.json {
+            true => list_as_json()?,
+            false => list(),
+        })?;
         return Ok(report::EXIT_MET);
     }
     let bench = named(name)?;

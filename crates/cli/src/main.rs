@@ -1,6 +1,6 @@
 //! The command `terrace`: reads its arguments and calls the rooms that do the work. It exits with 0 when all is well,
-//! 1 when something failed or was found wrong, and 2 when it was called wrongly. Results go to stdout, everything else
-//! to stderr.
+//! 1 when something failed or was found wrong, and 2 when it was called wrongly (`bench` with 3, too: a bar could not be judged). Results go to
+//! stdout, everything else to stderr.
 
 mod config;
 mod doctor;
@@ -73,7 +73,10 @@ enum Command {
     )]
     Run(run::RunArgs),
     /// Make, look at, verify or remove a pool
-    #[command(subcommand)]
+    #[command(
+        subcommand,
+        after_help = "Example:\n  terrace pool create ./pool --ssd 2G\n  terrace pool info ./pool"
+    )]
     Pool(pool::PoolCommand),
     /// Watch the terraces of a running server, or of a program under `terrace run`
     #[command(

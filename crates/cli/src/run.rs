@@ -11,6 +11,7 @@ use anyhow::{Context, anyhow};
 use clap::{Args, ValueEnum};
 use std::ffi::OsString;
 use std::hash::{BuildHasher, Hasher, RandomState};
+use std::os::unix::fs::DirBuilderExt;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -218,16 +219,28 @@ pub fn check_faults() -> Result<(), anyhow::Error> {
 /// The pool's directory, and whether it goes with the program.
 fn pool(asked: Option<&Path>, name: &str) -> Result<(PathBuf, bool), anyhow::Error> {
     if let Some(dir) = asked {
-        std::fs::create_dir_all(dir).with_context(|| format!("--pool {}", dir.display()))?;
-        check_disk(dir)?;
+        make_dir(dir).with_context(|| format!("--pool {}", dir.display()))?;
         return Ok((dir.canonicalize().context("--pool")?, false));
     }
-    let parent = std::env::var_os("TMPDIR").map_or(PathBuf::from("/var/tmp"), PathBuf::from);
+    let parent = std::env::var_os("TMPDIR").filter(|dir| !dir.is_empty());
+    let parent = parent.map_or(PathBuf::from("/var/tmp"), PathBuf::from);
     check_disk(&parent)?;
     let dir = parent.join(name);
     std::fs::create_dir(&dir)
         .with_context(|| format!("making {} (--pool DIR chooses another)", dir.display()))?;
     Ok((dir.canonicalize().context("the pool's directory")?, true))
+}
+
+/// As a pool is made anywhere: where the directory above it is, and for nobody else.
+fn make_dir(dir: &Path) -> Result<(), anyhow::Error> {
+    if dir.is_dir() {
+        return check_disk(dir);
+    }
+    match dir.parent() {
+        Some(above) if !above.as_os_str().is_empty() => check_disk(above)?,
+        _ => check_disk(Path::new("."))?,
+    }
+    Ok(std::fs::DirBuilder::new().mode(0o700).create(dir)?)
 }
 
 fn check_disk(dir: &Path) -> Result<(), anyhow::Error> {

@@ -11,7 +11,7 @@ use crate::lock::PoolLock;
 use crate::open::{MakeDirectory, data_path, hasher_of, is_there, key_map, new_lane, part_path};
 use crate::options::{Contents, QUEUE_DEPTH};
 use crate::recover::valid_epoch;
-use crate::superblock::Superblock;
+use crate::superblock::{self, Superblock};
 use crate::{Lane, Options, PoolError};
 use serde::Serialize;
 use std::path::Path;
@@ -238,12 +238,20 @@ pub fn destroy(dir: &Path) -> Result<(), PoolError> {
     }
     let mut lock = PoolLock::take(dir)?;
     for (path, found) in [(&path, &found[0]), (&part, &found[1])] {
-        if found.as_ref().is_some_and(|m| m.is_symlink()) && path.exists() {
-            // The device stays; without a superblock it is no pool any more.
+        let is_link = found.as_ref().is_some_and(|m| m.is_symlink());
+        // A file that is half made is removed as it is.
+        if path.exists() && (is_link || *path == data_path(dir)) {
             let device = FileDevice::open(path)?;
             lock.claim(&device)?;
             let mut disk = device.queue(1)?;
-            wipe(&mut *disk, 0, 2)?;
+            // What has another's file, or a device that was made something else since, keeps it.
+            if !superblock::is_marked(&mut *disk) && !superblock::is_blank(&mut *disk) {
+                return Err(PoolError::NotAPool { path: path.clone() });
+            }
+            if is_link {
+                // The device stays; without a superblock it is no pool any more.
+                wipe(&mut *disk, 0, 2)?;
+            }
         }
         if found.is_some() {
             std::fs::remove_file(path).map_err(|e| PoolError::io(path, e))?;

@@ -58,6 +58,14 @@ impl PoolLock {
                 holder,
             });
         }
+        let mut before = [0; 1];
+        let read = file
+            .read(&mut before)
+            .map_err(|e| PoolError::io(&path, e))?;
+        // Zeros: a name that was not written yet when the power went.
+        if read == 1 && before[0] != 0 && !before[0].is_ascii_digit() {
+            return Err(PoolError::NotAPool { path });
+        }
         // Of a program under `terrace run` it may be any bytes.
         let name = std::env::args_os().next().unwrap_or_default();
         let process = std::process::id();
@@ -109,6 +117,21 @@ mod tests {
         drop(lock);
         drop(PoolLock::take(dir.path()).unwrap());
         drop(childs);
+    }
+
+    #[test]
+    fn anothers_file_of_that_name_stays_as_it_is() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("lock");
+        std::fs::write(&path, "locks of another program").unwrap();
+        let refused = PoolLock::take(dir.path()).unwrap_err();
+        assert!(matches!(refused, PoolError::NotAPool { .. }), "{refused}");
+        let kept = std::fs::read_to_string(&path).unwrap();
+        assert_eq!(kept, "locks of another program");
+        for ours in ["", "17 (terrace)\n", "\0\0\0"] {
+            std::fs::write(&path, ours).unwrap();
+            PoolLock::take(dir.path()).unwrap();
+        }
     }
 
     #[test]

@@ -11,7 +11,7 @@ use crate::locks::Mutex;
 use crate::options::{Contents, DRAM_PER_LANE_MIN_BYTES, Options};
 use crate::pool::Pool;
 use crate::recover::{Recovered, recover};
-use crate::superblock::Superblock;
+use crate::superblock::{self, Superblock};
 use crate::worker::Worker;
 use crate::{Lane, PoolError};
 use std::io::ErrorKind;
@@ -21,7 +21,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 use terrace_index::KeyMap;
 use terrace_log::{Hasher, Snapshot};
-use terrace_media::{Arena, Device, FileDevice};
+use terrace_media::{Arena, BLOCK_BYTES, Device, FileDevice};
 use terrace_tiers::{Config, Rule};
 
 /// Longest time a clean stop may take to write what is dirty, s.
@@ -359,6 +359,7 @@ fn make(
         0 => options.dram_bytes.saturating_mul(4),
         bytes => bytes,
     };
+    let ssd_bytes = whole_blocks(ssd_bytes);
     let secret = new_secret(dir)?;
     let block = options.device.as_deref().map(FileDevice::open);
     let block = block.transpose()?;
@@ -374,6 +375,16 @@ fn make(
             allowed: "there is a pool on it already; use it by a link to it named `data` in a pool's directory, or remove it there \
                 with: terrace pool destroy"
                 .into(),
+        });
+    }
+    if let (Some(device), Some(at)) = (&block, &options.device)
+        && !device.is_block_device()
+        && !superblock::is_blank(&mut *device.plain_queue()?)
+    {
+        return Err(PoolError::Setting {
+            what: "the device",
+            asked: at.display().to_string(),
+            allowed: "it is a file that holds something: a block device, or a file that begins with zeros".into(),
         });
     }
     make_dir(dir)?;
@@ -427,7 +438,7 @@ fn format(
     check_contents(options, &found)?;
     let is_file = !device.is_block_device();
     let len_bytes = match options.ssd_bytes {
-        asked if is_file && asked != 0 => asked,
+        asked if is_file && asked != 0 => whole_blocks(asked),
         _ => device.len_bytes(),
     };
     let secret = new_secret(&options.dir)?;
@@ -475,6 +486,11 @@ fn make_file(
         true => FileDevice::create(path, len_bytes, &mut told)?,
         false => FileDevice::create_unwritten(path, len_bytes)?,
     })
+}
+
+/// What a file of at most so many bytes can be.
+fn whole_blocks(bytes: u64) -> u64 {
+    bytes - bytes % BLOCK_BYTES as u64
 }
 
 /// Three numbers that nobody can guess.

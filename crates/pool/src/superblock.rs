@@ -183,6 +183,22 @@ impl Superblock {
     }
 }
 
+/// Whether a pool was made there, of whichever version: at least one of the copies begins as a superblock, however damaged.
+pub(crate) fn is_marked(disk: &mut dyn Disk) -> bool {
+    COPIES.into_iter().any(|copy| {
+        let block = read_blocking(disk, copy, BLOCK_BYTES);
+        block.is_ok_and(|b| b[..8] == MAGIC.to_le_bytes())
+    })
+}
+
+/// Whether nothing was ever written where a superblock will be.
+pub(crate) fn is_blank(disk: &mut dyn Disk) -> bool {
+    COPIES.into_iter().all(|copy| {
+        let block = read_blocking(disk, copy, BLOCK_BYTES);
+        block.is_ok_and(|b| b.iter().all(|byte| *byte == 0))
+    })
+}
+
 /// A copy that cannot be read is as one that does not check.
 fn read_copy(disk: &mut dyn Disk, offset: u64) -> Option<Superblock> {
     let block = read_blocking(disk, offset, BLOCK_BYTES).ok()?;

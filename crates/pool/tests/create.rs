@@ -102,6 +102,56 @@ fn what_cannot_be_opened_afterwards_is_not_made() {
 }
 
 #[test]
+fn a_size_that_is_no_whole_number_of_blocks_is_rounded_down() {
+    let at = tempfile::tempdir().unwrap();
+    for (contents, name) in [(Contents::Keys, "keys"), (Contents::Scratch, "scratch")] {
+        let mut asked = Options {
+            contents,
+            ..options(at.path().join(name), (64 << 20) + 4097, None)
+        };
+        Pool::create(&asked, &mut |_, _, _| {}).unwrap();
+        let len = || std::fs::metadata(asked.dir.join("data")).unwrap().len();
+        assert_eq!(len(), (64 << 20) + 4096);
+        asked.ssd_bytes = 0;
+        asked.dram_bytes += 1;
+        std::fs::remove_dir_all(&asked.dir).unwrap();
+        Pool::create(&asked, &mut |_, _, _| {}).unwrap();
+        assert_eq!(
+            std::fs::metadata(asked.dir.join("data")).unwrap().len(),
+            128 << 20
+        );
+    }
+}
+
+#[test]
+fn what_is_no_pool_is_neither_removed_nor_overwritten() {
+    let at = tempfile::tempdir().unwrap();
+    let (dir, image) = (at.path().join("dir"), at.path().join("image"));
+    let text = b"a backup of something".repeat(2 << 20);
+    std::fs::create_dir(&dir).unwrap();
+    for path in [&dir.join("data"), &image] {
+        std::fs::write(path, &text).unwrap();
+    }
+    let refused = terrace_pool::destroy(&dir).unwrap_err();
+    assert!(matches!(refused, PoolError::NotAPool { .. }), "{refused}");
+    let on_it = options(at.path().join("pool"), 0, Some(image.clone()));
+    let refused = Pool::create(&on_it, &mut |_, _, _| {}).unwrap_err();
+    assert!(matches!(refused, PoolError::Setting { .. }), "{refused}");
+    for path in [&dir.join("data"), &image] {
+        assert!(std::fs::read(path).unwrap() == text);
+    }
+    // One behind a link, as after a device was made something else.
+    let file = File::options().write(true).open(&image).unwrap();
+    file.set_len(0).unwrap();
+    file.set_len(64 << 20).unwrap();
+    Pool::create(&on_it, &mut |_, _, _| {}).unwrap();
+    std::fs::write(&image, &text).unwrap();
+    let refused = terrace_pool::destroy(&on_it.dir).unwrap_err();
+    assert!(matches!(refused, PoolError::NotAPool { .. }), "{refused}");
+    assert!(std::fs::read(&image).unwrap() == text);
+}
+
+#[test]
 fn what_is_half_made_is_removed() {
     let at = tempfile::tempdir().unwrap();
     let dir = at.path().join("pool");

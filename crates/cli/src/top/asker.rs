@@ -87,10 +87,12 @@ fn sample(whom: &Whom, source: &mut Option<Source>) -> Result<Sample> {
     match whom {
         Whom::Program(pid) => Program::new(*pid).sample(),
         Whom::Server(addr, password) => {
-            if source.is_none() {
-                *source = Some(Source::connect(*addr, password.as_deref())?);
+            // A server closes who says nothing for its --idle-timeout: asked once more by a new connection.
+            if let Some(Ok(sample)) = source.as_mut().map(Source::sample) {
+                return Ok(sample);
             }
-            source.as_mut().expect("it is connected").sample()
+            let new = source.insert(Source::connect(*addr, password.as_deref())?);
+            new.sample()
         }
     }
 }

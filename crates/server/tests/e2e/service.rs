@@ -20,9 +20,10 @@ fn project() -> PathBuf {
         .to_path_buf()
 }
 
-/// Runs a script of the project with settings; what it printed.
+/// Runs a script of the project with settings, as somebody whose own files are for nobody else; what it printed.
 fn script(args: &[&str], settings: &[(&str, &Path)]) -> String {
     let mut command = Command::new("bash");
+    command.args(["-c", "umask 077; exec bash \"$@\"", "script"]);
     command.current_dir(project()).args(args);
     command.env("TERRACE_BIN", binary());
     for (name, value) in settings {
@@ -43,6 +44,15 @@ fn files(dir: &Path) -> Vec<String> {
     let mut all: Vec<String> = text.lines().map(str::to_string).collect();
     all.sort();
     all
+}
+
+/// What below a directory not everybody may read.
+fn closed(dir: &Path) -> String {
+    let output = Command::new("find")
+        .arg(dir)
+        .args(["-mindepth", "1", "!", "-type", "l", "!", "-perm", "-o=r"])
+        .output();
+    String::from_utf8(output.expect("find").stdout).expect("UTF-8")
 }
 
 struct Running(Child);
@@ -192,6 +202,7 @@ fn e2e_the_debian_package_holds_a_server_that_starts() {
         for file in parts {
             assert!(all.iter().any(|f| f == file), "no {file} in {all:?}");
         }
+        assert_eq!(closed(&root), "");
     }
     let root = dir.path().join("root");
     let taken = Command::new("dpkg-deb")
@@ -215,6 +226,7 @@ fn e2e_the_debian_package_holds_a_server_that_starts() {
     ] {
         assert!(all.iter().any(|f| f == file), "no {file} in {all:?}");
     }
+    assert_eq!(closed(&root), "");
     let control = std::fs::read_to_string(root.join("DEBIAN/control")).expect("control");
     assert!(control.contains("Depends: libc6 (>= 2."), "{control}");
     let maintainer = control.lines().find(|l| l.starts_with("Maintainer: "));
@@ -266,11 +278,14 @@ fn e2e_the_debian_package_holds_a_server_that_starts() {
         assert!(ran.status.success(), "{}", said(&ran));
         said(&ran)
     };
-    assert!(purge().contains("was kept"));
-    assert!(state.join("pool").exists() && !root.join("etc/terrace").exists());
+    let settings = root.join("etc/terrace");
+    std::fs::write(settings.join("server.key"), "somebody's").expect("a file");
+    assert!(purge().contains("the data in"));
+    assert!(state.join("pool").exists() && !settings.join("terrace.toml").exists());
+    std::fs::remove_file(settings.join("server.key")).expect("the administrator's own");
     std::fs::remove_dir_all(state.join("pool")).expect("the administrator deletes it");
     assert_eq!(purge(), "");
-    assert!(!state.exists());
+    assert!(!state.exists() && !settings.exists());
 }
 
 /// The package's scripts on a machine made of files: what they ask of systemd is written down, and answered from there.
