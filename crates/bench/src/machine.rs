@@ -206,7 +206,8 @@ impl Disk {
     }
 }
 
-const SECTOR_BYTES: u64 = 512;
+/// What the kernel counts a disk's bytes in.
+pub const SECTOR_BYTES: u64 = 512;
 
 fn parse_diskstats(text: &str, major: u32, minor: u32) -> Option<Disk> {
     text.lines().find_map(|line| {

@@ -244,27 +244,23 @@ fn add_counters(
     }
     if let (Some(before), Some(after)) = (before.disk, after.disk) {
         let disk = after.since(before);
-        samples.add(
-            "disk_reads_per_op",
-            per(Some(disk.reads as f64), outcome.ops as f64),
-        );
-        samples.add(
-            "disk_reads_per_s",
-            per(Some(disk.reads as f64), outcome.elapsed_s),
-        );
-        samples.add(
-            "disk_queue_depth",
-            per(Some(disk.weighted_ms as f64 / 1e3), outcome.elapsed_s),
-        );
-        samples.add(
-            "disk_write_bytes_per_op",
-            per(Some(disk.write_bytes as f64), outcome.ops as f64),
-        );
         let set_bytes = outcome.sets as f64 * load.value_bytes as f64;
-        samples.add(
-            "disk_write_bytes_per_set_byte",
-            per(Some(disk.write_bytes as f64), set_bytes),
-        );
+        let (ops, reads) = (outcome.ops as f64, disk.reads as f64);
+        let written = disk.write_bytes as f64;
+        for (figure, count, of) in [
+            ("disk_reads_per_op", reads, ops),
+            ("disk_reads_per_s", reads, outcome.elapsed_s),
+            ("disk_bytes_per_read", disk.read_bytes as f64, reads),
+            (
+                "disk_queue_depth",
+                disk.weighted_ms as f64 / 1e3,
+                outcome.elapsed_s,
+            ),
+            ("disk_write_bytes_per_op", written, ops),
+            ("disk_write_bytes_per_set_byte", written, set_bytes),
+        ] {
+            samples.add(figure, per(Some(count), of));
+        }
     }
     if let (Some((in0, out0)), Some((in1, out1))) = (before.pages_swapped, after.pages_swapped) {
         samples.add(

@@ -257,6 +257,9 @@ impl Spec {
             aof,
             "--appendfsync",
             "always",
+            // It would write its log anew every few seconds, on the processor that it serves from.
+            "--auto-aof-rewrite-percentage",
+            "0",
             "--daemonize",
             "no",
         ])

@@ -1,4 +1,5 @@
-//! How long something is driven before it is measured: until what it reads of the device for each operation has stopped falling, as what is wanted often has come to DRAM.
+//! How long something is driven before it is measured: until what it reads of the device for each operation has stopped falling, as what is wanted often has come to DRAM; and until what it
+//! writes there has stopped rising, as what is changed has filled what DRAM has for it.
 //!
 //! Promises: the same rule for all sides of a comparison; an end, after [`RUNS_MAX`] runs. Never: drives anything itself.
 
@@ -9,6 +10,8 @@ const RUN_S_MIN: f64 = 6.0;
 const RUNS_MAX: usize = 24;
 /// It is steady when reads fall by less than this part.
 const STEADY_PART: f64 = 0.02;
+/// And when writes rise by less than this: they come in bursts.
+const WRITTEN_PART: f64 = 0.1;
 
 /// What was read in the runs so far, and what is asked of them.
 pub struct Steady {
@@ -18,6 +21,7 @@ pub struct Steady {
     /// Seconds of a run.
     pub run_s: f64,
     reads_an_op: Vec<f64>,
+    written_an_op: Vec<f64>,
 }
 
 impl Steady {
@@ -38,6 +42,7 @@ impl Steady {
             apart,
             run_s,
             reads_an_op: Vec::new(),
+            written_an_op: Vec::new(),
         }
     }
 
@@ -48,17 +53,23 @@ impl Steady {
         (!ends).then_some(self.run_s)
     }
 
-    /// A run read so much of the device for each operation.
-    pub fn ran(&mut self, reads_an_op: f64) {
+    /// A run read, and wrote, so much of the device for each operation; in whatever units.
+    pub fn ran(&mut self, reads_an_op: f64, written_an_op: f64) {
         self.reads_an_op.push(reads_an_op);
+        self.written_an_op.push(written_an_op);
     }
 
-    /// Whether the last is hardly less than the one so many before it.
+    /// Whether the last is hardly less, or more, than the one so many before it.
     fn is_steady(&self) -> bool {
-        let mut last = self.reads_an_op.iter().rev();
-        let (now, before) = (last.next(), last.nth(self.apart - 1));
-        now.zip(before)
-            .is_some_and(|(now, before)| *now >= before * (1.0 - STEADY_PART))
+        let of = |all: &[f64], fits: fn(f64, f64) -> bool| {
+            let mut last = all.iter().rev();
+            let (now, before) = (last.next(), last.nth(self.apart - 1));
+            now.zip(before)
+                .is_some_and(|(now, before)| fits(*now, *before))
+        };
+        let fallen = |now, before| now >= before * (1.0 - STEADY_PART);
+        let risen = |now, before| now <= before * (1.0 + WRITTEN_PART);
+        of(&self.reads_an_op, fallen) && of(&self.written_an_op, risen)
     }
 }
 
@@ -70,7 +81,7 @@ mod tests {
         (0..1000)
             .take_while(|nth| {
                 let goes_on = steady.next_run_s().is_some();
-                steady.ran(reads(*nth));
+                steady.ran(reads(*nth), 7.0);
                 goes_on
             })
             .count()
@@ -86,6 +97,12 @@ mod tests {
         assert_eq!(anew(|nth| 0.3 * 0.985_f64.powi(nth.min(8))), 11);
         let more = |reads: fn(i32) -> f64| runs(Steady::once_more(&options), reads);
         assert_eq!(more(|_| 0.2), 2);
+        let mut steady = Steady::once_more(&options);
+        for written in [0.0, 50.0, 100.0, 140.0, 145.0] {
+            assert!(steady.next_run_s().is_some(), "{written}");
+            steady.ran(0.2, written);
+        }
+        assert!(steady.next_run_s().is_none());
         assert_eq!(more(|nth| 0.3 * 0.9_f64.powi(nth)), RUNS_MAX);
     }
 }

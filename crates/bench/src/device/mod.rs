@@ -6,6 +6,7 @@
 
 mod own;
 
+use crate::machine::SECTOR_BYTES;
 use crate::progress::Progress;
 use crate::report::plot::{self, Frame, Line};
 use crate::report::{Part, Report, Row, Samples};
@@ -13,6 +14,7 @@ use crate::{Setting, machine, process, stop};
 use anyhow::{Context, Result};
 use serde_json::Value;
 use std::path::PathBuf;
+use terrace_media::BLOCK_BYTES;
 
 const QUEUE_DEPTHS: &[u32] = &[1, 4, 16, 32, 64];
 /// Largest queue depth asked of the disk.
@@ -119,11 +121,39 @@ pub fn yardstick() -> &'static str {
 
 /// Random 4 KiB reads of a file of `mib`, with `depth` of them in flight, for one round's length, from the server's CPU.
 pub fn random_reads(setting: &Setting, mib: u64, depth: u32) -> Result<Figures> {
-    random_reads_from(setting, mib, depth, 1)
+    let reads = Reads {
+        bytes: BLOCK_BYTES as u64,
+        depth,
+        cpus: 1,
+    };
+    random_reads_from(setting, mib, reads)
 }
 
-/// The same from the first `cpus` CPUs, as far as fio is there: where one alone would be the limit.
-pub fn random_reads_from(setting: &Setting, mib: u64, depth: u32, cpus: u32) -> Result<Figures> {
+/// What the disk is asked for.
+#[derive(Clone, Copy)]
+pub struct Reads {
+    /// Of each read; rounded to what disks allow.
+    pub bytes: u64,
+    /// In flight, all together.
+    pub depth: u32,
+    /// From so many of the first CPUs: where one alone would be the limit.
+    pub cpus: u32,
+}
+
+impl Reads {
+    fn whole_bytes(self) -> u64 {
+        // Reads that are shorter than a block on the average say that the disk takes sectors.
+        let unit = match self.bytes {
+            0..3584 => SECTOR_BYTES,
+            _ => BLOCK_BYTES as u64,
+        };
+        ((self.bytes + unit / 2) / unit * unit).max(unit)
+    }
+}
+
+/// Random reads of a file of `mib` for one round's length. Without fio of 4 KiB and from one CPU.
+pub fn random_reads_from(setting: &Setting, mib: u64, reads: Reads) -> Result<Figures> {
+    let Reads { depth, cpus, .. } = reads;
     if !has_fio() {
         let (bytes, depth) = (mib << 20, depth.clamp(1, QUEUE_DEPTH_MAX));
         return own::random_reads(&file(setting), bytes, depth, setting.options.seconds);
@@ -132,6 +162,7 @@ pub fn random_reads_from(setting: &Setting, mib: u64, depth: u32, cpus: u32) -> 
     let cpus = cpus.clamp(1, (depth / EACH_CPU_DEPTH).max(1));
     let depth = depth.div_ceil(cpus).clamp(1, QUEUE_DEPTH_MAX);
     write_file(setting, mib)?;
+    let bs = format!("--bs={}", reads.whole_bytes());
     let depth = format!("--iodepth={depth}");
     let jobs = format!("--numjobs={cpus}");
     let all = format!("--cpus_allowed=0-{}", cpus - 1);
@@ -150,6 +181,7 @@ pub fn random_reads_from(setting: &Setting, mib: u64, depth: u32, cpus: u32) -> 
         &[
             &[
                 "--rw=randread",
+                &bs,
                 "--ioengine=io_uring",
                 &depth,
                 "--time_based",
@@ -173,6 +205,7 @@ fn durable_writes(setting: &Setting) -> Result<Figures> {
         file_mib(setting),
         &[
             "--rw=write",
+            "--bs=4k",
             "--ioengine=psync",
             "--fdatasync=1",
             "--overwrite=1",
@@ -222,7 +255,6 @@ fn fio(setting: &Setting, mib: u64, job: &[&str], kind: &str) -> Result<Figures>
         &size,
         &runtime,
         &cpu,
-        "--bs=4k",
         "--direct=1",
         "--output-format=json",
     ];
@@ -257,6 +289,19 @@ fn figures(job: &Value, kind: &str) -> Option<Figures> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_disk_is_asked_for_what_it_allows() {
+        let whole = |bytes| {
+            let (depth, cpus) = (1, 1);
+            Reads { bytes, depth, cpus }.whole_bytes()
+        };
+        let asked = [0, 512, 700, 1_900, 3_500, 4_200, 7_000];
+        assert_eq!(
+            asked.map(whole),
+            [512, 512, 512, 2_048, 3_584, 4_096, 8_192]
+        );
+    }
 
     #[test]
     fn reads_fio() {

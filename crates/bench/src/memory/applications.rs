@@ -372,7 +372,12 @@ impl Running {
         };
         while let Some(seconds) = steady.next_run_s() {
             let did = self.play(setting, reads, seconds)?;
-            steady.ran(did.disk.map_or(0.0, |disk| disk.reads as f64 / did.ops));
+            let of = |figure: fn(&Disk) -> u64| {
+                did.disk
+                    .as_ref()
+                    .map_or(0.0, |disk| figure(disk) as f64 / did.ops)
+            };
+            steady.ran(of(|disk| disk.reads), of(|disk| disk.write_bytes));
         }
         Ok(())
     }

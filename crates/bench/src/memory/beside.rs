@@ -10,9 +10,10 @@ use super::child::{Data, Ran};
 use super::kind::Kind;
 use super::loads::{Case, Over, Ratio, Table};
 use crate::cgroup::Cgroup;
+use crate::device::Reads;
 use crate::machine::{Disk, need_disk};
 use crate::progress::Progress;
-use crate::report::{Bar, Part, Report, Row, Samples, Summary};
+use crate::report::{Bar, Part, Report, Row, Samples, Side, Summary, paired_ratio};
 use crate::rounds::judge_usage;
 use crate::steady::Steady;
 use crate::swap::{SWAP_OVER_DATA, SwapFile};
@@ -172,9 +173,17 @@ pub fn run(setting: &Setting, report: &mut Report, table: &Table) -> Result<()> 
     let swap = SwapFile::new(&setting.work_dir.join("swapped-to"), swap_bytes)?;
     let repeats = u64::from(setting.options.repeats);
     let kinds = table.kinds.len() as u64;
-    let judged = table.cases.iter().filter(|case| table.judges(case)).count() as u64;
-    let once = table.cases.len() as u64 - judged;
-    let progress = Progress::new(kinds * (1 + once + repeats * judged));
+    let pairs = || {
+        table
+            .cases
+            .iter()
+            .flat_map(|case| table.kinds.iter().map(move |kind| (case, *kind)))
+    };
+    let judged = pairs()
+        .filter(|(case, kind)| table.judges(case, *kind))
+        .count() as u64;
+    let once = pairs().count() as u64 - judged;
+    let progress = Progress::new(kinds + once + repeats * judged);
     if table.cases.iter().any(|case| table.beside_device(case)) {
         // Not after the others: what was just written may be quicker to read.
         device::write_file(setting, array_bytes >> 20)?;
@@ -197,8 +206,7 @@ pub fn run(setting: &Setting, report: &mut Report, table: &Table) -> Result<()> 
         )
     })();
     if once > 0 {
-        part.notes
-            .push("Cases that no bar looks at were run once.".into());
+        part.notes.push("What no bar looks at was run once.".into());
     }
     drop(progress);
     for (case, row) in table.cases.iter().zip(&samples) {
@@ -245,10 +253,10 @@ fn play_all(
         rest = later;
         for round in 0..setting.options.repeats {
             for (case, row) in cases.iter().zip(&mut *rows) {
-                if round > 0 && !table.judges(case) {
-                    continue;
-                }
                 for (one, samples) in loaded.iter_mut().zip(row) {
+                    if round > 0 && !table.judges(case, one.kind) {
+                        continue;
+                    }
                     progress.step(format!("{}, {}", case.name(), one.kind.name()));
                     measure(setting, one, case, samples)?;
                     if table.beside_device(case) {
@@ -286,13 +294,10 @@ fn play(setting: &Setting, one: &mut Loaded, case: &Case, seconds: f64) -> Resul
     })
 }
 
-/// What a mapped file has changed reaches the disk now, and not while another is measured; how many bytes.
-fn flush(setting: &Setting) -> Result<u64> {
-    let before = Disk::under(&setting.work_dir);
+/// What a mapped file has changed reaches the disk now, and not while another is measured.
+fn flush(setting: &Setting) -> Result<()> {
     rustix::fs::syncfs(std::fs::File::open(&setting.work_dir)?)?;
-    let after = Disk::under(&setting.work_dir);
-    let written = after.zip(before).map(|(after, before)| after.since(before));
-    Ok(written.map_or(0, |disk| disk.write_bytes))
+    Ok(())
 }
 
 /// Runs a case until it is steady; how long that took, in seconds.
@@ -306,25 +311,27 @@ fn warm_up(setting: &Setting, one: &mut Loaded, case: &Case) -> Result<f64> {
     while let Some(run_s) = steady.next_run_s() {
         let did = play(setting, one, case, run_s)?;
         seconds += did.ran.seconds;
-        steady.ran(did.reads_an_op());
+        let ops = did.ran.ops.max(1) as f64;
+        steady.ran(did.reads_an_op(), did.disk.write_bytes as f64 / ops);
     }
     Ok(seconds)
 }
 
 fn measure(setting: &Setting, one: &mut Loaded, case: &Case, samples: &mut Samples) -> Result<()> {
+    // Nothing between the two: where it writes, what is changed and not on the device stays as much as it has come to be.
     let warm_s = warm_up(setting, one, case)?;
-    flush(setting)?;
     let did = play(setting, one, case, setting.options.seconds)?;
     let (ops, seconds) = (did.ran.ops.max(1) as f64, did.ran.seconds);
-    let flushed_bytes = flush(setting)?;
+    flush(setting)?;
     samples.round();
     samples.add("ops_per_s", did.ran.ops as f64 / seconds);
     samples.add("device_reads_per_s", did.disk.reads as f64 / seconds);
     let depth = did.disk.weighted_ms as f64 / 1000.0 / seconds;
     samples.add("disk_queue_depth", depth);
     samples.add("device_reads_an_op", did.reads_an_op());
-    let written_bytes = did.disk.write_bytes + flushed_bytes;
-    samples.add("written_bytes_an_op", written_bytes as f64 / ops);
+    samples.add("written_bytes_an_op", did.disk.write_bytes as f64 / ops);
+    let read_bytes = did.disk.read_bytes as f64 / did.disk.reads.max(1) as f64;
+    samples.add("bytes_a_device_read", read_bytes);
     let faults = did.ran.faults.map(|faults| faults as f64 / ops);
     samples.add("faults_an_op", faults);
     samples.add("warm_s", warm_s);
@@ -333,20 +340,37 @@ fn measure(setting: &Setting, one: &mut Loaded, case: &Case, samples: &mut Sampl
     Ok(())
 }
 
-/// Measures the disk alone at the depth that the last round reached, from as many CPUs as it had: the best of some tries, since a slow one would flatter. Of what was read
-/// no more counts than there were operations.
+/// Measures the disk alone by reads as long as those of the last round, at the depth that it reached, from as many CPUs as it had: the best of some tries, since a slow one would flatter.
+/// What fio has in flight is more than what of it is at the disk, so it is given more until that is as deep. Of what was read no more counts than there were operations.
 fn beside_device(setting: &Setting, file_bytes: u64, samples: &mut Samples) -> Result<()> {
     let last = |name: &str| samples.of(name).last().copied();
-    let (Some(depth), Some(reads)) = (last("disk_queue_depth"), last("device_reads_per_s")) else {
+    let (Some(depth), Some(reads), Some(read_bytes)) = (
+        last("disk_queue_depth"),
+        last("device_reads_per_s"),
+        last("bytes_a_device_read"),
+    ) else {
         return Ok(());
     };
     let cpus = std::thread::available_parallelism().map_or(1, |cpus| cpus.get() as u32);
     let mib = file_bytes >> 20;
-    let mut alone = 0.0f64;
+    let (mut alone, mut in_flight) = (0.0f64, depth.round().max(1.0));
     for _ in 0..ALONE_TRIES {
-        let depth = depth.round() as u32;
-        let tried = device::random_reads_from(setting, mib, depth, cpus)?;
+        let before = Disk::under(&setting.work_dir);
+        let reads = Reads {
+            bytes: read_bytes as u64,
+            depth: in_flight as u32,
+            cpus,
+        };
+        let tried = device::random_reads_from(setting, mib, reads)?;
         alone = alone.max(tried.ops_per_s);
+        let after = Disk::under(&setting.work_dir);
+        let did = after.zip(before).map(|(after, before)| after.since(before));
+        let reached = did.map_or(depth, |did| {
+            did.weighted_ms as f64 / 1000.0 / setting.options.seconds
+        });
+        if reached < depth {
+            in_flight = (in_flight * depth / reached.max(depth / 4.0)).ceil();
+        }
     }
     let wanted = reads.min(last("ops_per_s").unwrap_or(reads));
     samples.add("disk_alone_reads_per_s", alone);
@@ -361,47 +385,47 @@ struct Figures<'a> {
 }
 
 impl Figures<'_> {
-    fn of(&self, case: Case, kind: Kind, figure: &str) -> Option<f64> {
+    fn of(&self, case: Case, kind: Kind) -> Option<&Samples> {
         let case = self.table.cases.iter().position(|c| *c == case)?;
         let kind = self.table.kinds.iter().position(|k| *k == kind)?;
-        Summary::of(self.samples[case][kind].of(figure)).map(|s| s.median)
+        Some(&self.samples[case][kind])
     }
 
-    /// The better of the peers: the one with the higher rate.
-    fn peer(&self, case: Case) -> Option<Kind> {
-        let peers = self.table.kinds.iter().copied().filter(|k| k.is_peer());
-        let rates = peers.filter_map(|kind| Some((kind, self.of(case, kind, "ops_per_s")?)));
-        rates
-            .max_by(|a, b| a.1.total_cmp(&b.1))
-            .map(|(kind, _)| kind)
+    /// Of rounds that lie side by side; over several peers the one that leaves us the least.
+    fn ratio(&self, bar: &Ratio) -> Option<f64> {
+        let ours = self.of(bar.case, bar.kind)?;
+        if bar.over == Over::Device {
+            return Summary::of(ours.of(bar.figure)).map(|parts| parts.median);
+        }
+        let peers = self.table.kinds.iter().filter(|kind| bar.over.is(**kind));
+        let ratios = peers.map(|peer| {
+            let peer = self.of(bar.case, *peer)?;
+            Some(paired_ratio(ours, peer, bar.figure)?.median)
+        });
+        let worse = match bar.side {
+            Side::AtLeast => f64::min,
+            Side::AtMost => f64::max,
+        };
+        ratios
+            .collect::<Option<Vec<f64>>>()?
+            .into_iter()
+            .reduce(worse)
     }
 
     fn judge(&self, bar: &Ratio) -> Bar {
-        let Ratio {
-            row,
-            kind,
-            case,
-            figure,
-            over,
-            side,
-            limit,
-        } = *bar;
-        let (than, base) = match over {
-            Over::Better => (
-                "the better of swap and mapped file",
-                self.peer(case).and_then(|peer| self.of(case, peer, figure)),
-            ),
-            Over::Swap => ("swap", self.of(case, Kind::Swapped, figure)),
-            Over::Device => ("its random reads alone at that depth", Some(1.0)),
+        let than = match bar.over {
+            Over::Better => "the better of swap and mapped file",
+            Over::Swap => "swap",
+            Over::Device => "its random reads alone at that depth",
         };
         let name = format!(
-            "{row}, {}, {}: {} of {} over {than}",
+            "{}, {}, {}: {} of {} over {than}",
+            bar.row,
             self.table.name,
-            case.name(),
-            figure.replace('_', " "),
-            kind.name()
+            bar.case.name(),
+            bar.figure.replace('_', " "),
+            bar.kind.name()
         );
-        let ratio = self.of(case, kind, figure).zip(base).map(|(a, b)| a / b);
-        Bar::new(name, side, limit, ratio)
+        Bar::new(name, bar.side, bar.limit, self.ratio(bar))
     }
 }

@@ -432,26 +432,31 @@ fn play_thread(
             let mut path = paths.objects(thread, drawn).peekable();
             while let Some(n) = path.next() {
                 let write = writes && path.peek().is_none();
+                // What is written is another each time: pages that are as they were need not be stored.
+                let fresh = write.then(|| rng.next());
                 let word = |at| n as usize * words + at;
                 match held {
                     Objects::Handles(store) if write => {
-                        value[..full_words * 8].fill(rng.next() as u8 | 1);
+                        let words = value[..full_words * 8].chunks_exact_mut(8);
+                        for (word, to) in words.zip(written(fresh.unwrap_or(1))) {
+                            word.copy_from_slice(&to.to_le_bytes());
+                        }
                         store.put(0, n, &value)?
                     }
                     Objects::Handles(_) => reads.push(n),
                     Objects::Opp(array, _) => {
-                        touch(write, words, full_words, &mut seen, |at| array.word(n, at))
+                        touch(fresh, words, full_words, &mut seen, |at| array.word(n, at))
                     }
                     Objects::Bare(bare) => {
-                        touch(write, words, full_words, &mut seen, |at| bare.word(n, at))
+                        touch(fresh, words, full_words, &mut seen, |at| bare.word(n, at))
                     }
-                    Objects::Mp(region, _) => touch(write, words, full_words, &mut seen, |at| {
+                    Objects::Mp(region, _) => touch(fresh, words, full_words, &mut seen, |at| {
                         region.word(word(at))
                     }),
                     Objects::Swapped(all) => {
-                        touch(write, words, full_words, &mut seen, |at| &all[word(at)])
+                        touch(fresh, words, full_words, &mut seen, |at| &all[word(at)])
                     }
-                    Objects::Mapped(mapped) => touch(write, words, full_words, &mut seen, |at| {
+                    Objects::Mapped(mapped) => touch(fresh, words, full_words, &mut seen, |at| {
                         &mapped.words()[word(at)]
                     }),
                 }
@@ -479,18 +484,24 @@ fn play_thread(
 /// So that no two loads meet the same objects in the same order.
 static SEEDS: AtomicU64 = AtomicU64::new(1);
 
+/// The words of an object that is written to, by the number drawn for it.
+fn written(fresh: u64) -> impl Iterator<Item = u64> {
+    (0..).map(move |at| mix(fresh ^ at) | 1)
+}
+
 fn touch<'a>(
-    write: bool,
+    fresh: Option<u64>,
     words: usize,
     full_words: usize,
     seen: &mut Seen,
     word: impl Fn(usize) -> &'a AtomicU64,
 ) {
-    match write {
-        true => {
-            (0..full_words).for_each(|at| word(at).store(mix(seen.sum ^ at as u64) | 1, Relaxed))
+    match fresh {
+        Some(fresh) => {
+            let words = (0..full_words).zip(written(fresh));
+            words.for_each(|(at, to)| word(at).store(to, Relaxed))
         }
-        false => seen.object((0..words).map(|at| word(at).load(Relaxed))),
+        None => seen.object((0..words).map(|at| word(at).load(Relaxed))),
     }
 }
 

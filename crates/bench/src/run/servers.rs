@@ -349,7 +349,7 @@ pub(super) fn warm(
     load: &Load,
 ) -> Result<()> {
     // Where the disk is not known it is steady after the fewest runs.
-    let reads_so_far = || Disk::under(&setting.work_dir).map_or(0, |disk| disk.reads);
+    let so_far = || Disk::under(&setting.work_dir);
     let mut sides: HashMap<&str, Steady> = HashMap::new();
     let mut seconds = 0.0;
     loop {
@@ -365,10 +365,13 @@ pub(super) fn warm(
                 seed: WARM_SEED + seconds as u64,
                 ..*load
             };
-            let before = reads_so_far();
+            let before = so_far();
             let outcome = drive(server, &warming, "warming")?;
-            let reads = reads_so_far().saturating_sub(before);
-            steady.ran(reads as f64 / outcome.ops.max(1) as f64);
+            let did = so_far().zip(before).map(|(now, before)| now.since(before));
+            let ops = outcome.ops.max(1) as f64;
+            let of =
+                |figure: fn(&Disk) -> u64| did.as_ref().map_or(0.0, |did| figure(did) as f64 / ops);
+            steady.ran(of(|did| did.reads), of(|did| did.write_bytes));
             goes_on |= steady.next_run_s().is_some();
             Ok(())
         })?;

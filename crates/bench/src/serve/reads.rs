@@ -93,13 +93,19 @@ fn bare_server(setting: &Setting, keys: u64) -> Result<Server> {
     Ok(server)
 }
 
-/// Measures the disk at the queue depth of the last round, where that is known.
+/// Measures the disk at the queue depth of the last round, by reads as long, where that is known.
 fn add_disk_alone(setting: &Setting, file_bytes: u64, samples: &mut Samples) -> Result<()> {
     let last = |name: &str| samples.of(name).last().copied();
-    let (Some(depth), misses) = (last("disk_queue_depth"), last("misses_per_s")) else {
+    let (depth, bytes) = (last("disk_queue_depth"), last("disk_bytes_per_read"));
+    let (Some((depth, bytes)), misses) = (depth.zip(bytes), last("misses_per_s")) else {
         return Ok(());
     };
-    let alone = device::random_reads(setting, file_bytes >> 20, depth.round() as u32)?.ops_per_s;
+    let reads = device::Reads {
+        bytes: bytes as u64,
+        depth: depth.round() as u32,
+        cpus: 1,
+    };
+    let alone = device::random_reads_from(setting, file_bytes >> 20, reads)?.ops_per_s;
     samples.add("disk_alone_reads_per_s", alone);
     samples.add("misses_of_disk_reads", misses.map(|misses| misses / alone));
     Ok(())
