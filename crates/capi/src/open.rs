@@ -105,6 +105,8 @@ unsafe fn asked(options: *const terrace_options) -> Result<Asked, Failure> {
     Ok(Asked {
         store: StoreOptions {
             durable: options.flags & TERRACE_KEEP != 0,
+            // A thread that waits in the kernel for a page would keep the ends of what it had begun at the device to itself, and whoever brings the page wait for those.
+            helped: options.fault_threads == 0,
             ..StoreOptions::scratch(dir, options.cap_bytes, options.ssd_bytes)
         },
         way: match options.fault_threads {

@@ -5,6 +5,7 @@
 //! file that could not be made in full is removed again; data is readable by the owner only.
 //! Never: overwrites an existing file, or touches a block device that is mounted.
 
+use crate::below::{patiently, writes_through};
 use crate::descriptors::keep_file;
 use crate::disk::{SharedCounters, check_place, resumable_bytes};
 use crate::several::{Readers, SEVERAL_MAX};
@@ -14,9 +15,7 @@ use crate::{
     BLOCK_BYTES, Buf, Counters, Device, Disk, MediaError, QUEUE_DEPTH_MAX, ReadInto, SECTOR_BYTES,
     TaskRun,
 };
-use rustix::fs::{
-    AtFlags, FallocateFlags, OFlags, StatxFlags, fallocate, fstatfs, fstatvfs, statx,
-};
+use rustix::fs::{AtFlags, FallocateFlags, OFlags, StatxFlags, fallocate, fstatvfs, statx};
 use rustix::io::{Errno, retry_on_intr};
 use std::fs::{File, OpenOptions};
 use std::io::{Seek, SeekFrom};
@@ -130,9 +129,11 @@ impl FileDevice {
             path,
             finished: false,
         };
-        reserve(path, &file, len_bytes)?;
-        if let Some(progress) = prewritten {
-            prewrite(path, &file, len_bytes, progress)?;
+        let reserved = reserve(path, &file, len_bytes)?;
+        match prewritten {
+            Some(progress) => prewrite(path, &file, len_bytes, progress)?,
+            None if !reserved => prewrite(path, &file, len_bytes, &mut |_| {})?,
+            None => {}
         }
         file.sync_all()
             .map_err(|e| MediaError::setup_io("fsync", path.display(), &e))?;
@@ -158,8 +159,11 @@ impl FileDevice {
         } else {
             OFlags::empty()
         };
-        let mut options = OpenOptions::new();
-        let (mut file, is_direct) = open_with(path, &mut options, extra)?;
+        let open = || open_with(path, &mut OpenOptions::new(), extra);
+        let (mut file, is_direct) = match is_block_device {
+            true => patiently(open)?,
+            false => open()?,
+        };
         if is_block_device {
             let sector_bytes = rustix::fs::ioctl_blksszget(&file)
                 .map_err(|e| MediaError::setup("ask the sector size of", path.display(), e))?;
@@ -475,8 +479,8 @@ fn open_with(
 }
 
 /// Reserves the whole length, so that a full file system is met here. More than is free for everyone (root may have a part besides) is not even tried: until the system
-/// refuses, it takes all there is, and whoever else writes to that file system meets a full one.
-fn reserve(path: &Path, file: &File, len_bytes: u64) -> Result<(), MediaError> {
+/// refuses, it takes all there is, and whoever else writes to that file system meets a full one. False: the file system cannot, and its blocks are to be written.
+fn reserve(path: &Path, file: &File, len_bytes: u64) -> Result<bool, MediaError> {
     let available_bytes = available_bytes(file);
     if available_bytes.is_some_and(|available| available < len_bytes) {
         let errno = Errno::NOSPC;
@@ -490,8 +494,8 @@ fn reserve(path: &Path, file: &File, len_bytes: u64) -> Result<(), MediaError> {
     }
     // tmpfs stops where a signal comes.
     match retry_on_intr(|| fallocate(file, FallocateFlags::empty(), 0, len_bytes)) {
-        // A file system that cannot reserve: writing every block, which comes next, does it too.
-        Ok(()) | Err(Errno::OPNOTSUPP) => Ok(()),
+        Ok(()) => Ok(true),
+        Err(Errno::OPNOTSUPP) => Ok(false),
         Err(errno) => Err(space_error(
             "reserve space for",
             path,
@@ -529,16 +533,6 @@ fn space_error(
 fn available_bytes(file: &File) -> Option<u64> {
     let fs = fstatvfs(file).ok().filter(|fs| fs.f_blocks > 0)?;
     Some(fs.f_bavail.saturating_mul(fs.f_frsize))
-}
-
-/// Whether a write that asks for it is durable when it has ended: on a block device, and where the file system is known to do it. Others take the flag and leave it at that (FUSE with direct I/O
-/// hands it to a server that need not look).
-fn writes_through(file: &File, is_block_device: bool) -> bool {
-    const EXT4: u64 = 0xef53;
-    const XFS: u64 = 0x5846_5342;
-    const BTRFS: u64 = 0x9123_683e;
-    let kind = || fstatfs(file).map_or(0, |fs| fs.f_type as u64 & 0xffff_ffff);
-    is_block_device || [EXT4, XFS, BTRFS].contains(&kind())
 }
 
 fn prewrite(
@@ -585,15 +579,21 @@ fn sync_parent(path: &Path) -> Result<(), MediaError> {
 mod tests {
     use super::*;
 
+    /// As a block device would be in use, which another cannot open then.
     #[test]
-    fn only_what_is_known_to_write_through_is_believed() {
-        // Files of tmpfs and of proc.
-        let shared = rustix::fs::memfd_create("terrace-test", rustix::fs::MemfdFlags::CLOEXEC);
-        let shared = File::from(shared.unwrap());
-        let proc = File::open("/proc/self/status").unwrap();
-        for file in [&shared, &proc] {
-            assert!(!writes_through(file, false));
-            assert!(writes_through(file, true));
+    fn nothing_of_a_file_is_kept_when_its_queue_is_dropped() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("data");
+        for _ in 0..20 {
+            let device = FileDevice::create_unwritten(&path, 1 << 20).unwrap();
+            rustix::fs::flock(&device.file, rustix::fs::FlockOperation::LockExclusive).unwrap();
+            let mut disk = device.queue(8).unwrap();
+            crate::read_blocking(&mut *disk, 0, BLOCK_BYTES).unwrap();
+            drop((disk, device));
+            let other = File::open(&path).unwrap();
+            let lock = rustix::fs::FlockOperation::NonBlockingLockExclusive;
+            rustix::fs::flock(&other, lock).unwrap();
+            std::fs::remove_file(&path).unwrap();
         }
     }
 }

@@ -8,6 +8,7 @@
 //! Never: caches, retries a failed flush, looks at what the bytes mean, or starts a thread.
 
 mod arena;
+mod below;
 mod buf;
 mod claim;
 pub mod descriptors;

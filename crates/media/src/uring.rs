@@ -365,13 +365,19 @@ impl UringDisk {
             slot.moved_bytes += resumable_bytes;
             return self.push_entry(index);
         }
-        let again = [Errno::INTR, Errno::AGAIN]
+        let again = [Errno::INTR, Errno::AGAIN, Errno::CANCELED]
             .iter()
             .any(|e| e.raw_os_error() == -result);
         // A flush is never tried again: what it failed to cover may be gone.
         if again && slot.resubmits < RESUBMITS_MAX && !matches!(slot.op, Op::Flush) {
             slot.resubmits += 1;
             return self.push_entry(index);
+        }
+        if result == -Errno::CANCELED.raw_os_error() && matches!(slot.op, Op::Flush) {
+            // It never began: the kernel had no thread for it.
+            let flushed = rustix::fs::fdatasync(&*self.file);
+            let flushed = flushed.map_err(|e| Op::Flush.io_error(e.raw_os_error()));
+            return self.finish(index, flushed, done);
         }
         let error = slot.op.io_error(-result);
         self.finish(index, Err(error), done);
@@ -525,6 +531,10 @@ impl Drop for UringDisk {
             // The kernel may still write to these buffers: they are freed only when it is through.
             self.wait(DROP_WAIT, &mut done);
             done.clear();
+        }
+        if self.file_is_fixed {
+            // The kernel takes a ring apart some time after it is closed: until then a block device would be in use.
+            let _kept = self.ring.submitter().unregister_files();
         }
     }
 }

@@ -245,7 +245,7 @@ pub fn destroy(dir: &Path) -> Result<(), PoolError> {
             lock.claim(&device)?;
             let mut disk = device.queue(1)?;
             // What has another's file, or a device that was made something else since, keeps it.
-            if !superblock::is_marked(&mut *disk) && !superblock::is_blank(&mut *disk) {
+            if !superblock::is_marked(&mut *disk)? && !superblock::is_blank(&mut *disk)? {
                 return Err(PoolError::NotAPool { path: path.clone() });
             }
             if is_link {

@@ -367,7 +367,7 @@ fn make(
     let plan = |bytes| Superblock::plan(options, bytes, secret);
     fits(&plan(block.as_ref().map_or(ssd_bytes, Device::len_bytes))?)?;
     if let (Some(device), Some(at)) = (&block, &options.device)
-        && Superblock::read(&mut *device.plain_queue()?)?.is_some()
+        && superblock::is_marked(&mut *device.plain_queue()?)?
     {
         return Err(PoolError::Setting {
             what: "the device",
@@ -379,7 +379,7 @@ fn make(
     }
     if let (Some(device), Some(at)) = (&block, &options.device)
         && !device.is_block_device()
-        && !superblock::is_blank(&mut *device.plain_queue()?)
+        && !superblock::is_blank(&mut *device.plain_queue()?)?
     {
         return Err(PoolError::Setting {
             what: "the device",
@@ -558,7 +558,12 @@ fn make_dir(dir: &Path) -> Result<(), PoolError> {
     match std::fs::DirBuilder::new().mode(0o700).create(dir) {
         Err(e) if e.kind() == ErrorKind::AlreadyExists && dir.is_dir() => Ok(()),
         Err(e) if e.kind() == ErrorKind::NotFound => Err(PoolError::NoParent(dir.to_path_buf())),
-        made => made.map_err(|e| PoolError::io(dir, e)),
+        Err(e) => Err(PoolError::io(dir, e)),
+        // What becomes durable in it is found by its name.
+        Ok(()) => match dir.parent().filter(|above| !above.as_os_str().is_empty()) {
+            Some(above) => sync_dir(above),
+            None => sync_dir(Path::new(".")),
+        },
     }
 }
 

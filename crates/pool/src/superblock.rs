@@ -184,19 +184,21 @@ impl Superblock {
 }
 
 /// Whether a pool was made there, of whichever version: at least one of the copies begins as a superblock, however damaged.
-pub(crate) fn is_marked(disk: &mut dyn Disk) -> bool {
-    COPIES.into_iter().any(|copy| {
-        let block = read_blocking(disk, copy, BLOCK_BYTES);
-        block.is_ok_and(|b| b[..8] == MAGIC.to_le_bytes())
-    })
+pub(crate) fn is_marked(disk: &mut dyn Disk) -> Result<bool, PoolError> {
+    let begins = |b: &Buf| b[..8] == MAGIC.to_le_bytes();
+    Ok(copies(disk)?.iter().any(begins))
 }
 
 /// Whether nothing was ever written where a superblock will be.
-pub(crate) fn is_blank(disk: &mut dyn Disk) -> bool {
-    COPIES.into_iter().all(|copy| {
-        let block = read_blocking(disk, copy, BLOCK_BYTES);
-        block.is_ok_and(|b| b.iter().all(|byte| *byte == 0))
-    })
+pub(crate) fn is_blank(disk: &mut dyn Disk) -> Result<bool, PoolError> {
+    let is_zeros = |b: &Buf| b.iter().all(|byte| *byte == 0);
+    Ok(copies(disk)?.iter().all(is_zeros))
+}
+
+/// Where one cannot be read nothing is known of what is there.
+fn copies(disk: &mut dyn Disk) -> Result<[Buf; 2], PoolError> {
+    let [first, second] = COPIES.map(|copy| read_blocking(disk, copy, BLOCK_BYTES));
+    Ok([first?, second?])
 }
 
 /// A copy that cannot be read is as one that does not check.
