@@ -16,7 +16,7 @@ use std::fmt;
 use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
 use terrace_pool::DRAM_PER_LANE_MIN_BYTES;
-use terrace_server::limits::RESERVED_FDS;
+use terrace_server::limits::reserved_fds;
 
 /// Debian 12's kernel: what the server is meant for at least. `terrace run` needs a later one (`user_faults`).
 const KERNEL_LEAST: (u32, u32) = (6, 1);
@@ -262,7 +262,11 @@ fn locked_memory(limit: Option<Bound>, cap_eff: u64) -> Check {
 /// `limit` is the hard one: a server raises its own up to that, or beyond it where it may.
 fn open_files(limit: Option<Bound>, cap_eff: u64) -> Check {
     const NAME: &str = "open_files";
-    let wanted = CLIENTS_WANTED + RESERVED_FDS;
+    // As many threads as a server has if it is not told.
+    let threads = std::thread::available_parallelism()
+        .map_or(1, |n| n.get().min(crate::serve::THREADS_DEFAULT_MAX));
+    let reserved = reserved_fds(threads);
+    let wanted = CLIENTS_WANTED + reserved;
     let fix =
         format!("ulimit -Hn {wanted} before starting, or LimitNOFILE={wanted} in the systemd unit");
     if cap_eff & (1 << CAP_SYS_RESOURCE_BIT) != 0 {
@@ -282,7 +286,7 @@ fn open_files(limit: Option<Bound>, cap_eff: u64) -> Check {
             format!("RLIMIT_NOFILE cannot be raised beyond {files}"),
             format!(
                 "about {} clients at once instead of {CLIENTS_WANTED}",
-                files.saturating_sub(RESERVED_FDS)
+                files.saturating_sub(reserved)
             ),
             fix,
         ),

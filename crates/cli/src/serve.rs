@@ -19,7 +19,7 @@ use crate::notify;
 use crate::progress::Progress;
 
 /// The most threads that are taken without being asked for.
-const THREADS_DEFAULT_MAX: usize = 8;
+pub const THREADS_DEFAULT_MAX: usize = 8;
 
 /// Serves until stopped.
 ///

@@ -6,8 +6,6 @@ use terrace_kv::strings::lzf::{self, Unpacker};
 
 /// The longest value that is restored here, bytes.
 const VALUE_MAX_BYTES: usize = 64 << 10;
-/// A foot that fits whatever is before it: version 10, and the checksum 0 of those who did not sum.
-const ANY_FOOT: [u8; 10] = [10, 0, 0, 0, 0, 0, 0, 0, 0, 0];
 /// Bytes of a reference's longest run, for each byte of it.
 const RUN_MAX: usize = 264;
 
@@ -47,7 +45,7 @@ fn portions(packed: &[u8], len: usize, fed: usize, wanted: usize) -> Option<Vec<
 /// A payload of RESTORE, as it is and with a foot that fits.
 pub fn dump(data: &[u8]) {
     restore(data);
-    let whole = [data, &ANY_FOOT].concat();
+    let whole = [data, &dump::foot_of(dump::sum(0, data))].concat();
     restore(&whole);
     // The way of long ones, by their first bytes, comes to the same.
     let head = &whole[..whole.len().min(dump::HEAD_MAX_BYTES)];

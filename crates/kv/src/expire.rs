@@ -20,6 +20,8 @@ pub enum ExpireCond {
     Gt,
     /// If it is earlier.
     Lt,
+    /// If the key has one and it is earlier.
+    XxLt,
 }
 
 /// Sets (`Some`) or takes away (`None`) a key's expiry. Returns whether it did.
@@ -58,8 +60,8 @@ pub fn expire_goes(now: Option<u64>, new: Option<u64>, cond: ExpireCond) -> bool
         (ExpireCond::Nx, now, _) => now.is_none(),
         (ExpireCond::Xx, now, _) => now.is_some(),
         (ExpireCond::Gt, Some(now), Some(new)) => new > now,
-        (ExpireCond::Gt, ..) => false,
-        (ExpireCond::Lt, Some(now), Some(new)) => new < now,
+        (ExpireCond::Lt | ExpireCond::XxLt, Some(now), Some(new)) => new < now,
+        (ExpireCond::Gt | ExpireCond::XxLt, ..) => false,
         (ExpireCond::Lt, ..) => true,
     }
 }

@@ -4,15 +4,16 @@
 use crate::{Edit, Held, Meta, View};
 
 /// An expiry above this is a time since 1970, s.
-const RELATIVE_MAX_S: i64 = 30 * 24 * 3600;
+const RELATIVE_MAX_S: i32 = 30 * 24 * 3600;
 
-/// When a value that is given `exptime` expires, ms since 1970. A negative time has passed.
+/// When a value that is given `exptime` expires, ms since 1970. A time has 32 bits; what is beyond them is cut off, as
+/// memcached does. A negative one has passed.
 pub fn expiry_ms(exptime: i64, now_ms: u64) -> Option<u64> {
-    match exptime {
+    match exptime as i32 {
         0 => None,
         ..0 => Some(1),
-        1..=RELATIVE_MAX_S => Some(now_ms + exptime as u64 * 1000),
-        _ => Some((exptime as u64).saturating_mul(1000)),
+        s @ 1..=RELATIVE_MAX_S => Some(now_ms + s as u64 * 1000),
+        s => Some(s as u64 * 1000),
     }
 }
 
@@ -63,12 +64,11 @@ pub struct Told {
     pub taken: bool,
 }
 
-/// Which reader renews an item: the first one that meets it stale, or with less than `renew_below_s` to live.
+/// Which reader renews an item: the first one that meets it stale, or `late`, which is with less to live than it asks for.
 /// Answers what the reader is told, and the state that the item has then.
-pub fn renewal(state: u32, left_s: Option<i64>, renew_below_s: Option<i64>) -> (Told, u32) {
+pub fn renewal(state: u32, late: bool) -> (Told, u32) {
     let stale = state & Meta::STALE != 0;
     let taken = state & Meta::WON != 0;
-    let late = matches!((left_s, renew_below_s), (Some(left), Some(below)) if left < below);
     let won = (stale || late) && !taken;
     let told = Told { won, stale, taken };
     (told, if won { state | Meta::WON } else { state })
@@ -83,15 +83,27 @@ mod tests {
         assert_eq!(expiry_ms(0, 5), None);
         assert_eq!(expiry_ms(-1, 5), Some(1));
         assert_eq!(expiry_ms(10, 5_000), Some(15_000));
+        let relative = i64::from(RELATIVE_MAX_S);
+        assert_eq!(expiry_ms(relative, 0), Some(relative as u64 * 1000));
         assert_eq!(
-            expiry_ms(RELATIVE_MAX_S, 0),
-            Some(RELATIVE_MAX_S as u64 * 1000)
+            expiry_ms(relative + 1, 5),
+            Some((relative as u64 + 1) * 1000)
         );
-        assert_eq!(
-            expiry_ms(RELATIVE_MAX_S + 1, 5),
-            Some((RELATIVE_MAX_S as u64 + 1) * 1000)
-        );
-        assert_eq!(expiry_ms(i64::MAX, 5), Some(u64::MAX));
+    }
+
+    /// As memcached 1.6.18 answered them.
+    #[test]
+    fn times_have_thirty_two_bits() {
+        let last = i64::from(i32::MAX);
+        assert_eq!(expiry_ms(last, 5), Some(last as u64 * 1000));
+        for passed in [last + 1, u32::MAX.into(), 9_999_999_999, i64::MAX] {
+            let at = expiry_ms(passed, 5).expect("it expires");
+            assert!(at < 1_500_000_000_000, "{passed}: {at}");
+        }
+        assert_eq!(expiry_ms(1 << 32, 5), None);
+        assert_eq!(expiry_ms(i64::MIN, 5), None);
+        assert_eq!(expiry_ms((1 << 32) + 10, 5_000), Some(15_000));
+        assert_eq!(expiry_ms(-last - 2, 5), Some(last as u64 * 1000));
     }
 
     #[test]
@@ -107,12 +119,11 @@ mod tests {
 
     #[test]
     fn one_reader_renews() {
-        let (told, state) = renewal(Meta::STALE, None, None);
+        let (told, state) = renewal(Meta::STALE, false);
         assert!(told.won && told.stale && !told.taken && state == Meta::STALE | Meta::WON);
-        let (told, state) = renewal(state, None, None);
+        let (told, state) = renewal(state, true);
         assert!(!told.won && told.stale && told.taken && state == Meta::STALE | Meta::WON);
-        assert!(renewal(0, Some(5), Some(10)).0.won);
-        assert_eq!(renewal(0, Some(15), Some(10)), (Told::default(), 0));
-        assert_eq!(renewal(0, None, Some(10)), (Told::default(), 0));
+        assert!(renewal(0, true).0.won);
+        assert_eq!(renewal(0, false), (Told::default(), 0));
     }
 }

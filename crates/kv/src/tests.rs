@@ -188,9 +188,28 @@ fn an_expiry_that_has_passed_deletes_what_its_condition_saw() {
     };
     assert!(!past(ExpireCond::Nx));
     assert!(!past(ExpireCond::Gt));
-    assert!(past(ExpireCond::Lt));
+    assert!(past(ExpireCond::XxLt));
     assert!(!past(ExpireCond::Always), "it is gone");
     assert_eq!(rig.get(b"k").unwrap(), None);
+}
+
+/// Both halves of a condition are of one moment.
+#[test]
+fn an_earlier_expiry_takes_the_place_of_one_that_there_is() {
+    let (_device, mut rig) = rig();
+    let now = rig.worker.now_ms();
+    rig.set(b"k", b"v", Expiry::None).unwrap();
+    let mut expire = |at: Option<u64>, cond| {
+        rig.run(|w, t| crate::expire(w, t, b"k", at, cond))
+            .unwrap()
+            .0
+    };
+    assert!(!expire(Some(now + 2_000_000), ExpireCond::XxLt));
+    assert!(!expire(Some(1), ExpireCond::XxLt));
+    assert!(expire(Some(now + 2_000_000), ExpireCond::Lt));
+    assert!(!expire(Some(now + 3_000_000), ExpireCond::XxLt));
+    assert!(expire(Some(now + 1_000_000), ExpireCond::XxLt));
+    assert!(!expire(Some(now + 1_000_000), ExpireCond::XxLt));
 }
 
 #[test]

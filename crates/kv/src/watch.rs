@@ -7,6 +7,9 @@ use std::collections::HashMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use terrace_pool::Mutex;
 
+/// Room for so many keys stays when nobody watches them any more.
+const KEPT_KEYS: usize = 128;
+
 /// Keys that are watched, with how many watch each and how often it was changed since the first of them came.
 #[derive(Default)]
 pub(crate) struct Watch {
@@ -72,6 +75,11 @@ impl Watch {
             counts.watchers -= 1;
             if counts.watchers == 0 {
                 keys.remove(key);
+                // Nobody counts the room of those that are gone.
+                if keys.capacity() > KEPT_KEYS.max(4 * keys.len()) {
+                    let kept = KEPT_KEYS.max(2 * keys.len());
+                    keys.shrink_to(kept);
+                }
             }
         }
         self.watched.store(keys.len(), Ordering::Release);
@@ -81,5 +89,27 @@ impl Watch {
         let keys = self.keys.lock();
         keys.get(&watched.key)
             .is_some_and(|c| c.changes == watched.changes)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nothing_stays_of_keys_that_nobody_watches_any_more() {
+        let watch = Watch::default();
+        let keys: Vec<[u8; 4]> = (0..100_000u32).map(u32::to_le_bytes).collect();
+        for key in &keys {
+            watch.begin(key);
+        }
+        for key in &keys[1..] {
+            watch.end(key);
+        }
+        assert!(watch.keys.lock().capacity() < 1_000);
+        let last = Watched::new(&keys[0], 0, true);
+        assert!(watch.unchanged(&last));
+        watch.touch(&keys[0]);
+        assert!(!watch.unchanged(&last));
     }
 }

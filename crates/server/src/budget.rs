@@ -13,7 +13,7 @@ const SLACK_BYTES: isize = 64 << 10;
 pub struct Budget {
     standing: isize,
     used: isize,
-    /// Something came back since this was last looked at.
+    /// Something came back, or was got on with, since this was last looked at.
     pub returned: bool,
     /// Something was refused since this was last looked at.
     pub refused: bool,

@@ -268,10 +268,18 @@ impl<S: Store> Conn<S> {
         self.input_at = 0;
     }
 
-    /// Bytes of buffers it holds.
+    /// Bytes of buffers it holds, with those of its transaction and of the keys it watches.
     pub fn held_bytes(&self) -> usize {
         let work = self.work.as_ref().map_or(0, |w| w.assembly_granted_bytes);
-        self.input.capacity() + self.output.buf.capacity() + work + self.stream.held_bytes()
+        let queued = self.multi.as_ref().map_or(0, |m| m.granted_bytes());
+        let buffers = self.input.capacity() + self.output.buf.capacity();
+        buffers + work + queued + self.session.watched.granted_bytes + self.stream.held_bytes()
+    }
+
+    /// Whether a command is under way that may have replied a part: what is written now would be taken for the rest of it.
+    pub fn is_replying(&self) -> bool {
+        let work = self.work.as_ref();
+        work.is_some_and(|w| w.sending.is_some() || w.parked.is_some())
     }
 
     /// Whether it holds buffers and waits for its peer, and not for the store or for a buffer.

@@ -10,18 +10,33 @@ use mio::net::TcpStream;
 use mio::{Interest, Token};
 
 use crate::conn::Conn;
-use crate::limits::{ACCEPT_MAX, TLS_CONN_BYTES};
+use crate::limits::{
+    ACCEPT_MAX, ACCEPT_RETRY_MS, CONNECTIONS_ONE_IN, STANDING_BYTES, TLS_CONN_BYTES,
+};
 use crate::session::{Client, Session};
 use crate::shared::Message;
 use crate::store::Store;
 use crate::stream::Stream;
 use crate::sync::lock;
-use crate::thread::{LISTENER_0, Thread};
+use crate::thread::{LISTENER_0, OWN_BYTES, Thread};
 use crate::tls::Tls;
 
+/// The most TLS connections of a server: what each takes in any case is at most half of what connections may take, and leaves a
+/// quarter of what the threads leave.
+pub(crate) fn tls_clients_max(dram_bytes: u64, threads: usize) -> usize {
+    let share = dram_bytes / CONNECTIONS_ONE_IN;
+    let of_threads = threads * (OWN_BYTES + STANDING_BYTES as usize);
+    let left = share.saturating_sub(of_threads as u64);
+    let bytes = (share / 2).min(left - left / 4);
+    (bytes / TLS_CONN_BYTES as u64).max(1) as usize
+}
+
 impl<S: Store> Thread<S> {
-    /// Accepts what waits at a listener.
+    /// Accepts what waits at a listener, unless that was in vain a moment ago.
     pub(crate) fn accept(&mut self, at: usize) {
+        if self.env.now_ms < self.accept_again_ms {
+            return;
+        }
         for _ in 0..ACCEPT_MAX {
             let Some(listener) = self.listeners.get(at) else {
                 return;
@@ -33,10 +48,7 @@ impl<S: Store> Thread<S> {
                 Err(e)
                     if e.kind() == io::ErrorKind::Interrupted
                         || e.kind() == io::ErrorKind::ConnectionAborted => {}
-                Err(e) => {
-                    tracing::warn!(error = %e, "a connection could not be accepted; if too many files are open, raise the limit (ulimit -n) or lower --max-clients");
-                    break;
-                }
+                Err(e) => return self.accept_later(&e),
             }
         }
         // The edge was not used up: come back for the rest.
@@ -45,6 +57,24 @@ impl<S: Store> Thread<S> {
             let token = Token(LISTENER_0 - at);
             let registry = self.poll.registry();
             let _ = registry.reregister(&mut listener.socket, token, Interest::READABLE);
+        }
+    }
+
+    /// For want of files or memory the next attempt would fail as well, and whoever waits is no news: a while later, then.
+    #[cold]
+    fn accept_later(&mut self, why: &io::Error) {
+        let now_ms = self.env.now_ms;
+        self.accept_again_ms = now_ms + ACCEPT_RETRY_MS;
+        if self.told_of_accept.may(now_ms) {
+            tracing::warn!(error = %why, "a connection could not be accepted; if too many files are open, raise the limit (ulimit -n) or lower --max-clients");
+        }
+    }
+
+    /// Accepts what could not be accepted before, once it is time to.
+    pub(crate) fn accept_again(&mut self) {
+        if self.accept_again_ms > 0 && self.env.now_ms >= self.accept_again_ms {
+            self.accept_again_ms = 0;
+            (0..self.listeners.len()).for_each(|at| self.accept(at));
         }
     }
 

@@ -6,7 +6,7 @@ use crate::conn::{Block, Conn};
 use crate::env::Env;
 use crate::execute::execute_args;
 use crate::limits::{ARGS_FREE, INLINE_MAX_BYTES, KEY_MAX_BYTES, PIECE_BYTES};
-use crate::memcached::{BAD_CHUNK, TOO_LARGE, say};
+use crate::memcached::{BAD_CHUNK, TOO_LARGE, say, unlinked};
 use crate::resp::assemble::{Assembly, Event};
 use crate::resp::encode;
 use crate::session::Reply;
@@ -126,7 +126,14 @@ fn begin_upload<S: Store>(
         false => refusal(assembly, index, len_bytes, most),
     };
     if let Some(text) = refused {
+        let words: Vec<&[u8]> = (0..assembly.args_len())
+            .filter_map(|i| assembly.arg(i))
+            .collect();
+        let key = unlinked(&words).filter(|_| text == TOO_LARGE);
         refuse(env, conn, text);
+        if let Some(key) = key {
+            instead(env, conn, &[TOO_LARGE.as_bytes(), &key]);
+        }
         return true;
     }
     let mut task = work
@@ -169,6 +176,7 @@ fn upload_piece<S: Store>(env: &mut Env<S>, conn: &mut Conn<S>) -> bool {
     match env.store.upload_piece(&mut task, upload, piece) {
         Ok(Step::Done(())) => {
             env.store.finish(task);
+            env.budget.returned = true;
             let freed = assembly.piece_done();
             work.assembly_granted_bytes -= freed;
             env.budget.give(&mut env.store, freed);
@@ -213,6 +221,18 @@ fn refuse<S: Store>(env: &mut Env<S>, conn: &mut Conn<S>, text: String) {
     work.assembly_granted_bytes = work.assembly_granted_bytes.min(held);
 }
 
+/// In the place of a command that was refused these words are executed, once it is through.
+fn instead<S: Store>(env: &mut Env<S>, conn: &mut Conn<S>, words: &[&[u8]]) {
+    let work = conn.work();
+    let Some(assembly) = work.assembly.as_mut() else {
+        return;
+    };
+    assembly.instead(words);
+    let held = assembly.held_bytes();
+    env.budget.take(held);
+    work.assembly_granted_bytes += held;
+}
+
 /// Tells why a command was not executed, if its client wants to be told (CLIENT REPLY).
 fn tell_refusal<S: Store>(env: &mut Env<S>, conn: &mut Conn<S>, text: &str) {
     let (prefix, rest) = text.split_once(' ').unwrap_or(("ERR", text));
@@ -234,7 +254,8 @@ pub(crate) fn execute_assembled<S: Store>(env: &mut Env<S>, conn: &mut Conn<S>) 
         return;
     };
     let mut through = true;
-    if conn.session.memcached && (assembly.refusal().is_some() || assembly.bad_end) {
+    let instead = assembly.refusal().is_some() && assembly.args_len() > 0;
+    if conn.session.memcached && !instead && (assembly.refusal().is_some() || assembly.bad_end) {
         let text = assembly.refusal().unwrap_or(BAD_CHUNK);
         // As with short commands: who may not come in is told so.
         let unsaid = assembly.noreply && conn.session.trusted;
@@ -243,7 +264,7 @@ pub(crate) fn execute_assembled<S: Store>(env: &mut Env<S>, conn: &mut Conn<S>) 
         }
         let kind = text.split(' ').next().unwrap_or_default();
         env.shared.count_error(env.counters(), kind);
-    } else if let Some(text) = assembly.refusal() {
+    } else if let Some(text) = assembly.refusal().filter(|_| !instead) {
         tell_refusal(env, conn, text);
     } else if assembly.args_len() > 0 {
         let args_bytes = assembly.args_len().saturating_sub(ARGS_FREE) * size_of::<&[u8]>();

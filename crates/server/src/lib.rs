@@ -46,13 +46,17 @@ mod tests;
 
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use mio::{Poll, Waker};
-use socket2::{Domain, Protocol, Socket, Type};
+use socket2::{Domain, Protocol, Socket, TcpKeepalive, Type};
 
+use crate::door::tls_clients_max;
 pub use crate::kv_store::{KvStore, PoolFactory};
-use crate::limits::{LISTEN_BACKLOG, RESERVED_FDS, SOCKET_BUFFER_BYTES};
+use crate::limits::{
+    KEEPALIVE_IDLE_S, KEEPALIVE_INTERVAL_S, KEEPALIVE_PROBES, LISTEN_BACKLOG, SOCKET_BUFFER_BYTES,
+    TLS_CONN_BYTES, reserved_fds,
+};
 use crate::shared::{Inbox, Shared};
 use crate::sight::http::MetricsDoor;
 use crate::store::StoreFactory;
@@ -218,7 +222,11 @@ impl<F: StoreFactory> Server<F> {
             let (door, waker) = MetricsDoor::new(socket)?;
             (metrics, metrics_waker) = (Some(door), Some(waker));
         }
-        let max_clients = clients_allowed(options.max_clients);
+        let max_clients = clients_allowed(options.max_clients, options.threads);
+        let max_clients = match options.tls {
+            Some(_) => tls_clients_allowed(max_clients, factory.dram_bytes(), options.threads),
+            None => max_clients,
+        };
         let mut polls = Vec::with_capacity(options.threads);
         let mut inboxes = Vec::with_capacity(options.threads);
         for _ in 0..options.threads {
@@ -250,6 +258,7 @@ impl<F: StoreFactory> Server<F> {
             rate: Default::default(),
             slow: Default::default(),
             paused: Default::default(),
+            told_of_http: Default::default(),
             flush_at_ms: Default::default(),
             metrics_waker,
         });
@@ -358,7 +367,7 @@ fn run_thread<F: StoreFactory>(
         .run()
 }
 
-/// The kernel's buffers are bounded, too: a bound set on the listener holds for what it accepts.
+/// The kernel's buffers are bounded, too: what is set on the listener holds for what it accepts.
 fn listen(addr: SocketAddr, memcached: bool) -> Result<Listener, ServerError> {
     let socket = listening(addr).map_err(|source| ServerError::Listen { addr, source })?;
     Ok(Listener { socket, memcached })
@@ -373,16 +382,23 @@ fn listening(addr: SocketAddr) -> std::io::Result<mio::net::TcpListener> {
     socket.set_reuse_address(true)?;
     socket.set_recv_buffer_size(SOCKET_BUFFER_BYTES)?;
     socket.set_send_buffer_size(SOCKET_BUFFER_BYTES)?;
+    // Whoever is gone without a word would keep its place for ever.
+    let keepalive = TcpKeepalive::new()
+        .with_time(Duration::from_secs(KEEPALIVE_IDLE_S))
+        .with_interval(Duration::from_secs(KEEPALIVE_INTERVAL_S))
+        .with_retries(KEEPALIVE_PROBES);
+    socket.set_tcp_keepalive(&keepalive)?;
     socket.bind(&addr.into())?;
     socket.listen(LISTEN_BACKLOG)?;
     Ok(mio::net::TcpListener::from_std(socket.into()))
 }
 
 /// How many clients the limit of open files leaves room for, after it was raised as far as needed and allowed.
-fn clients_allowed(wanted: usize) -> usize {
+fn clients_allowed(wanted: usize, threads: usize) -> usize {
     use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
     let limit = getrlimit(Resource::Nofile);
-    let needed = wanted as u64 + RESERVED_FDS;
+    let reserved = reserved_fds(threads);
+    let needed = wanted as u64 + reserved;
     let Some(current) = limit.current.filter(|&current| current < needed) else {
         return wanted;
     };
@@ -408,15 +424,26 @@ fn clients_allowed(wanted: usize) -> usize {
         .map(|()| most)
     })
     .unwrap_or(current);
-    let allowed = raised
-        .saturating_sub(RESERVED_FDS)
-        .min(wanted as u64)
-        .max(1) as usize;
+    let allowed = raised.saturating_sub(reserved).min(wanted as u64).max(1) as usize;
     if allowed < wanted {
         tracing::warn!(
             wanted,
             allowed,
             "the limit of open files allows fewer clients; raise it with ulimit -n"
+        );
+    }
+    allowed
+}
+
+/// How many clients what each takes for TLS leaves room for: beyond that they could starve each other without saying a word.
+fn tls_clients_allowed(wanted: usize, dram_bytes: u64, threads: usize) -> usize {
+    let allowed = tls_clients_max(dram_bytes, threads).min(wanted);
+    if allowed < wanted {
+        tracing::warn!(
+            wanted,
+            allowed,
+            "every TLS connection takes {TLS_CONN_BYTES} bytes of the connections' eighth of the DRAM cap, which allows fewer \
+             clients; raise --dram"
         );
     }
     allowed

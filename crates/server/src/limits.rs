@@ -29,6 +29,8 @@ pub const UNTRUSTED_BULK_MAX_BYTES: i64 = 16 << 10;
 pub const INLINE_COMMAND_MAX_BYTES: usize = 64 << 10;
 /// The longest line of memcached's protocol, data blocks not counted.
 pub const MEMCACHED_LINE_MAX_BYTES: usize = 64 << 10;
+/// The longest line before a data block (memcached's own bound): it is kept while the block comes in.
+pub const MEMCACHED_STORE_LINE_MAX_BYTES: usize = 2 << 10;
 /// The most bytes of small arguments that one command may bring.
 pub const COMMAND_MAX_BYTES: usize = 16 << 20;
 /// What one read takes from a socket.
@@ -84,6 +86,10 @@ pub const EXEC_STEP_MAX_MS: u128 = 2;
 pub const EXEC_MADE_MAX_BYTES: usize = 4 << 20;
 /// Keys that one connection watches.
 pub const WATCHED_KEYS_MAX: usize = 1_024;
+/// What the watch of a key takes beside twice the key: the entries here and in the store, in tables that grow by doubling.
+pub const WATCH_COST_BYTES: usize = 160;
+/// What CLIENT LIST asks of the budget at a time, once its reply is longer than others may be.
+pub const LIST_GRANT_BYTES: usize = 64 << 10;
 /// What KEYS asks of the budget first; then it doubles.
 pub const KEYS_GRANT_BYTES: usize = 256 << 10;
 /// Steps of KEYS, or of one SCAN, before others are served.
@@ -117,6 +123,18 @@ pub const AT_ONCE_QUICK: usize = 6;
 pub const QUICK_READ_US: u64 = 280;
 /// Sockets accepted in a row before other work gets its turn.
 pub const ACCEPT_MAX: usize = 256;
+/// When nothing can be accepted (for want of files, say), how long until the next attempt.
+pub const ACCEPT_RETRY_MS: u64 = 100;
+/// How often the same is told in the log, where clients could make it be told all the time.
+pub const TELL_EVERY_MS: u64 = 1_000;
+/// After so long without a word the kernel asks whether the other side is still there,
+pub const KEEPALIVE_IDLE_S: u64 = 300;
+/// again after so long,
+pub const KEEPALIVE_INTERVAL_S: u64 = 100;
+/// and so often in vain before the connection ends.
+pub const KEEPALIVE_PROBES: u32 = 3;
+/// Part of the cap that connections' buffers may take, as the pool's ledger has it: an eighth.
+pub const CONNECTIONS_ONE_IN: u64 = 8;
 /// The longest a thread sleeps.
 pub const SLEEP_MAX_MS: u64 = 500;
 /// How long a stopping server tries to send replies that wait for durability.
@@ -141,5 +159,7 @@ pub const TLS_ROUNDS_MAX: usize = 32;
 pub const TLS_WRITE_MAX_BYTES: usize = 64 << 10;
 /// The length of the listener's queue.
 pub const LISTEN_BACKLOG: i32 = 1_024;
-/// File descriptors kept for everything that is not a client.
-pub const RESERVED_FDS: u64 = 64;
+/// File descriptors kept for everything that is not a client; each thread has its poll, its waker, its ring, and one to spare.
+pub const fn reserved_fds(threads: usize) -> u64 {
+    64 + 4 * threads as u64
+}

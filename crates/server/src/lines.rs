@@ -4,13 +4,15 @@
 use crate::conn::Conn;
 use crate::env::Env;
 use crate::execute::execute_args;
-use crate::limits::{ASSEMBLE_ABOVE_BYTES, MEMCACHED_LINE_MAX_BYTES, VALUE_MAX_BYTES};
+use crate::limits::{
+    ASSEMBLE_ABOVE_BYTES, MEMCACHED_LINE_MAX_BYTES, MEMCACHED_STORE_LINE_MAX_BYTES,
+};
 use crate::memcached::{
-    BAD_CHUNK, BAD_LINE, KEY_MAX_BYTES, NOREPLY, TOO_LARGE, Words, ends_with_noreply, is_storage,
-    say, unsigned,
+    BAD_CHUNK, BAD_LINE, KEY_MAX_BYTES, NOREPLY, Words, ends_with_noreply, is_storage, say,
+    unsigned,
 };
 use crate::resp::assemble::Assembly;
-use crate::step::{is_full, was_executed};
+use crate::step::{end_told, is_full, was_executed};
 use crate::store::Store;
 
 /// What a line is followed by.
@@ -24,25 +26,28 @@ pub(crate) enum Block {
     Refused(&'static str, u64),
 }
 
-/// What follows the line of these words.
-pub(crate) fn block_of(words: &[&[u8]]) -> Block {
-    let len = match words.first() {
+/// What follows the line of these words, which has so many bytes. A line is kept while its block comes in, so one that is longer
+/// than any command's is refused now.
+pub(crate) fn block_of(words: &[&[u8]], line_bytes: usize) -> Block {
+    let (len, most_words) = match words.first() {
         Some(name) if is_storage(name) => {
             let least = if *name == b"cas" { 6 } else { 5 };
             if words.len() < least {
                 return Block::None;
             }
-            words[4]
+            // The last may be `noreply`.
+            (words[4], least + 1)
         }
         Some(name) if *name == b"ms" => match words.get(2) {
-            Some(len) => len,
+            Some(len) => (*len, usize::MAX),
             None => return Block::None,
         },
         _ => return Block::None,
     };
+    let is_long = words[1].len() > KEY_MAX_BYTES || line_bytes > MEMCACHED_STORE_LINE_MAX_BYTES;
     match unsigned(len) {
-        Some(len) if len > VALUE_MAX_BYTES => Block::Refused(TOO_LARGE, len),
-        Some(len) if words[1].len() > KEY_MAX_BYTES => Block::Refused(BAD_LINE, len),
+        Some(len) if words.len() > most_words => Block::Refused("ERROR", len),
+        Some(len) if is_long => Block::Refused(BAD_LINE, len),
         Some(len) => Block::Bytes(len),
         None => Block::None,
     }
@@ -53,15 +58,11 @@ pub(crate) fn run<S: Store>(env: &mut Env<S>, conn: &mut Conn<S>, data: &[u8]) -
     let mut at = 0;
     while !is_full(env, conn) {
         let rest = &data[at..];
-        let Some(end) = memchr::memchr(b'\n', rest) else {
+        let found = memchr::memchr(b'\n', rest);
+        let Some(end) = found.filter(|&end| end <= MEMCACHED_LINE_MAX_BYTES) else {
             conn.need_more = true;
             if rest.len() > MEMCACHED_LINE_MAX_BYTES {
-                let text = format!(
-                    "CLIENT_ERROR line is longer than {MEMCACHED_LINE_MAX_BYTES} bytes; name fewer keys"
-                );
-                say(&mut env.out, &text);
-                env.shared.count_error(env.counters(), "CLIENT_ERROR");
-                conn.closing = true;
+                line_too_long(env, conn);
             }
             break;
         };
@@ -72,10 +73,10 @@ pub(crate) fn run<S: Store>(env: &mut Env<S>, conn: &mut Conn<S>, data: &[u8]) -
             .collect();
         let mut len = end + 1;
         let noreply = ends_with_noreply(&words);
-        match block_of(&words) {
+        match block_of(&words, text.len()) {
             Block::None => {}
             Block::Bytes(bytes) => {
-                let whole = len as u64 + bytes + 2;
+                let whole = bytes.saturating_add(len as u64 + 2);
                 if rest.len() as u64 >= whole {
                     let block = &rest[len..len + bytes as usize];
                     match &rest[len + bytes as usize..whole as usize] == b"\r\n" {
@@ -91,17 +92,14 @@ pub(crate) fn run<S: Store>(env: &mut Env<S>, conn: &mut Conn<S>, data: &[u8]) -
                     conn.need_more = true;
                     break;
                 } else {
-                    let mut assembly = Assembly::of_block(&words, bytes);
-                    assembly.noreply = noreply;
-                    conn.work().assembly = Some(assembly);
+                    begin_block(env, conn, Assembly::of_block(&words, bytes), noreply);
                     return at + len;
                 }
             }
             Block::Refused(text, bytes) => {
                 let mut assembly = Assembly::of_block(&[], bytes);
-                assembly.noreply = noreply;
                 assembly.refuse(text.to_string());
-                conn.work().assembly = Some(assembly);
+                begin_block(env, conn, assembly, noreply);
                 return at + len;
             }
         }
@@ -122,4 +120,29 @@ pub(crate) fn run<S: Store>(env: &mut Env<S>, conn: &mut Conn<S>, data: &[u8]) -
         }
     }
     at
+}
+
+/// A block comes in as a long argument of RESP does. What is kept of its line is counted from now on.
+fn begin_block<S: Store>(
+    env: &mut Env<S>,
+    conn: &mut Conn<S>,
+    mut assembly: Assembly<S::Upload>,
+    noreply: bool,
+) {
+    assembly.noreply = noreply;
+    let held = assembly.held_bytes();
+    env.budget.take(held);
+    let work = conn.work();
+    work.assembly = Some(assembly);
+    work.assembly_granted_bytes = held;
+}
+
+#[cold]
+fn line_too_long<S: Store>(env: &mut Env<S>, conn: &mut Conn<S>) {
+    let text = format!(
+        "CLIENT_ERROR line is longer than {MEMCACHED_LINE_MAX_BYTES} bytes; name fewer keys"
+    );
+    say(&mut env.out, &text);
+    env.shared.count_error(env.counters(), "CLIENT_ERROR");
+    end_told(env, conn);
 }

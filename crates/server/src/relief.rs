@@ -26,13 +26,19 @@ impl<S: Store> Thread<S> {
                 .starved_ms
                 .store(now.max(1), Ordering::Relaxed);
         }
-        if std::mem::take(&mut self.env.budget.returned) {
-            self.env.shared.returned_ms.store(now, Ordering::Relaxed);
-        }
+        let mut returns = std::mem::take(&mut self.env.budget.returned);
         let starved = self.env.shared.starved_ms.load(Ordering::Relaxed);
         let recent = starved > 0 && now.saturating_sub(starved) < 2 * SLEEP_MAX_MS;
         self.env.tight = recent;
-        if !recent || now < self.starve_checked_ms + STARVE_CHECK_MS {
+        let looks = recent && now >= self.starve_checked_ms + STARVE_CHECK_MS;
+        // What the store has to do with will come back.
+        let is_with_store =
+            |c: &Conn<S>| matches!(c.block, Block::Io | Block::Room) && c.held_bytes() > 0;
+        returns |= looks && self.conns.iter().any(|(_, c)| is_with_store(c));
+        if returns {
+            self.env.shared.returned_ms.store(now, Ordering::Relaxed);
+        }
+        if !looks {
             return;
         }
         self.starve_checked_ms = now;
@@ -70,7 +76,7 @@ impl<S: Store> Thread<S> {
             held,
             "cut off: it held buffers without progress while others starved; if this comes often, raise --dram"
         );
-        if conn.output.pending() == 0 {
+        if conn.output.pending() == 0 && !conn.is_replying() {
             let error = if conn.session.memcached {
                 "SERVER_ERROR"
             } else {

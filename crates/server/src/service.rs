@@ -80,11 +80,7 @@ fn came_to_no_agreement<S: Store>(env: &Env<S>, conn: &mut Conn<S>, why: &io::Er
 
 /// A connection that is to end does so when its last byte has left.
 fn ended<S: Store>(env: &mut Env<S>, conn: &mut Conn<S>) -> Status {
-    let in_work = conn
-        .work
-        .as_ref()
-        .is_some_and(|w| w.sending.is_some() || w.parked.is_some());
-    let busy = in_work || conn.block != Block::None || !conn.need_more;
+    let busy = conn.is_replying() || conn.block != Block::None || !conn.need_more;
     match (conn.closing || (conn.eof && !busy)) && !conn.has_unsent() {
         true if conn.linger.is_some() => drop_input(env, conn),
         true => Status::Close,
@@ -99,7 +95,7 @@ fn advance<S: Store>(env: &mut Env<S>, conn: &mut Conn<S>) -> io::Result<Advance
         }
         if work.parked.is_some() && work.assembly.is_some() {
             execute_assembled(env, conn);
-            return Ok(Advance::Moved);
+            return Ok(unless_in_vain(conn, 0));
         }
     }
     if !conn.need_more {
@@ -111,12 +107,20 @@ fn advance<S: Store>(env: &mut Env<S>, conn: &mut Conn<S>) -> io::Result<Advance
         if conn.input_at == conn.input.len() {
             conn.free_input(&mut env.store, &mut env.budget);
         }
-        return Ok(Advance::Moved);
+        return Ok(unless_in_vain(conn, consumed));
     }
     if conn.eof || !conn.readable {
         return Ok(Advance::Stuck);
     }
     read(env, conn)
+}
+
+/// To ask for a buffer in vain is not to get on: whoever only does that would hold what it has for ever.
+fn unless_in_vain<S: Store>(conn: &Conn<S>, consumed: usize) -> Advance {
+    match consumed == 0 && conn.block == Block::Grant {
+        true => Advance::Stuck,
+        false => Advance::Moved,
+    }
 }
 
 /// Whether a connection can execute something before anything is sent to it.

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU8, AtomicU32};
 use std::sync::{Arc, Mutex};
 
 use crate::sight::calls::NO_KIND;
-use crate::store::Watched;
+use crate::store::{Store, Watched};
 
 /// What others may know of a connection.
 pub struct Client {
@@ -44,6 +44,28 @@ pub enum Reply {
     Skip,
 }
 
+/// Keys that are watched for a connection, and what was granted for them.
+#[derive(Default)]
+pub struct Watches {
+    /// The keys.
+    pub keys: Vec<Watched>,
+    /// See `WATCH_COST_BYTES`.
+    pub granted_bytes: usize,
+}
+
+impl Watches {
+    /// Ends them, and gives back what they took.
+    pub fn end<S: Store>(&mut self, store: &mut S) {
+        for watched in std::mem::take(&mut self.keys) {
+            store.unwatch(watched);
+        }
+        // A transaction's UNWATCH has none to end, and must not ask for what only the store has.
+        if self.granted_bytes > 0 {
+            store.ungrant(std::mem::take(&mut self.granted_bytes));
+        }
+    }
+}
+
 /// What the connection itself brings to its commands.
 pub struct Session {
     /// Whether it may execute commands: there is no password, or it said it.
@@ -61,7 +83,7 @@ pub struct Session {
     /// Its transaction is being executed, perhaps not for the last time: nothing is counted yet.
     pub in_exec: bool,
     /// Keys that are watched for it.
-    pub watched: Vec<Watched>,
+    pub watched: Watches,
 }
 
 impl Session {
@@ -75,7 +97,7 @@ impl Session {
             kind: NO_KIND,
             reply: Reply::On,
             in_exec: false,
-            watched: Vec::new(),
+            watched: Watches::default(),
         }
     }
 }

@@ -16,7 +16,7 @@ use crate::sight::Errors;
 use crate::sight::calls::{KINDS, Summed};
 use crate::sight::rate::Rate;
 use crate::sight::slow::Slow;
-use crate::sync::{add, lock};
+use crate::sync::{Seldom, add, lock};
 
 /// What is sent to a thread.
 pub enum Message {
@@ -172,7 +172,7 @@ pub struct Shared {
     pub rejected: AtomicU64,
     /// When (in milliseconds since the start) a thread last found no room for a buffer; 0: never.
     pub starved_ms: AtomicU64,
-    /// When a buffer last came back, likewise.
+    /// When a buffer last came back or was got on with, likewise.
     pub returned_ms: AtomicU64,
     /// Set once, when the server is to stop.
     pub stopping: AtomicBool,
@@ -188,6 +188,8 @@ pub struct Shared {
     pub slow: Slow,
     /// CLIENT PAUSE.
     pub paused: Paused,
+    /// That somebody speaks HTTP.
+    pub told_of_http: Seldom,
     /// When everything is to be flushed, ms since the start; 0: never.
     pub flush_at_ms: AtomicU64,
     /// Gets the door of the metrics out of its poll, if there is one.

@@ -77,6 +77,12 @@ pub(crate) fn protocol_error<S: Store>(
 ) {
     env.shared.count_error(env.counters(), "ERR");
     encode::error(&mut env.out, "ERR", &format!("Protocol error: {text}"));
+    end_told(env, conn);
+}
+
+/// Ends a connection that was told why, and lets it read that.
+#[cold]
+pub(crate) fn end_told<S: Store>(env: &Env<S>, conn: &mut Conn<S>) {
     conn.closing = true;
     conn.linger = Some(Box::new(Linger::new(env.now_ms)));
 }

@@ -26,7 +26,7 @@ use crate::shared::{Message, Shared};
 use crate::sight::rate::SAMPLE_MS;
 use crate::step::Status;
 use crate::store::Store;
-use crate::sync::lock;
+use crate::sync::{Seldom, lock};
 use crate::together::{TOGETHER_BYTES, TOGETHER_MAX, Together};
 
 /// The token of the thread's waker.
@@ -38,7 +38,7 @@ const STORE: Token = Token(usize::MAX - 2);
 const LISTENERS_MAX: usize = 2;
 
 /// What a thread's own buffers take.
-const OWN_BYTES: usize = SCRATCH_BYTES + OUT_KEPT_BYTES + TOGETHER_BYTES;
+pub(crate) const OWN_BYTES: usize = SCRATCH_BYTES + OUT_KEPT_BYTES + TOGETHER_BYTES;
 
 /// A socket that is listened on, and what is spoken there.
 pub struct Listener {
@@ -56,6 +56,9 @@ pub struct Thread<S: Store> {
     pub(crate) conns: Slab<Conn<S>>,
     pub(crate) serial: u32,
     pub(crate) next_thread: usize,
+    /// When to accept again after that failed; 0: it did not.
+    pub(crate) accept_again_ms: u64,
+    pub(crate) told_of_accept: Seldom,
     /// Slots to be served again.
     again: Vec<usize>,
     /// Keys of connections that wait for room.
@@ -112,6 +115,8 @@ impl<S: Store> Thread<S> {
             conns: Slab::new(),
             serial: 0,
             next_thread: 0,
+            accept_again_ms: 0,
+            told_of_accept: Seldom::default(),
             again: Vec::new(),
             waiters: Vec::new(),
             held: Held::default(),
@@ -162,7 +167,11 @@ impl<S: Store> Thread<S> {
         self.stop()
     }
 
-    fn poll_once(&mut self, events: &mut Events, timeout: Duration) -> Result<(), String> {
+    pub(crate) fn poll_once(
+        &mut self,
+        events: &mut Events,
+        timeout: Duration,
+    ) -> Result<(), String> {
         match self.poll.poll(events, Some(timeout)) {
             Ok(()) => {}
             Err(e) if e.kind() == io::ErrorKind::Interrupted => return Ok(()),
@@ -171,11 +180,12 @@ impl<S: Store> Thread<S> {
         self.env.now_ms = self.env.shared.started.elapsed().as_millis() as u64;
         self.env.store.tick();
         let mut moved = std::mem::take(&mut self.moved);
+        let (mut woken, mut knocked) = (false, [false; LISTENERS_MAX]);
         for event in events.iter() {
             match event.token() {
-                WAKER => self.messages(),
+                WAKER => woken = true,
                 STORE => {}
-                Token(at) if at > LISTENER_0 - LISTENERS_MAX => self.accept(LISTENER_0 - at),
+                Token(at) if at > LISTENER_0 - LISTENERS_MAX => knocked[LISTENER_0 - at] = true,
                 Token(slot) => {
                     let Some(conn) = self.conns.get_mut(slot) else {
                         continue;
@@ -196,6 +206,13 @@ impl<S: Store> Thread<S> {
             }
         }
         self.serve_chunks(moved);
+        // Who comes may get the slot of one that left: an event of that one must not be left here.
+        if woken {
+            self.messages();
+        }
+        for at in (0..LISTENERS_MAX).filter(|at| knocked[*at]) {
+            self.accept(at);
+        }
         Ok(())
     }
 
@@ -223,7 +240,7 @@ impl<S: Store> Thread<S> {
     }
 
     /// Lets the store work and serves what that made possible; answers how long to sleep.
-    fn turn(&mut self) -> Duration {
+    pub(crate) fn turn(&mut self) -> Duration {
         self.env.store.set_replies_wait(self.held.awaits_device());
         let under_way = self.env.store.reads_under_way();
         let turn = self.env.store.turn();
@@ -252,6 +269,7 @@ impl<S: Store> Thread<S> {
                 self.serve(slot);
             }
         }
+        self.accept_again();
         self.relieve();
         self.close_idle();
         self.sample();
@@ -272,12 +290,14 @@ impl<S: Store> Thread<S> {
             .store(self.waiters.len() as u64, Ordering::Relaxed);
         self.env.store.kick();
         if turn.busy || served || !self.again.is_empty() || self.held.has_due() {
-            Duration::ZERO
-        } else if !self.waiters.is_empty() || flushing {
-            turn.sleep_at_most.min(Duration::from_millis(ROOM_RETRY_MS))
-        } else {
-            turn.sleep_at_most.min(Duration::from_millis(SLEEP_MAX_MS))
+            return Duration::ZERO;
         }
+        let most_ms = match self.accept_again_ms {
+            _ if !self.waiters.is_empty() || flushing => ROOM_RETRY_MS,
+            0 => SLEEP_MAX_MS,
+            at_ms => at_ms.saturating_sub(self.env.now_ms).min(SLEEP_MAX_MS),
+        };
+        turn.sleep_at_most.min(Duration::from_millis(most_ms))
     }
 
     /// The first thread tells how fast commands come.
@@ -382,7 +402,7 @@ impl<S: Store> Thread<S> {
     }
 
     /// Sends what waits for durability, as long as that helps, then closes everything.
-    fn stop(mut self) -> Result<(), String> {
+    pub(crate) fn stop(mut self) -> Result<(), String> {
         self.listeners.clear();
         let deadline = Instant::now() + Duration::from_millis(STOP_DRAIN_MS);
         while !self.held.is_empty() && Instant::now() < deadline {

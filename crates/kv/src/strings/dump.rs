@@ -75,7 +75,7 @@ pub fn restore(dump: &[u8], most_bytes: usize) -> Result<Vec<u8>, Refused> {
         .iter()
         .rev()
         .fold(0u64, |n, &b| n << 8 | u64::from(b));
-    if version > RDB_VERSION || (sum != 0 && sum != CRC.checksum(&dump[..foot + 2])) {
+    if version > RDB_VERSION || sum != CRC.checksum(&dump[..foot + 2]) {
         return Err(Refused::Foot);
     }
     let (&kind, body) = dump[..foot].split_first().ok_or(Refused::Format)?;
@@ -199,7 +199,7 @@ pub fn foot_fits(foot: &[u8; FOOT_BYTES], summed: u64) -> bool {
         .iter()
         .rev()
         .fold(0u64, |n, &b| n << 8 | u64::from(b));
-    version <= RDB_VERSION && (sum == 0 || sum == summed)
+    version <= RDB_VERSION && sum == summed
 }
 
 /// What stands before a long string of so many bytes in its dump.
@@ -239,6 +239,17 @@ mod tests {
         assert_eq!(restore(&bytes, 39), Err(Refused::Format));
     }
 
+    /// In a file of Redis's it means that nobody has summed; in a payload it is a wrong one.
+    #[test]
+    fn the_checksum_0_is_looked_at_like_any_other() {
+        let mut bytes = dump(b"hello");
+        let foot = bytes.len() - FOOT;
+        bytes[foot + 2..].fill(0);
+        assert_eq!(restore(&bytes, 100), Err(Refused::Foot));
+        let zero = bytes[foot..].try_into().unwrap();
+        assert!(!foot_fits(zero, sum(0, &bytes[..foot + 2])));
+    }
+
     proptest! {
         #[test]
         fn what_is_dumped_is_restored(value in proptest::collection::vec(any::<u8>(), 0..20_000)) {
@@ -268,9 +279,9 @@ mod tests {
             let _ = restore(&bytes, 1000);
             let _ = body(&bytes, bytes.len() as u64);
             // With a good foot the body is looked at.
-            bytes.extend_from_slice(&RDB_VERSION.to_le_bytes());
-            bytes.extend_from_slice(&[0; 8]);
-            let _ = restore(&bytes, 1000);
+            bytes.extend_from_slice(&foot_of(sum(0, &bytes)));
+            let looked_at = restore(&bytes, 1000);
+            prop_assert_ne!(looked_at, Err(Refused::Foot));
         }
     }
 }

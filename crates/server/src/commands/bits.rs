@@ -99,7 +99,7 @@ fn grown(value: Vec<u8>, bytes: u64) -> Result<Vec<u8>, crate::store::StoreError
 pub fn getbit<S: Store>(cx: &mut Cx<'_, S>, args: &[&[u8]]) -> Done<S> {
     let at = offset(args[2], None)?;
     let mut on = false;
-    ready!(fold(cx, args[1], |bytes, from| {
+    ready!(fold(cx, args[1], |bytes, from, _| {
         let here = from * 8..(from + bytes.len() as u64) * 8;
         if here.contains(&at) {
             on = bits::get_bit(bytes, at - here.start);
@@ -110,20 +110,22 @@ pub fn getbit<S: Store>(cx: &mut Cx<'_, S>, args: &[&[u8]]) -> Done<S> {
     Ok(Flow::Done)
 }
 
-/// Shows a value to `f` in one piece or in several, each with its place, as long as `f` wants more. Answers its length;
-/// none: there is no such key. What `f` has gathered in `progress.seen` it finds again after a wait.
+/// Shows a value to `f` in one piece or in several, each with its place and the length of the whole, as long as `f` wants
+/// more. Answers that length; none: there is no such key. All of it is of one look at the key. What `f` has gathered in
+/// `progress.seen` it finds again after a wait.
 fn fold<S: Store>(
     cx: &mut Cx<'_, S>,
     key: &[u8],
-    mut f: impl FnMut(&[u8], u64) -> bool,
+    mut f: impl FnMut(&[u8], u64, u64) -> bool,
 ) -> crate::store::Outcome<Option<u64>> {
     use crate::store::Step;
     if cx.progress.held.is_none() {
         let looked = cx.store.get(cx.task, key, |value| match value {
             Value::Absent => (None, None),
             Value::Inline(bytes) => {
-                f(bytes, 0);
-                (Some(bytes.len() as u64), None)
+                let len = bytes.len() as u64;
+                f(bytes, 0, len);
+                (Some(len), None)
             }
             Value::Large(large) => (Some(S::large_len(&large)), Some(large)),
         })?;
@@ -146,7 +148,7 @@ fn fold<S: Store>(
         let from = piece * PIECE_BYTES as u64;
         let read = cx
             .store
-            .read_piece(cx.task, large, piece as u32, |bytes| f(bytes, from));
+            .read_piece(cx.task, large, piece as u32, |bytes| f(bytes, from, len));
         match read? {
             Step::Wait(wait) => return Ok(Step::Wait(wait)),
             Step::Done(wants) => more = wants,
@@ -177,64 +179,62 @@ fn unit(text: &[u8]) -> Result<Unit, Fault> {
     }
 }
 
-/// The length of a value; its arguments are only looked at if there is one.
-fn len_of<S: Store>(cx: &mut Cx<'_, S>, key: &[u8]) -> crate::store::Outcome<Option<u64>> {
-    use crate::store::Step;
-    if cx.progress.begun_len.is_none() {
-        let len = cx.store.get(cx.task, key, |value| match value {
-            Value::Absent => (None, None),
-            Value::Inline(bytes) => (Some(bytes.len() as u64), None),
-            Value::Large(large) => (Some(S::large_len(&large)), Some(large)),
-        })?;
-        match len {
-            Step::Wait(wait) => return Ok(Step::Wait(wait)),
-            Step::Done((len, held)) => {
-                // A value in pieces stays the one that was looked at.
-                cx.progress.held = held;
-                cx.progress.begun_len = Some(len);
-                cx.renew_task();
-            }
-        }
+/// Of a piece's bits, those that a range of the whole value has.
+fn here(range: &std::ops::Range<u64>, (low, high): (u64, u64)) -> std::ops::Range<u64> {
+    range.start.clamp(low, high) - low..range.end.clamp(low, high) - low
+}
+
+/// The bits of a piece, by their places in the value.
+fn bits_of(bytes: &[u8], from: u64) -> (u64, u64) {
+    (from * 8, (from + bytes.len() as u64) * 8)
+}
+
+/// What follows the key of BITCOUNT.
+fn count_asked(args: &[&[u8]]) -> Result<Asked, Fault> {
+    match args {
+        [] => Ok(Asked {
+            start: 0,
+            end: -1,
+            unit: Unit::Byte,
+        }),
+        [start, end, rest @ ..] if rest.len() < 2 => Ok(Asked {
+            start: int_arg(start)?,
+            end: int_arg(end)?,
+            unit: rest.first().map_or(Ok(Unit::Byte), |text| unit(text))?,
+        }),
+        _ => Err(SYNTAX),
     }
-    Ok(Step::Done(cx.progress.begun_len.flatten()))
 }
 
 /// BITCOUNT key [start end [BYTE | BIT]]
 pub fn bitcount<S: Store>(cx: &mut Cx<'_, S>, args: &[&[u8]]) -> Done<S> {
-    let Some(_) = ready!(len_of(cx, args[1])) else {
-        encode::int(cx.out, 0);
-        return Ok(Flow::Done);
-    };
-    let asked = match args.len() {
-        2 => Asked {
-            start: 0,
-            end: -1,
-            unit: Unit::Byte,
-        },
-        4 | 5 => Asked {
-            start: int_arg(args[2])?,
-            end: int_arg(args[3])?,
-            unit: args.get(4).map_or(Ok(Unit::Byte), |text| unit(text))?,
-        },
-        _ => return Err(SYNTAX),
-    };
-    let (whole, mut count) = (
-        cx.progress.begun_len.flatten().unwrap_or(0),
-        cx.progress.seen,
-    );
-    let in_pieces = cx.progress.held.is_some();
-    let folded = fold(cx, args[1], |bytes, from| {
-        let len = if in_pieces { whole } else { bytes.len() as u64 };
+    // As in Redis: without such a key, what follows it does not matter.
+    let asked = count_asked(&args[2..]);
+    let mut count = cx.progress.seen;
+    let folded = fold(cx, args[1], |bytes, from, len| {
+        let Ok(asked) = &asked else { return false };
         let range = bits::count_range(len, asked.start, asked.end, asked.unit);
-        let (low, high) = (from * 8, (from + bytes.len() as u64) * 8);
-        let here = range.start.clamp(low, high) - low..range.end.clamp(low, high) - low;
-        count += bits::count(bytes, here);
+        count += bits::count(bytes, here(&range, bits_of(bytes, from)));
         true
     });
     cx.progress.seen = count;
-    ready!(folded);
+    if ready!(folded).is_some() {
+        asked?;
+    }
     encode::count(cx.out, count);
     Ok(Flow::Done)
+}
+
+/// What follows the bit of BITPOS.
+fn position_asked(args: &[&[u8]]) -> Result<Asked, Fault> {
+    if args.len() > 3 {
+        return Err(SYNTAX);
+    }
+    Ok(Asked {
+        start: args.first().map_or(Ok(0), |text| int_arg(text))?,
+        unit: args.get(2).map_or(Ok(Unit::Byte), |text| unit(text))?,
+        end: args.get(1).map_or(Ok(-1), |text| int_arg(text))?,
+    })
 }
 
 /// BITPOS key bit [start [end [BYTE | BIT]]]
@@ -244,29 +244,13 @@ pub fn bitpos<S: Store>(cx: &mut Cx<'_, S>, args: &[&[u8]]) -> Done<S> {
         1 => true,
         _ => return Err(Fault::text("The bit argument must be 1 or 0.")),
     };
-    let Some(_) = ready!(len_of(cx, args[1])) else {
-        encode::int(cx.out, if on { -1 } else { 0 });
-        return Ok(Flow::Done);
-    };
-    if args.len() > 6 {
-        return Err(SYNTAX);
-    }
-    let asked = Asked {
-        start: args.get(3).map_or(Ok(0), |text| int_arg(text))?,
-        unit: args.get(5).map_or(Ok(Unit::Byte), |text| unit(text))?,
-        end: args.get(4).map_or(Ok(-1), |text| int_arg(text))?,
-    };
-    let (whole, in_pieces) = (
-        cx.progress.begun_len.flatten().unwrap_or(0),
-        cx.progress.held.is_some(),
-    );
+    let asked = position_asked(&args[3..]);
     let mut answer = -1;
-    ready!(fold(cx, args[1], |bytes, from| {
-        let len = if in_pieces { whole } else { bytes.len() as u64 };
+    let folded = fold(cx, args[1], |bytes, from, len| {
+        let Ok(asked) = &asked else { return false };
         let range = bits::position_range(len, asked.start, asked.end, asked.unit);
-        let (low, high) = (from * 8, (from + bytes.len() as u64) * 8);
-        let here = range.start.clamp(low, high) - low..range.end.clamp(low, high) - low;
-        if let Some(at) = bits::find(bytes, here, on) {
+        let (low, high) = bits_of(bytes, from);
+        if let Some(at) = bits::find(bytes, here(&range, (low, high)), on) {
             answer = (low + at) as i64;
             return false;
         }
@@ -276,7 +260,12 @@ pub fn bitpos<S: Store>(cx: &mut Cx<'_, S>, args: &[&[u8]]) -> Done<S> {
             answer = range.end as i64;
         }
         true
-    }));
+    });
+    match ready!(folded) {
+        Some(_) => _ = asked?,
+        // What is not there is all zeros.
+        None => answer = if on { -1 } else { 0 },
+    }
     encode::int(cx.out, answer);
     Ok(Flow::Done)
 }

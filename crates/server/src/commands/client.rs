@@ -6,6 +6,7 @@ use std::sync::atomic::Ordering;
 
 use super::admin::lines;
 use super::{Cx, Done, Fault, Flow, NOT_AN_INTEGER, SYNTAX, help, unknown_subcommand, wrong_arity};
+use crate::limits::{LIST_GRANT_BYTES, OUTPUT_LIMIT_BYTES};
 use crate::resp::encode;
 use crate::resp::parse::integer;
 use crate::session::{Client, Reply};
@@ -331,34 +332,72 @@ fn describe(shared: &Shared, client: &Client) -> String {
     )
 }
 
+/// The lines of a list of clients, and what was granted for them.
+#[derive(Default)]
+struct Listed {
+    text: String,
+    granted_bytes: usize,
+}
+
+impl Listed {
+    fn add<S: Store>(&mut self, cx: &mut Cx<'_, S>, client: &Client) -> Result<(), Fault> {
+        self.text += &describe(cx.shared, client);
+        // The text, which grows by doubling, and the reply it becomes.
+        let needed = 3 * self.text.len();
+        if needed > self.granted_bytes + OUTPUT_LIMIT_BYTES {
+            if !cx.store.grant(LIST_GRANT_BYTES) {
+                return Err(Fault::Prefixed(
+                    "OOM",
+                    "the connections' buffers have no room for the list; ask for fewer clients (CLIENT LIST ID)"
+                        .to_string(),
+                ));
+            }
+            self.granted_bytes += LIST_GRANT_BYTES;
+        }
+        Ok(())
+    }
+}
+
+/// CLIENT LIST [TYPE type] [ID id [id …]]
 fn list<S: Store>(cx: &mut Cx<'_, S>, options: &[&[u8]]) -> Result<(), Fault> {
-    let ids: Option<Vec<u64>> = match options {
-        [] => None,
-        [kind, value] if kind.eq_ignore_ascii_case(b"type") => match is_normal(value)? {
-            true => None,
-            false => Some(Vec::new()),
-        },
+    let mut listed = Listed::default();
+    let done = list_into(cx, options, &mut listed);
+    if done.is_ok() {
+        encode::verbatim(cx.out, cx.session.resp3, listed.text.as_bytes());
+    }
+    if listed.granted_bytes > 0 {
+        cx.store.ungrant(listed.granted_bytes);
+    }
+    done
+}
+
+/// Each client is looked up by itself, so that nobody waits long for the list of all.
+fn list_into<S: Store>(
+    cx: &mut Cx<'_, S>,
+    options: &[&[u8]],
+    listed: &mut Listed,
+) -> Result<(), Fault> {
+    match options {
+        [] => {}
+        [kind, value] if kind.eq_ignore_ascii_case(b"type") => {
+            if !is_normal(value)? {
+                return Ok(());
+            }
+        }
         [kind, ids @ ..] if kind.eq_ignore_ascii_case(b"id") && !ids.is_empty() => {
-            let parsed: Option<Vec<u64>> = ids
-                .iter()
-                .map(|id| integer(id).map(|id| id as u64))
-                .collect();
-            Some(parsed.ok_or_else(|| Fault::text("Invalid client ID"))?)
+            for id in ids {
+                let id = integer(id).ok_or_else(|| Fault::text("Invalid client ID"))?;
+                let found = lock(&cx.shared.clients).get(&(id as u64)).cloned();
+                if let Some(client) = found {
+                    listed.add(cx, &client)?;
+                }
+            }
+            return Ok(());
         }
         _ => return Err(SYNTAX),
-    };
-    let text: String = {
-        let clients = lock(&cx.shared.clients);
-        let wanted =
-            |client: &&Arc<Client>| ids.as_ref().is_none_or(|ids| ids.contains(&client.id));
-        clients
-            .values()
-            .filter(wanted)
-            .map(|client| describe(cx.shared, client))
-            .collect()
-    };
-    encode::verbatim(cx.out, cx.session.resp3, text.as_bytes());
-    Ok(())
+    }
+    let all: Vec<Arc<Client>> = lock(&cx.shared.clients).values().cloned().collect();
+    all.iter().try_for_each(|client| listed.add(cx, client))
 }
 
 /// CLIENT KILL addr | [ID id] [ADDR addr] [LADDR addr] [TYPE type] [USER name] [SKIPME yes | no]

@@ -157,7 +157,7 @@ pub fn restore<S: Store>(cx: &mut Cx<'_, S>, args: &[&[u8]]) -> Done<S> {
     let options = restore_options(&args[4..])?;
     let part = Part::of(cx, args, 3);
     let now_ms = cx.store.now_ms();
-    let looked_at = cx.progress.held.is_some() || cx.progress.begun_len.is_some();
+    let looked_at = cx.progress.held.is_some() || cx.progress.begun;
     if !looked_at {
         let done = ready!(edit_one(cx, args[1], |view, _| {
             if view.exists() && !options.replace {
@@ -208,7 +208,7 @@ pub fn restore<S: Store>(cx: &mut Cx<'_, S>, args: &[&[u8]]) -> Done<S> {
             checked(&cx.progress.found, cx.progress.sum, part.len)
         }
     };
-    cx.progress.begun_len = Some(None);
+    cx.progress.begun = true;
     restore_long(cx, args, &options, &body.map_err(refusal)?)
 }
 
@@ -237,8 +237,15 @@ fn restore_long<S: Store>(
 ) -> Done<S> {
     let now_ms = cx.store.now_ms();
     let expiry_ms = expiry(args[2], options.absolute, now_ms)?;
-    if expiry_ms.is_some_and(|at| at <= now_ms) {
-        ready!(cx.store.del(cx.task, &args[1..2]));
+    // A time that passes while the value is brought in is for the store.
+    if cx.progress.long.is_none() && expiry_ms.is_some_and(|at| at <= now_ms) {
+        ready!(edit_one(cx, args[1], |view, _| {
+            // Somebody may have come first since this command has looked.
+            match (view.exists(), options.replace) {
+                (true, false) => Err(is_taken()),
+                (exists, _) => Ok((exists.then_some(Edit::Delete), ())),
+            }
+        }));
         encode::ok(cx.out);
         return Ok(Flow::Done);
     }

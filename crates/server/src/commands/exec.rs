@@ -38,7 +38,7 @@ pub fn exec<S: Store>(cx: &mut Cx<'_, S>) -> Done<S> {
     }
     let watched = std::mem::take(&mut cx.session.watched);
     let resp3 = cx.session.resp3;
-    let outcome = run(cx, &multi.queue, &watched);
+    let outcome = run(cx, &multi.queue, &watched.keys);
     cx.session.watched = watched;
     // A transaction that must wait is there when it comes again.
     *cx.multi = Some(multi);

@@ -3,7 +3,7 @@
 use super::options::{expire_command_at, expire_cond};
 use super::{Cx, Done, Flow, ready};
 use crate::resp::encode;
-use crate::store::{ExpireCond, ExpiryOf, Outcome, Step, Store};
+use crate::store::{ExpireCond, ExpiryOf, Store};
 
 /// DEL, UNLINK
 pub fn del<S: Store>(cx: &mut Cx<'_, S>, args: &[&[u8]]) -> Done<S> {
@@ -28,39 +28,11 @@ pub fn expire<S: Store>(
     relative: bool,
 ) -> Done<S> {
     // Redis reads the options before the time.
-    let conds = expire_cond(&args[3..])?;
+    let cond = expire_cond(&args[3..])?;
     let at = expire_command_at(args[2], unit_ms, relative, cx.store.now_ms(), name)?;
-    let cond = match conds.as_slice() {
-        [] => ExpireCond::Always,
-        [one] => *one,
-        // XX beside GT or LT. GT never holds for a key without an expiry, so XX adds nothing to it.
-        several if several.contains(&ExpireCond::Gt) => ExpireCond::Gt,
-        _ => {
-            // LT holds for a key without an expiry, which XX shuts out.
-            if !matches!(ready!(expiry_beforehand(cx, args[1])), ExpiryOf::At(_)) {
-                encode::int(cx.out, 0);
-                return Ok(Flow::Done);
-            }
-            ExpireCond::Lt
-        }
-    };
     let done = ready!(cx.store.expire(cx.task, args[1], Some(at), cond));
     encode::int(cx.out, i64::from(done));
     Ok(Flow::Done)
-}
-
-/// The expiry, looked up with a task of its own, since the command's task belongs to the call that follows.
-fn expiry_beforehand<S: Store>(cx: &mut Cx<'_, S>, key: &[u8]) -> Outcome<ExpiryOf> {
-    let mut look = match cx.progress.window.pop() {
-        Some((_, task)) => task,
-        None => cx.store.task(cx.owner),
-    };
-    let outcome = cx.store.expiry(&mut look, key);
-    match outcome {
-        Ok(Step::Wait(_)) => cx.progress.window.push((0, look)),
-        _ => cx.store.finish(look),
-    }
-    outcome
 }
 
 /// PERSIST
@@ -90,12 +62,14 @@ pub fn ttl<S: Store>(cx: &mut Cx<'_, S>, args: &[&[u8]], shown: Shown) -> Done<S
         ExpiryOf::Absent => -2,
         ExpiryOf::Never => -1,
         ExpiryOf::At(at) => {
-            let left = at.saturating_sub(cx.store.now_ms()) as i64;
+            // One of an earlier version may lie beyond what a reply can say.
+            let told = |ms: u64| i64::try_from(ms).unwrap_or(i64::MAX);
+            let left = told(at.saturating_sub(cx.store.now_ms()));
             match shown {
-                Shown::LeftSeconds => (left + 500) / 1000,
+                Shown::LeftSeconds => left.saturating_add(500) / 1000,
                 Shown::LeftMillis => left,
-                Shown::AtSeconds => (at as i64).saturating_add(500) / 1000,
-                Shown::AtMillis => at as i64,
+                Shown::AtSeconds => told(at).saturating_add(500) / 1000,
+                Shown::AtMillis => told(at),
             }
         }
     };

@@ -33,6 +33,8 @@ pub struct Long<L, U> {
     /// And one that is not.
     short: Vec<u8>,
     reply: Vec<u8>,
+    /// Why the result could not be made, unless something has changed.
+    failed: Option<Fault>,
     granted_bytes: usize,
 }
 
@@ -50,6 +52,7 @@ impl<L, U> Default for Long<L, U> {
             upload: None,
             short: Vec::new(),
             reply: Vec::new(),
+            failed: None,
             granted_bytes: 0,
         }
     }
@@ -141,9 +144,36 @@ pub fn run<S: Store>(cx: &mut Cx<'_, S>, job: &Job<'_, S>) -> Result<Flow<S::Lar
             }
             Ok(Flow::OutputFull)
         }
+        Err(fault) if long.plan.take().is_some() => {
+            cx.renew_task();
+            long.failed = Some(fault);
+            cx.progress.long = Some(long);
+            Ok(Flow::OutputFull)
+        }
         Err(fault) => {
             long.end(cx.store);
             Err(fault)
+        }
+    }
+}
+
+/// A FLUSHALL by others takes the pieces away, those of a source and those of the result: what fails beside a change has not
+/// failed for good.
+fn after_all<S: Store>(
+    cx: &mut Cx<'_, S>,
+    keys: &[&[u8]],
+    long: &mut LongIn<S>,
+    fault: Fault,
+) -> Result<Next, Fault> {
+    let looked = cx.store.edit(cx.task, keys, &long.watched, &mut |seen| {
+        Ok((Vec::new(), seen.unchanged))
+    });
+    match looked? {
+        Step::Done(true) => Err(fault),
+        Step::Done(false) => Ok(Next::Stale),
+        Step::Wait(wait) => {
+            long.failed = Some(fault);
+            Ok(Next::Flow(Step::Wait(wait)))
         }
     }
 }
@@ -153,6 +183,9 @@ fn advance<S: Store>(
     job: &Job<'_, S>,
     long: &mut LongIn<S>,
 ) -> Result<Next, Fault> {
+    if let Some(fault) = long.failed.take() {
+        return after_all(cx, job.keys, long, fault);
+    }
     if long.sources.values.is_empty() {
         step!(look(cx, job.keys, long));
     }

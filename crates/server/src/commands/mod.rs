@@ -134,8 +134,6 @@ pub struct ProgressOf<T, L, U> {
     pub seen: u64,
     /// What a command has summed up.
     pub sum: u64,
-    /// The length of the value that a command goes through, once it was asked (none: no such key).
-    pub begun_len: Option<Option<u64>>,
     /// The value in pieces that a command goes through.
     pub held: Option<L>,
     /// The change of values in pieces that is under way.
@@ -193,7 +191,6 @@ impl<T, L, U> Default for ProgressOf<T, L, U> {
             found: Vec::new(),
             seen: 0,
             sum: 0,
-            begun_len: None,
             held: None,
             long: None,
             common: None,
@@ -279,6 +276,10 @@ pub fn execute<S: Store>(cx: &mut Cx<'_, S>, args: &[&[u8]]) -> Flow<S::Large> {
             multi::spoil(cx);
             Err(wrong_arity(command.name))
         }
+        None if is_http(args[0]) => {
+            cx.session.kind = NO_KIND;
+            return over_http(cx);
+        }
         None => {
             multi::spoil(cx);
             Err(unknown(args))
@@ -331,6 +332,24 @@ fn write_fault(out: &mut Vec<u8>, fault: &Fault) {
         Fault::Err(text) => encode::error(out, "ERR", text),
         Fault::Prefixed(prefix, text) => encode::error(out, prefix, text),
     }
+}
+
+/// The words with which a request in HTTP begins, or goes on in its second line.
+#[cold]
+fn is_http(name: &[u8]) -> bool {
+    name.eq_ignore_ascii_case(b"post") || name.eq_ignore_ascii_case(b"host:")
+}
+
+/// Who speaks HTTP does not mean this server: a web page, or a service that fetches what others name, was made to send commands
+/// to where only it comes. As in Redis, none of them is executed.
+#[cold]
+pub(crate) fn over_http<S: Store>(cx: &mut Cx<'_, S>) -> Flow<S::Large> {
+    let now_ms = cx.shared.started.elapsed().as_millis() as u64;
+    if cx.shared.told_of_http.may(now_ms) {
+        let client = cx.session.client.addr;
+        tracing::warn!(%client, "a connection spoke HTTP and was closed: perhaps a web page or a service of this machine was made to send commands here; a password (--requirepass-file) keeps such out");
+    }
+    Flow::Close
 }
 
 #[cold]

@@ -4,7 +4,7 @@
 use std::collections::HashMap;
 
 use super::{Cx, Done, Fault, Flow, key_positions, ready};
-use crate::limits::{EXEC_LONG_MAX, MULTI_COMMANDS_MAX, WATCHED_KEYS_MAX};
+use crate::limits::{EXEC_LONG_MAX, MULTI_COMMANDS_MAX, WATCH_COST_BYTES, WATCHED_KEYS_MAX};
 use crate::overlay::too_many_long;
 use crate::resp::assemble::LargeArg;
 use crate::resp::encode;
@@ -48,6 +48,11 @@ impl<U> Multi<U> {
     pub fn spoil(&mut self) {
         self.broken = true;
     }
+
+    /// What it was granted.
+    pub fn granted_bytes(&self) -> usize {
+        self.granted_bytes
+    }
 }
 
 /// What is left of a transaction when a connection ends or begins anew.
@@ -63,9 +68,7 @@ pub fn end<S: Store>(
         }
         store.ungrant(multi.granted_bytes);
     }
-    for watched in session.watched.drain(..) {
-        store.unwatch(watched);
-    }
+    session.watched.end(store);
 }
 
 /// Whether a command is executed at once although a transaction is being queued.
@@ -160,9 +163,7 @@ pub fn discard<S: Store>(cx: &mut Cx<'_, S>) -> Done<S> {
 
 /// UNWATCH
 pub fn unwatch<S: Store>(cx: &mut Cx<'_, S>) -> Done<S> {
-    for watched in cx.session.watched.drain(..) {
-        cx.store.unwatch(watched);
-    }
+    cx.session.watched.end(cx.store);
     encode::ok(cx.out);
     Ok(Flow::Done)
 }
@@ -174,22 +175,16 @@ pub fn watch<S: Store>(cx: &mut Cx<'_, S>, args: &[&[u8]]) -> Done<S> {
     }
     while let Some(key) = args.get(cx.progress.next as usize + 1) {
         if !cx.progress.begun {
-            let known = cx.session.watched.iter().any(|w| *w.key == **key);
+            let known = cx.session.watched.keys.iter().any(|w| *w.key == **key);
             if known {
                 cx.progress.next += 1;
                 continue;
             }
-            if cx.session.watched.len() >= WATCHED_KEYS_MAX {
-                return Err(Fault::text(format!(
-                    "a connection watches at most {WATCHED_KEYS_MAX} keys; UNWATCH some"
-                )));
-            }
-            let watched = cx.store.watch(key);
-            cx.session.watched.push(watched);
+            watch_one(cx, key)?;
             cx.progress.begun = true;
         }
         let existed = ready!(cx.store.exists(cx.task, &[key])) > 0;
-        if let Some(watched) = cx.session.watched.last_mut() {
+        if let Some(watched) = cx.session.watched.keys.last_mut() {
             watched.existed = existed;
         }
         cx.progress.begun = false;
@@ -198,6 +193,27 @@ pub fn watch<S: Store>(cx: &mut Cx<'_, S>, args: &[&[u8]]) -> Done<S> {
     }
     encode::ok(cx.out);
     Ok(Flow::Done)
+}
+
+/// Begins to watch a key, which is kept here and in the store.
+fn watch_one<S: Store>(cx: &mut Cx<'_, S>, key: &[u8]) -> Result<(), Fault> {
+    if cx.session.watched.keys.len() >= WATCHED_KEYS_MAX {
+        return Err(Fault::text(format!(
+            "a connection watches at most {WATCHED_KEYS_MAX} keys; UNWATCH some"
+        )));
+    }
+    let bytes = 2 * key.len() + WATCH_COST_BYTES;
+    if !cx.store.grant(bytes) {
+        return Err(Fault::Prefixed(
+            "OOM",
+            "the connections' buffers have no room for the key; watch fewer or shorter ones"
+                .to_string(),
+        ));
+    }
+    cx.session.watched.granted_bytes += bytes;
+    let watched = cx.store.watch(key);
+    cx.session.watched.keys.push(watched);
+    Ok(())
 }
 
 /// EXEC within EXEC, which is never queued.

@@ -18,13 +18,12 @@ pub struct SetOptions {
 /// Parses what follows the value in SET.
 pub fn set_options(options: &[&[u8]], now_ms: u64) -> Result<SetOptions, Fault> {
     let mut cond = None;
-    let mut time: Option<(&[u8], bool, i64)> = None;
+    let mut time: Option<(&str, &[u8])> = None;
     let mut keep = false;
     let mut get = false;
     let mut rest = options.iter();
     while let Some(option) = rest.next() {
         let is = |name: &str| option.eq_ignore_ascii_case(name.as_bytes());
-        let unit = |name: &str| if name.starts_with('E') { 1000 } else { 1 };
         if is("NX") && cond != Some(Cond::IfPresent) {
             cond = Some(Cond::IfAbsent);
         } else if is("XX") && cond != Some(Cond::IfAbsent) {
@@ -33,21 +32,21 @@ pub fn set_options(options: &[&[u8]], now_ms: u64) -> Result<SetOptions, Fault> 
             get = true;
         } else if is("KEEPTTL") && time.is_none() {
             keep = true;
-        } else if let Some(name) = ["EX", "PX", "EXAT", "PXAT"]
-            .into_iter()
-            .find(|name| is(name))
-        {
-            if keep || time.is_some() {
+        } else if let Some(name) = time_name(option) {
+            // The same one again takes the place of the one before, as in Redis; another one does not.
+            if keep || time.is_some_and(|(before, _)| before != name) {
                 return Err(SYNTAX);
             }
-            let value = rest.next().ok_or(SYNTAX)?;
-            time = Some((value, name.len() == 2, unit(name)));
+            time = Some((name, rest.next().ok_or(SYNTAX)?));
         } else {
             return Err(SYNTAX);
         }
     }
     let expiry = match time {
-        Some((text, relative, unit)) => Expiry::At(expire_at(text, unit, relative, now_ms, "set")?),
+        Some((name, text)) => {
+            let (unit_ms, relative) = unit_of(name);
+            Expiry::At(expire_at(text, unit_ms, relative, now_ms, "set")?)
+        }
         None if keep => Expiry::Keep,
         None => Expiry::None,
     };
@@ -56,6 +55,22 @@ pub fn set_options(options: &[&[u8]], now_ms: u64) -> Result<SetOptions, Fault> 
         expiry,
         get,
     })
+}
+
+/// The option that tells a time, if it is one.
+fn time_name(option: &[u8]) -> Option<&'static str> {
+    let names = ["EX", "PX", "EXAT", "PXAT"];
+    names
+        .into_iter()
+        .find(|name| option.eq_ignore_ascii_case(name.as_bytes()))
+}
+
+/// The unit of such an option, ms, and whether its time is relative.
+fn unit_of(name: &str) -> (i64, bool) {
+    (
+        if name.starts_with('E') { 1000 } else { 1 },
+        name.len() == 2,
+    )
 }
 
 /// An integer argument.
@@ -68,8 +83,8 @@ pub fn int_arg(text: &[u8]) -> Result<i64, Fault> {
 pub enum GetOptions<'a> {
     /// PERSIST.
     Persist,
-    /// EX, PX, EXAT, PXAT: the time, whether it is relative, its unit in ms.
-    At(&'a [u8], bool, i64),
+    /// EX, PX, EXAT or PXAT, and the time.
+    At(&'static str, &'a [u8]),
 }
 
 impl GetOptions<'_> {
@@ -77,7 +92,8 @@ impl GetOptions<'_> {
     pub fn expiry(self, now_ms: u64, command: &str) -> Result<Expiry, Fault> {
         match self {
             GetOptions::Persist => Ok(Expiry::None),
-            GetOptions::At(text, relative, unit_ms) => {
+            GetOptions::At(name, text) => {
+                let (unit_ms, relative) = unit_of(name);
                 expire_at(text, unit_ms, relative, now_ms, command).map(Expiry::At)
             }
         }
@@ -90,20 +106,14 @@ pub fn get_options<'a>(options: &[&'a [u8]]) -> Result<Option<GetOptions<'a>>, F
     let mut rest = options.iter();
     while let Some(option) = rest.next() {
         let is = |name: &str| option.eq_ignore_ascii_case(name.as_bytes());
-        let time = ["EX", "PX", "EXAT", "PXAT"]
-            .into_iter()
-            .find(|name| is(name));
-        found = Some(match time {
-            // Redis takes PERSIST twice, and nothing else.
-            None if is("PERSIST") && !matches!(found, Some(GetOptions::At(..))) => {
-                GetOptions::Persist
+        // Redis takes the same one twice, of which the last counts, and no two.
+        found = Some(match (time_name(option), found) {
+            (None, None | Some(GetOptions::Persist)) if is("PERSIST") => GetOptions::Persist,
+            (Some(name), None) => GetOptions::At(name, rest.next().ok_or(SYNTAX)?),
+            (Some(name), Some(GetOptions::At(before, _))) if name == before => {
+                GetOptions::At(name, rest.next().ok_or(SYNTAX)?)
             }
-            None => return Err(SYNTAX),
-            Some(_) if found.is_some() => return Err(SYNTAX),
-            Some(name) => {
-                let unit_ms = if name.starts_with('E') { 1000 } else { 1 };
-                GetOptions::At(rest.next().ok_or(SYNTAX)?, name.len() == 2, unit_ms)
-            }
+            _ => return Err(SYNTAX),
         });
     }
     Ok(found)
@@ -160,7 +170,7 @@ fn invalid_expire_time(command: &str) -> Fault {
 }
 
 /// Parses what follows the time in the EXPIRE family.
-pub fn expire_cond(options: &[&[u8]]) -> Result<Vec<ExpireCond>, Fault> {
+pub fn expire_cond(options: &[&[u8]]) -> Result<ExpireCond, Fault> {
     let mut found = Vec::new();
     for option in options {
         let cond = match option.to_ascii_uppercase().as_slice() {
@@ -188,5 +198,11 @@ pub fn expire_cond(options: &[&[u8]]) -> Result<Vec<ExpireCond>, Fault> {
             "GT and LT options at the same time are not compatible",
         ));
     }
-    Ok(found)
+    Ok(match found.as_slice() {
+        [] => ExpireCond::Always,
+        [one] => *one,
+        // XX beside one of them. GT never holds for a key without an expiry, so XX adds nothing to it.
+        _ if has(ExpireCond::Gt) => ExpireCond::Gt,
+        _ => ExpireCond::XxLt,
+    })
 }

@@ -8,8 +8,8 @@ use super::{
     BAD_CHUNK, BAD_LINE, Done, Fault, MEMCACHED_VERSION, TOO_LARGE, key_of, line, line_of, number,
     ready, say, told, unsigned,
 };
-use crate::commands::long::{self, Job, Layer, Plan, Source};
-use crate::commands::{Cx, Flow, Part, edit_one, put_part};
+use crate::commands::long::{self, Job, Keeps, Layer, Plan, Source};
+use crate::commands::{Cx, Flow, Part, edit_one, over_http, put_part};
 use crate::limits::{INLINE_MAX_BYTES, MGET_WINDOW_KEYS, OUTPUT_LIMIT_BYTES};
 use crate::resp::parse::integer;
 use crate::store::{Cond, Edit, Expiry, Held, How, Item, Meta, NewValue, Step, Store, Value, View};
@@ -41,8 +41,17 @@ pub fn execute<S: Store>(cx: &mut Cx<'_, S>, words: &[&[u8]]) -> Done<S> {
         b"quit" => Ok(Flow::Close),
         // No word of a line has spaces.
         _ if words[0] == BAD_CHUNK.as_bytes() => Err(BAD_CHUNK.into()),
+        _ if words[0] == TOO_LARGE.as_bytes() => too_large(cx, words),
+        // As memcached does.
+        _ if words[words.len() - 1].starts_with(b"HTTP/") => Ok(over_http(cx)),
         _ => Err("ERROR".into()),
     }
+}
+
+/// What there is of a set that was refused for its length ([`super::unlinked`]).
+fn too_large<S: Store>(cx: &mut Cx<'_, S>, words: &[&[u8]]) -> Done<S> {
+    ready!(cx.store.del(cx.task, &words[1..]));
+    Err(TOO_LARGE.into())
 }
 
 fn answer<S: Store>(cx: &mut Cx<'_, S>, text: &str) -> Done<S> {
@@ -185,13 +194,13 @@ fn look_ahead<S: Store>(cx: &mut Cx<'_, S>, keys: &[&[u8]], at: usize) {
 }
 
 /// The numbers of a storage command's line.
-struct Line {
+pub(super) struct Line {
     client_flags: u32,
     exptime: i64,
     token: Option<u64>,
 }
 
-fn storage_line(words: &[&[u8]]) -> Result<Line, Fault> {
+pub(super) fn storage_line(words: &[&[u8]]) -> Result<Line, Fault> {
     let is_cas = words[0] == b"cas";
     let line = line_of(words);
     // The last may be `noreply`.
@@ -262,14 +271,11 @@ fn extend<S: Store>(cx: &mut Cx<'_, S>, words: &[&[u8]]) -> Done<S> {
                 Extended::Absent => (None, Some(false)),
                 Extended::Long => (None, None),
                 Extended::Value(value) => {
-                    let meta = Meta {
-                        cas,
-                        ..view.meta.unwrap_or_default()
-                    };
+                    let meta = Some(renewed(view.meta.unwrap_or_default(), cas));
                     let edit = Edit::Put {
                         value,
                         expiry_ms: view.expiry_ms,
-                        meta: Some(meta),
+                        meta,
                     };
                     (Some(edit), Some(true))
                 }
@@ -280,12 +286,18 @@ fn extend<S: Store>(cx: &mut Cx<'_, S>, words: &[&[u8]]) -> Done<S> {
         }
         cx.renew_task();
     }
-    let most = cx.shared.max_value_bytes;
+    let (most, cas) = (cx.shared.max_value_bytes, cx.store.new_cas());
     let job = Job {
         keys: &words[1..2],
         arg: &[],
         plan: &|views| match views[0].exists() {
-            true => Ok(Some(extension::<S>(&views[0], part, behind, most)?)),
+            true => {
+                let meta = views[0].meta.map(|meta| renewed(meta, cas));
+                Ok(Some(Plan {
+                    keeps: Keeps::These(views[0].expiry_ms, meta),
+                    ..extension::<S>(&views[0], part, behind, most)?
+                }))
+            }
             false => Ok(None),
         },
         patch: &|window, _, reply| {
@@ -294,6 +306,15 @@ fn extend<S: Store>(cx: &mut Cx<'_, S>, words: &[&[u8]]) -> Done<S> {
         },
     };
     Ok(long::run(cx, &job).map_err(crate::store::StoreError::from)?)
+}
+
+/// What is kept with an item that was extended: nobody has to renew it any more.
+fn renewed(meta: Meta, cas: u64) -> Meta {
+    Meta {
+        cas,
+        state: 0,
+        ..meta
+    }
 }
 
 /// What putting bytes before or behind a value comes to.

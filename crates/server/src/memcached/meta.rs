@@ -3,7 +3,9 @@
 
 use terrace_kv::memcached::{self as rules, Told};
 
-use super::meta_words::{Asked, Shown, asked, base64_decode, item, left_s, len_of, token_of};
+use super::meta_words::{
+    Asked, Shown, asked, base64_decode, flags, is_plain, item, left_s, len_of, times, token_of,
+};
 use super::{BAD_LINE, Done, key_of, meta_change as change, ready, say};
 use crate::commands::{Cx, Flow, edit_one};
 use crate::store::{Edit, Held, Item, Meta, Store, Value, View};
@@ -65,18 +67,22 @@ fn get<S: Store>(cx: &mut Cx<'_, S>, words: &[&[u8]]) -> Done<S> {
             cx.renew_task();
             get_and_change(cx, &asked, now_ms)
         }
-        Some(None) => {
-            add(&cx.counters.misses, 1);
-            if !asked.quiet {
-                say(cx.out, "EN");
-            }
-            Ok(Flow::Done)
-        }
+        Some(None) => missed(cx, &asked),
         Some(Some(flow)) => {
             add(&cx.counters.hits, 1);
             Ok(flow)
         }
     }
+}
+
+fn missed<S: Store>(cx: &mut Cx<'_, S>, asked: &Asked<'_>) -> Done<S> {
+    add(&cx.counters.misses, 1);
+    if !asked.quiet {
+        cx.out.extend_from_slice(b"EN");
+        flags(cx.out, asked, None);
+        say(cx.out, "");
+    }
+    Ok(Flow::Done)
 }
 
 /// What one edit of an item came to.
@@ -92,18 +98,15 @@ fn get_and_change<S: Store>(cx: &mut Cx<'_, S>, asked: &Asked<'_>, now_ms: u64) 
         if !view.exists() {
             return Ok(match asked.vivify {
                 None => (None, None),
-                Some(ttl) => {
-                    let (edit, got) = vivified(asked, ttl, now_ms, cas);
+                Some(_) => {
+                    let (edit, got) = vivified(asked, now_ms, cas);
                     (Some(edit), Some(got))
                 }
             });
         }
         let state = view.meta.map_or(0, |m| m.state);
-        let (told, state) = rules::renewal(state, left_s(view.expiry_ms, now_ms), asked.renew);
-        let expiry_ms = match asked.ttl {
-            Some(ttl) => rules::expiry_ms(ttl, now_ms),
-            None => view.expiry_ms,
-        };
+        let times = times(asked, false, view.expiry_ms, now_ms);
+        let (told, state) = rules::renewal(state, times.late);
         let token = token_of::<S>(&view);
         let meta = match (view.meta, state) {
             (None, 0) => None,
@@ -115,15 +118,15 @@ fn get_and_change<S: Store>(cx: &mut Cx<'_, S>, asked: &Asked<'_>, now_ms: u64) 
                 })
             }),
         };
-        let edit = match expiry_ms != view.expiry_ms || meta != view.meta {
-            true => rules::kept(&view, expiry_ms, meta),
+        let edit = match times.expiry_ms != view.expiry_ms || meta != view.meta {
+            true => rules::kept(&view, times.expiry_ms, meta),
             false => None,
         };
         let shown = Shown {
             client_flags: view.meta.map_or(0, |m| m.client_flags),
             cas: token,
             len: len_of::<S>(&view),
-            left_s: left_s(expiry_ms, now_ms),
+            left_s: times.left_s,
             used: true,
             told,
         };
@@ -138,11 +141,7 @@ fn get_and_change<S: Store>(cx: &mut Cx<'_, S>, asked: &Asked<'_>, now_ms: u64) 
         ))
     }));
     let Some(got) = got else {
-        add(&cx.counters.misses, 1);
-        if !asked.quiet {
-            say(cx.out, "EN");
-        }
-        return Ok(Flow::Done);
+        return missed(cx, asked);
     };
     match got.created {
         true => add(&cx.counters.misses, 1),
@@ -156,8 +155,9 @@ fn get_and_change<S: Store>(cx: &mut Cx<'_, S>, asked: &Asked<'_>, now_ms: u64) 
 }
 
 /// An empty item that its first reader is to fill.
-fn vivified<L>(asked: &Asked<'_>, ttl: i64, now_ms: u64, cas: u64) -> (Edit, Got<L>) {
-    let expiry_ms = rules::expiry_ms(ttl, now_ms);
+fn vivified<L>(asked: &Asked<'_>, now_ms: u64, cas: u64) -> (Edit, Got<L>) {
+    let times = times(asked, true, None, now_ms);
+    let expiry_ms = times.expiry_ms;
     let meta = Meta {
         cas: asked.new_token.unwrap_or(cas),
         client_flags: 0,
@@ -177,7 +177,7 @@ fn vivified<L>(asked: &Asked<'_>, ttl: i64, now_ms: u64, cas: u64) -> (Edit, Got
         client_flags: 0,
         cas: meta.cas,
         len: 0,
-        left_s: left_s(expiry_ms, now_ms),
+        left_s: times.left_s,
         used: false,
         told: Told {
             won: true,
@@ -199,10 +199,10 @@ fn vivified<L>(asked: &Asked<'_>, ttl: i64, now_ms: u64, cas: u64) -> (Edit, Got
 fn debug<S: Store>(cx: &mut Cx<'_, S>, words: &[&[u8]]) -> Done<S> {
     let word = *words.get(1).ok_or(BAD_LINE)?;
     let key = match words.get(2) {
-        Some(&b"b") => base64_decode(word).ok_or("CLIENT_ERROR error decoding key")?,
-        Some(_) => return Err("CLIENT_ERROR invalid flag".into()),
-        None => word.to_vec(),
+        Some(&b"b") => base64_decode(word).ok_or(BAD_LINE)?,
+        _ => word.to_vec(),
     };
+    let shown_key = if is_plain(&key) { &key } else { word };
     let now_ms = cx.store.now_ms();
     let text = ready!(cx.store.item(cx.task, key_of(&key)?, |item| {
         let item = item?;
@@ -219,7 +219,7 @@ fn debug<S: Store>(cx: &mut Cx<'_, S>, words: &[&[u8]]) -> Done<S> {
     match text {
         Some(text) => {
             cx.out.extend_from_slice(b"ME ");
-            cx.out.extend_from_slice(word);
+            cx.out.extend_from_slice(shown_key);
             say(cx.out, &text);
         }
         None => say(cx.out, "EN"),

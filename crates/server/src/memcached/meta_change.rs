@@ -3,7 +3,7 @@
 use terrace_kv::memcached::{self as rules, Told};
 
 use super::classic::{Extended, NOT_A_NUMBER, extended, extension, put_into};
-use super::meta_words::{Asked, Shown, asked, flags, item, left_s, len_of, token_of};
+use super::meta_words::{Asked, Shown, asked, flags, item, len_of, times, token_of};
 use super::{BAD_LINE, Done, line, ready, say, unsigned};
 use crate::commands::long::{self, Job, Keeps, Layer, Plan, Source};
 use crate::commands::{Cx, Flow, Part, edit_one};
@@ -50,19 +50,26 @@ fn tell(out: &mut Vec<u8>, asked: &Asked<'_>, ended: Ended, quiet: &[&str]) {
 
 /// ms key datalen flags*
 pub(super) fn set<S: Store>(cx: &mut Cx<'_, S>, words: &[&[u8]]) -> Done<S> {
+    if words.len() == 1 {
+        return Err("ERROR".into());
+    }
     let Some((data, line)) = words.split_last().filter(|(_, line)| line.len() >= 3) else {
         return Err(BAD_LINE.into());
     };
     // Without a length there is no data block, and the last word is a flag.
     unsigned(line[2]).ok_or(BAD_LINE)?;
-    let asked = asked(line, &line[3..])?;
+    let mut asked = asked(line, &line[3..])?;
     let expiry_ms = rules::expiry_ms(asked.ttl.unwrap_or(0), cx.store.now_ms());
     let mode = asked.mode.unwrap_or(b'S');
     if !b"ESARP".contains(&mode) {
         return Err("CLIENT_ERROR invalid mode for ms M token".into());
     }
     let extends = b"AP".contains(&mode);
-    if extends || asked.invalidate {
+    // An add takes no notice of a token, and what extends none of one that is 0.
+    asked.token = asked
+        .token
+        .filter(|&token| mode != b'E' && !(extends && token == 0));
+    if extends || asked.invalidate && asked.token.is_some() {
         let part = Part::of(cx, words, words.len() - 1);
         return set_by_edit(cx, &asked, part, expiry_ms, mode);
     }
@@ -105,26 +112,34 @@ pub(super) fn set<S: Store>(cx: &mut Cx<'_, S>, words: &[&[u8]]) -> Done<S> {
     end(cx, &asked, ended, &["HD"])
 }
 
-/// What a mode that needs what was there does to it: the state of the new item, and whether the old value stays in it.
-fn decided<S: Store>(
-    view: &View<S::Large>,
-    asked: &Asked<'_>,
-    mode: u8,
-) -> Result<(u32, bool), Ended> {
+/// What a mode that needs what was there does to it.
+#[derive(Clone, Copy)]
+enum Way {
+    /// The value is put before or behind it.
+    Extends,
+    /// The value takes its place, if it has one.
+    Replaces,
+    /// The same by somebody who is late: what that leaves is stale at once.
+    Late,
+}
+
+fn decided<S: Store>(view: &View<S::Large>, asked: &Asked<'_>, mode: u8) -> Result<Way, Ended> {
     let (extends, here) = (b"AP".contains(&mode), token_of::<S>(view));
-    let mut state = 0;
-    match asked.token {
-        Some(_) if !view.exists() => return Err(Ended::NotFound),
-        // Who is late leaves a value that is stale at once.
-        Some(token) if asked.invalidate && token < here => state = Meta::STALE,
-        Some(token) if token != here => return Err(Ended::Exists),
-        _ => {}
+    if !view.exists() {
+        return match (extends, asked.vivify) {
+            (true, Some(_)) => Ok(Way::Replaces),
+            (true, None) => Err(Ended::NotStored),
+            // Without a token these modes do not come here.
+            (false, _) => Err(Ended::NotFound),
+        };
     }
-    match (extends, view.exists()) {
-        (true, false) if asked.vivify.is_none() => Err(Ended::NotStored),
-        (false, true) if mode == b'E' => Err(Ended::NotStored),
-        (false, false) if mode == b'R' => Err(Ended::NotStored),
-        (extends, exists) => Ok((state, extends && exists)),
+    match asked.token {
+        Some(token) if token != here => {
+            let is_late = asked.invalidate && !extends && 0 < token && token < here;
+            is_late.then_some(Way::Late).ok_or(Ended::Exists)
+        }
+        _ if extends => Ok(Way::Extends),
+        _ => Ok(Way::Replaces),
     }
 }
 
@@ -132,25 +147,25 @@ fn decided<S: Store>(
 fn beside<L>(
     view: &View<L>,
     asked: &Asked<'_>,
-    mode: u8,
-    state: u32,
+    way: Way,
     (expiry_ms, now_ms, cas): (Option<u64>, u64, u64),
 ) -> (Option<u64>, Meta) {
-    let extends = b"AP".contains(&mode);
-    let kept = view.meta.filter(|_| extends).unwrap_or(Meta {
-        client_flags: asked.client_flags,
-        ..Meta::default()
-    });
+    let before = view.meta.unwrap_or_default();
+    let (client_flags, state) = match way {
+        Way::Extends => (before.client_flags, 0),
+        Way::Replaces => (asked.client_flags, 0),
+        // Who was told to renew it stays the only one.
+        Way::Late => (asked.client_flags, Meta::STALE | before.state & Meta::WON),
+    };
+    let expiry_ms = match (way, asked.vivify) {
+        (Way::Extends | Way::Late, _) => view.expiry_ms,
+        (Way::Replaces, Some(ttl)) if !view.exists() => rules::expiry_ms(ttl, now_ms),
+        (Way::Replaces, _) => expiry_ms,
+    };
     let meta = Meta {
         cas: asked.new_token.unwrap_or(cas),
+        client_flags,
         state,
-        ..kept
-    };
-    let vivify = asked.vivify.filter(|_| !view.exists());
-    let expiry_ms = match (extends, vivify) {
-        (true, Some(ttl)) => rules::expiry_ms(ttl, now_ms),
-        (true, None) => view.expiry_ms,
-        _ => expiry_ms,
     };
     (expiry_ms, meta)
 }
@@ -166,17 +181,19 @@ fn set_by_edit<S: Store>(
     let now_ms = cx.store.now_ms();
     if cx.progress.long.is_none() {
         let ended = ready!(edit_one(cx, &asked.key, |view: View<S::Large>, cas| {
-            let (state, stays) = match decided::<S>(&view, asked, mode) {
-                Ok(decided) => decided,
+            let way = match decided::<S>(&view, asked, mode) {
+                Ok(way) => way,
                 Err(ended) => return Ok((None, Some(ended))),
             };
-            let value = match stays.then(|| extended::<S>(&view, part, mode == b'A')) {
-                Some(Extended::Value(value)) => value,
-                None if !part.in_pieces => part.bytes.to_vec(),
-                _ => return Ok((None, None)),
+            let value = match way {
+                Way::Extends => match extended::<S>(&view, part, mode == b'A') {
+                    Extended::Value(value) => value,
+                    _ => return Ok((None, None)),
+                },
+                _ if part.in_pieces => return Ok((None, None)),
+                _ => part.bytes.to_vec(),
             };
-            let times = (expiry_ms, now_ms, cas);
-            let (expiry_ms, meta) = beside(&view, asked, mode, state, times);
+            let (expiry_ms, meta) = beside(&view, asked, way, (expiry_ms, now_ms, cas));
             let ended = Ended::Done {
                 cas: meta.cas,
                 len: value.len() as u64,
@@ -201,18 +218,17 @@ fn set_by_edit<S: Store>(
         plan: &|views| {
             let view = &views[0];
             // How it ends without a new value is for the short way to tell.
-            let Ok((state, stays)) = decided::<S>(view, asked, mode) else {
+            let Ok(way) = decided::<S>(view, asked, mode) else {
                 return Ok(None);
             };
-            let mut plan = match stays {
-                true => extension::<S>(view, part, mode == b'A', most)?,
-                false => Plan {
+            let mut plan = match way {
+                Way::Extends => extension::<S>(view, part, mode == b'A', most)?,
+                _ => Plan {
                     layers: vec![Layer::Copy(Source::Arg, 0..part.len, 0)],
                     ..Plan::patch(part.len, 0..0)
                 },
             };
-            let times = (expiry_ms, now_ms, cas);
-            let (expiry_ms, meta) = beside(view, asked, mode, state, times);
+            let (expiry_ms, meta) = beside(view, asked, way, (expiry_ms, now_ms, cas));
             plan.keeps = Keeps::These(expiry_ms, Some(meta));
             Ok(Some(plan))
         },
@@ -287,7 +303,8 @@ pub(super) fn arithmetic<S: Store>(cx: &mut Cx<'_, S>, words: &[&[u8]]) -> Done<
     });
     match ready!(outcome) {
         Err(ended) => end(cx, &asked, ended, &[]),
-        Ok(_) if asked.quiet => Ok(Flow::Done),
+        // One that it has made is told even so, as memcached does.
+        Ok((_, shown)) if asked.quiet && shown.used => Ok(Flow::Done),
         Ok((value, shown)) => Ok(item::<S>(cx.out, &asked, &shown, Value::Inline(&value))),
     }
 }
@@ -301,25 +318,21 @@ fn counted<S: Store>(
     now_ms: u64,
     cas: u64,
 ) -> Result<(Option<Edit>, Counted), StoreError> {
-    if asked
-        .token
-        .is_some_and(|token| view.exists() && token != token_of::<S>(view))
-    {
+    // A token that is 0 is none here.
+    let token = asked.token.filter(|&token| view.exists() && token != 0);
+    if token.is_some_and(|token| token != token_of::<S>(view)) {
         return Ok((None, Err(Ended::Exists)));
     }
-    let (now, expiry_ms) = match (&view.value, asked.vivify) {
+    let now = match (&view.value, asked.vivify) {
         (Held::Absent, None) => return Ok((None, Err(Ended::NotFound))),
-        (Held::Absent, Some(ttl)) => (asked.initial, rules::expiry_ms(ttl, now_ms)),
+        (Held::Absent, Some(_)) => asked.initial,
         (Held::Large(_), _) => return Err(line(NOT_A_NUMBER)),
         (Held::Inline(value), _) => {
             let before = rules::number(value).ok_or_else(|| line(NOT_A_NUMBER))?;
-            let expiry_ms = match asked.ttl {
-                Some(ttl) => rules::expiry_ms(ttl, now_ms),
-                None => view.expiry_ms,
-            };
-            (rules::count(before, asked.delta, up), expiry_ms)
+            rules::count(before, asked.delta, up)
         }
     };
+    let times = times(asked, !view.exists(), view.expiry_ms, now_ms);
     let value = now.to_string().into_bytes();
     let meta = Meta {
         cas: asked.new_token.unwrap_or(cas),
@@ -329,13 +342,13 @@ fn counted<S: Store>(
         client_flags: meta.client_flags,
         cas: meta.cas,
         len: value.len() as u64,
-        left_s: left_s(expiry_ms, now_ms),
-        used: true,
+        left_s: times.left_s,
+        used: view.exists(),
         told: Told::default(),
     };
     let edit = Edit::Put {
         value: value.clone(),
-        expiry_ms,
+        expiry_ms: times.expiry_ms,
         meta: Some(meta),
     };
     Ok((Some(edit), Ok((value, shown))))

@@ -173,6 +173,19 @@ fn is_noreply(words: &[&[u8]]) -> bool {
     }
 }
 
+/// The key of a set that is refused for its length: as in memcached its value goes, or it would be taken for what was set. None:
+/// the words are no such command.
+pub(crate) fn unlinked(words: &[&[u8]]) -> Option<Vec<u8>> {
+    match words {
+        [b"set", key, ..] => classic::storage_line(words).is_ok().then(|| key.to_vec()),
+        [b"ms", _, _, flags @ ..] => {
+            let asked = meta_words::asked(words, flags).ok();
+            asked.map(|asked| asked.key)
+        }
+        _ => None,
+    }
+}
+
 /// The same of a line without its data block.
 pub(crate) fn ends_with_noreply(line: &[&[u8]]) -> bool {
     let takes = |name: &[u8]| {

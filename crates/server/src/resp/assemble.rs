@@ -93,9 +93,10 @@ impl<U> Assembly<U> {
         }
     }
 
-    /// A command whose first arguments are there, and whose last one, of `len_bytes`, follows without a header.
+    /// A command whose first arguments are there, and whose last one, of `len_bytes`, follows without a header. What it holds
+    /// exists already ([`Self::held_bytes`]).
     pub fn of_block(words: &[&[u8]], len_bytes: u64) -> Self {
-        let mut text = Vec::new();
+        let mut text = Vec::with_capacity(words.iter().map(|w| w.len()).sum());
         let mut ends = Vec::with_capacity(words.len());
         for word in words {
             text.extend_from_slice(word);
@@ -255,8 +256,13 @@ impl<U> Assembly<U> {
         self.text.len() + self.ends.len() * ARG_COST_BYTES
     }
 
+    /// With many short arguments it is only their ends that need more.
     fn next_capacity(&self, need: usize) -> usize {
-        let wanted = (2 * self.text.capacity()).max(self.text.len() + need);
+        let (len, capacity) = (self.text.len(), self.text.capacity());
+        let wanted = match need > capacity - len {
+            true => (2 * capacity).max(len + need),
+            false => capacity,
+        };
         wanted.clamp(4096, COMMAND_MAX_BYTES)
     }
 
@@ -314,6 +320,12 @@ impl<U> Assembly<U> {
         self.ends = Vec::new();
         self.piece = None;
         self.filled = 0;
+    }
+
+    /// In the place of a command that was refused these words are executed.
+    pub fn instead(&mut self, words: &[&[u8]]) {
+        let other = Self::of_block(words, 0);
+        (self.text, self.ends) = (other.text, other.ends);
     }
 
     /// Why the command is not executed.

@@ -92,6 +92,8 @@ fn protocol_errors_are_those_of_redis() {
         "*0\r\n\r\n*-1\r\nPING\r\nQUIT\r\n".into(),
         "SET a \"b\r\n".into(),
         "SET a \"b\"c\r\n".into(),
+        "POST / HTTP/1.1\r\nPING\r\n".into(),
+        "host: x\r\nPING\r\n".into(),
         "  SET   x  'a b'\r\nGET x\r\nQUIT\r\n".into(),
         "SET y \"\\x41\\n\\\"\"\nGET y\nQUIT\n".into(),
         format!("*1\r\n${}", "1".repeat(66_000)),

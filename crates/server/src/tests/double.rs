@@ -46,6 +46,8 @@ pub struct Factory {
     open: AtomicI64,
     epoch: AtomicU64,
     changes: AtomicU64,
+    /// How often everything was deleted.
+    flushes: AtomicU64,
     /// No call waits any more.
     calm: AtomicBool,
     /// Keys whose memory was asked for before their commands.
@@ -63,9 +65,18 @@ impl Factory {
             open: Default::default(),
             epoch: Default::default(),
             changes: Default::default(),
+            flushes: Default::default(),
             calm: Default::default(),
             prefetched: Default::default(),
         })
+    }
+
+    /// Fails if everything was deleted once more than that.
+    fn still_there(&self, flushes: u64) -> Result<(), StoreError> {
+        match self.flushes.load(Ordering::SeqCst) == flushes {
+            true => Ok(()),
+            false => Err(StoreError::err("a piece of the value is gone")),
+        }
     }
 
     fn change(&self) -> u64 {
@@ -85,6 +96,13 @@ impl Factory {
     /// How many keys' memory was asked for before their commands.
     pub fn prefetched(&self) -> u64 {
         self.prefetched.load(Ordering::SeqCst)
+    }
+
+    /// Somebody else takes all of the budget, or gives it back.
+    pub fn take_all(&self, takes: bool) {
+        const MORE_THAN_ALL: i64 = 1 << 40;
+        let by = if takes { MORE_THAN_ALL } else { -MORE_THAN_ALL };
+        self.granted.fetch_add(by, Ordering::SeqCst);
     }
 
     /// Whether what is written waits to become durable.
@@ -121,7 +139,7 @@ impl StoreFactory for Shared {
         self.0.data.lock().unwrap().len() as u64
     }
     fn dram_bytes(&self) -> u64 {
-        self.0.settings.budget_bytes as u64
+        crate::limits::CONNECTIONS_ONE_IN * self.0.settings.budget_bytes as u64
     }
     fn durability(&self) -> &'static str {
         if self.0.settings.sync {
@@ -146,19 +164,21 @@ pub struct Task {
     durable_at: Option<u64>,
 }
 
-/// A hold, which ends when it is dropped.
-pub struct Held(Arc<Vec<u8>>, Arc<Factory>);
+/// A hold, which ends when it is dropped, and how often everything had been deleted when it began.
+pub struct Held(Arc<Vec<u8>>, Arc<Factory>, u64);
 
 impl Held {
     fn new(value: Arc<Vec<u8>>, home: &Arc<Factory>) -> Self {
         home.open.fetch_add(1, Ordering::SeqCst);
-        Held(value, home.clone())
+        Held(value, home.clone(), home.flushes.load(Ordering::SeqCst))
     }
 }
 
 impl Clone for Held {
     fn clone(&self) -> Self {
-        Held::new(self.0.clone(), &self.1)
+        let mut held = Held::new(self.0.clone(), &self.1);
+        held.2 = self.2;
+        held
     }
 }
 
@@ -171,6 +191,7 @@ impl Drop for Held {
 pub struct Upload {
     len: u64,
     bytes: Vec<u8>,
+    flushes: u64,
 }
 
 fn fingerprint(call: impl Hash) -> u64 {

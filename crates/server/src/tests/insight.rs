@@ -235,3 +235,61 @@ fn what_a_key_takes_is_told() {
     assert!(c.ask(&["MEMORY", "DOCTOR"]).contains("of the cap"));
     server.stop();
 }
+
+/// As in Redis, clients are shown in the order in which they are asked for, and as often.
+#[test]
+fn clients_are_listed_as_they_are_asked_for() {
+    let budget_bytes = 2 << 20;
+    let server = Running::start(
+        Settings {
+            budget_bytes,
+            ..plain()
+        },
+        1,
+    );
+    let mut c = server.client();
+    let id = |c: &mut super::Talk| {
+        let reply = c.ask(&["CLIENT", "ID"]);
+        reply[1..].trim().to_string()
+    };
+    let (mut other, me) = (server.client(), id(&mut c));
+    let other_id = id(&mut other);
+    let ids = |reply: String| -> Vec<String> {
+        let shown = reply.lines().filter_map(|l| l.strip_prefix("id="));
+        shown
+            .map(|l| l.split(' ').next().unwrap().to_string())
+            .collect()
+    };
+    let asked = [
+        "CLIENT", "LIST", "ID", &other_id, "999", &me, "-1", &other_id,
+    ];
+    let want = [&other_id, &me, &other_id].map(String::clone);
+    assert_eq!(ids(c.ask(&asked)), want);
+    assert_eq!(
+        ids(c.ask(&["CLIENT", "LIST"])),
+        [&me, &other_id].map(String::clone)
+    );
+    assert_eq!(
+        c.ask(&["CLIENT", "LIST", "ID", &me, "x"]),
+        "-ERR Invalid client ID\r\n"
+    );
+    assert_eq!(c.ask(&["CLIENT", "LIST", "ID"]), "-ERR syntax error\r\n");
+    // More than any reply may take is granted, or refused; also in a transaction.
+    let mut many = vec!["CLIENT", "LIST", "ID"];
+    many.extend(std::iter::repeat_n(me.as_str(), 900));
+    assert_eq!(ids(c.ask(&many)).len(), 900);
+    c.ask(&["MULTI"]);
+    c.ask(&many);
+    assert_eq!(ids(c.ask(&["EXEC"])).len(), 900);
+    many.extend(std::iter::repeat_n(me.as_str(), 20_000));
+    let refused = c.ask(&many);
+    assert!(
+        refused.starts_with("-OOM"),
+        "{}",
+        &refused[..refused.len().min(90)]
+    );
+    let peak = (server.factory.granted_peak).load(std::sync::atomic::Ordering::SeqCst);
+    assert!(peak <= budget_bytes, "{peak}");
+    drop((c, other));
+    server.stop();
+}

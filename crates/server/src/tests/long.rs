@@ -4,6 +4,8 @@
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
+use terrace_kv::strings::dump;
+
 use super::double::Settings;
 use super::{Running, encode, plain};
 
@@ -196,10 +198,83 @@ fn long_arguments_with_waits() {
     });
 }
 
+/// Everything may be deleted while a command reads a value piece by piece: it begins again with what there is then.
+#[test]
+fn a_change_outlives_the_deletion_of_everything() {
+    let server = Running::start(
+        Settings {
+            wait_per_mille: 300,
+            ..plain()
+        },
+        2,
+    );
+    let (mut c, mut other) = (server.client(), server.client());
+    let value = bytes(2 << 20, 9);
+    let whole = format!(":{}\r\n", value.len() + 4);
+    let mut deleted_first = 0;
+    for round in 0..30 {
+        c.send(encode(&[b"SET", b"k", &value]));
+        assert_eq!(c.reply(), b"+OK\r\n");
+        c.send(encode(&[b"APPEND", b"k", b"tail"]));
+        std::thread::sleep(Duration::from_micros(300 * (round % 10)));
+        assert_eq!(other.ask(&["FLUSHALL"]), "+OK\r\n");
+        let reply = String::from_utf8(c.reply()).unwrap();
+        assert!([":4\r\n", &whole].contains(&&*reply), "{round}: {reply}");
+        deleted_first += u32::from(reply == ":4\r\n");
+    }
+    assert!(deleted_first > 0, "it never came in between");
+    drop((c, other));
+    server.stop();
+}
+
+/// A count or search is of one value, whatever becomes of its key meanwhile.
+#[test]
+fn what_is_counted_is_looked_at_once() {
+    let server = Running::start(
+        Settings {
+            wait_per_mille: 500,
+            ..plain()
+        },
+        2,
+    );
+    let stop = std::sync::Arc::new(std::sync::atomic::AtomicBool::new(false));
+    let (stopped, mut other) = (stop.clone(), server.client());
+    let changes = std::thread::spawn(move || {
+        let long = vec![0xff; 150_000];
+        while !stopped.load(Ordering::SeqCst) {
+            for value in [&long[..10], &long] {
+                other.send(encode(&[b"SET", b"k", value]));
+                other.send(encode(&[b"DEL", b"gone"]));
+                other.send(encode(&[b"SET", b"gone", b"\xff"]));
+                (0..3).for_each(|_| _ = other.reply());
+            }
+        }
+    });
+    let mut c = server.client();
+    c.ask(&["SET", "k", "\u{7f}"]);
+    while c.ask(&["GET", "k"]).contains('\u{7f}') {}
+    for _ in 0..400 {
+        assert_eq!(c.ask(&["BITCOUNT", "k", "0", "0"]), ":8\r\n");
+        let at = c.ask(&["BITPOS", "gone", "0"]);
+        assert!([":0\r\n", ":8\r\n"].contains(&&*at), "{at}");
+    }
+    stop.store(true, Ordering::SeqCst);
+    changes.join().unwrap();
+    drop(c);
+    server.stop();
+}
+
 /// What a bulk reply holds.
 fn held(reply: &[u8]) -> &[u8] {
     let start = reply.iter().position(|b| *b == b'\n').expect("a header") + 1;
     &reply[start..reply.len() - 2]
+}
+
+/// Puts a foot that fits behind so many bytes of a dump.
+fn with_foot(dump: &mut Vec<u8>, at: usize) {
+    dump.truncate(at);
+    let foot = dump::foot_of(dump::sum(0, dump));
+    dump.extend_from_slice(&foot);
 }
 
 #[test]
@@ -220,7 +295,7 @@ fn long_values_are_dumped_and_restored() {
         c.send(encode(&[b"DUMP", b"k"]));
         let reply = c.reply();
         let dump = held(&reply);
-        assert!(dump == terrace_kv::strings::dump::dump(&value), "{len}");
+        assert!(dump == dump::dump(&value), "{len}");
         c.send(encode(&[b"RESTORE", b"k", b"0", dump]));
         assert_eq!(c.reply(), b"-BUSYKEY Target key name already exists.\r\n");
         c.send(encode(&[b"RESTORE", b"r", b"-1", dump]));
@@ -233,7 +308,10 @@ fn long_values_are_dumped_and_restored() {
         // No checksum, and no string.
         let end = bad.len() - 8;
         bad[end..].fill(0);
+        c.send(encode(&[b"RESTORE", b"r", b"0", &bad]));
+        assert_eq!(c.reply(), wrong);
         bad[0] = 2;
+        with_foot(&mut bad, end - 2);
         c.send(encode(&[b"RESTORE", b"r", b"0", &bad]));
         assert_eq!(c.reply(), b"-ERR Bad data format\r\n");
         c.send(encode(&[b"RESTORE", b"r", b"100000", dump]));
@@ -259,19 +337,20 @@ fn long_values_are_dumped_and_restored() {
         dump.extend_from_slice(&(len as u32).to_be_bytes());
         let at = dump.len();
         dump.extend_from_slice(&packed);
-        dump.extend_from_slice(&[10, 0, 0, 0, 0, 0, 0, 0, 0, 0]);
+        let end = dump.len();
+        with_foot(&mut dump, end);
         c.send(encode(&[b"RESTORE", b"p", b"0", &dump, b"REPLACE"]));
         assert_eq!(c.reply(), b"+OK\r\n", "{runs}");
         let want: Vec<u8> = (0..len).map(|i| (i % 32) as u8 + 1).collect();
         c.send(encode(&[b"GET", b"p"]));
         assert!(c.reply() == bulk(&want), "{runs}");
         // One reference too few, and one before the start.
-        let end = dump.len() - 10;
         let mut short = dump.clone();
-        short.drain(end - 3..end);
         let packed = (packed.len() - 3) as u32;
         short[3..7].copy_from_slice(&packed.to_be_bytes());
+        with_foot(&mut short, end - 3);
         dump[at + 33] |= 31;
+        with_foot(&mut dump, end);
         for bad in [&short, &dump] {
             c.send(encode(&[b"RESTORE", b"p", b"0", bad, b"REPLACE"]));
             assert_eq!(c.reply(), b"-ERR Bad data format\r\n", "{runs}");
@@ -279,6 +358,46 @@ fn long_values_are_dumped_and_restored() {
         c.send(encode(&[b"GET", b"p"]));
         assert!(c.reply() == bulk(&want), "{runs}");
     }
+    drop(c);
+    server.stop();
+}
+
+/// A dump whose time has passed leaves nothing, and takes away nothing that somebody has set meanwhile.
+#[test]
+fn a_dump_of_the_past_deletes_nothing_of_others() {
+    let server = Running::start(
+        Settings {
+            wait_per_mille: 300,
+            ..plain()
+        },
+        2,
+    );
+    let stop = std::sync::Arc::new(std::sync::atomic::AtomicBool::new(false));
+    let (stopped, mut other) = (stop.clone(), server.client());
+    let restores = std::thread::spawn(move || {
+        let dump = dump::dump(&bytes(200_000, 9));
+        let taken = "-BUSYKEY Target key name already exists.\r\n";
+        let mut replies = [0, 0];
+        while !stopped.load(Ordering::SeqCst) {
+            other.send(encode(&[b"RESTORE", b"k", b"1", &dump, b"ABSTTL"]));
+            let reply = String::from_utf8(other.reply()).unwrap();
+            let at = ["+OK\r\n", taken].iter().position(|r| *r == reply);
+            replies[at.unwrap_or_else(|| panic!("{reply}"))] += 1;
+        }
+        replies
+    });
+    let mut c = server.client();
+    for round in 0..400 {
+        c.ask(&["DEL", "k"]);
+        std::thread::sleep(Duration::from_micros(100 * (round % 20)));
+        assert_eq!(c.ask(&["SET", "k", "v"]), "+OK\r\n");
+        for _ in 0..round % 10 {
+            assert_eq!(c.ask(&["GET", "k"]), "$1\r\nv\r\n", "{round}");
+        }
+    }
+    stop.store(true, Ordering::SeqCst);
+    let replies = restores.join().unwrap();
+    assert!(replies.iter().all(|n| *n > 0), "{replies:?}");
     drop(c);
     server.stop();
 }

@@ -1,8 +1,11 @@
 //! memcached's commands that change values above 64 KiB, or bring as much: append, prepend, and the modes of ms.
 
+use std::io::Write;
+use std::time::{Duration, Instant};
+
 use super::double::Settings;
 use super::memcached::{ask, connect, start};
-use super::plain;
+use super::{Running, Talk, plain};
 
 fn text(len: usize, seed: usize) -> String {
     (0..len)
@@ -80,7 +83,7 @@ fn extends(settings: Settings) {
         let sent = format!("ms none {} MA\r\n{late}\r\n", late.len());
         assert_eq!(ask(&mut c, sent.as_bytes()), "NS\r\n");
         let sent = format!("ms none {} MA C5\r\n{late}\r\n", late.len());
-        assert_eq!(ask(&mut c, sent.as_bytes()), "NF\r\n");
+        assert_eq!(ask(&mut c, sent.as_bytes()), "NS\r\n");
         let sent = format!("ms none {} MP N100 F3\r\n{late}\r\n", late.len());
         assert_eq!(ask(&mut c, sent.as_bytes()), "HD\r\n");
         assert!(ask(&mut c, b"get none\r\n") == shown("none", 3, &late));
@@ -89,6 +92,46 @@ fn extends(settings: Settings) {
     }
     drop(c);
     server.stop();
+}
+
+/// What somebody who is late leaves keeps its time, and who was told to renew it; what is extended is renewed.
+fn renews(settings: Settings) {
+    let server = start(settings);
+    let mut c = connect(&server);
+    let (value, late) = (text(100_000, 1), text(80_000, 2));
+    let sent = format!("ms k {} E1000 F5 T1000\r\n{value}\r\n", value.len());
+    assert_eq!(ask(&mut c, sent.as_bytes()), "HD\r\n");
+    assert_eq!(ask(&mut c, b"md k I E1001\r\n"), "HD\r\n");
+    assert_eq!(ask(&mut c, b"mg k\r\n"), "HD X W\r\n");
+    let sent = format!("ms k {} I C1000 E1002 F9\r\n{late}\r\n", late.len());
+    assert_eq!(ask(&mut c, sent.as_bytes()), "HD\r\n");
+    let got = ask(&mut c, b"mg k f s t\r\n");
+    let want = format!("HD f9 s{} t", late.len());
+    assert!(got.starts_with(&want) && got.ends_with(" Z X\r\n"), "{got}");
+    assert!(!got.contains(" t-1 "), "{got}");
+    let sent = format!("ms k {} I MA C1000\r\n{late}\r\n", late.len());
+    assert_eq!(ask(&mut c, sent.as_bytes()), "EX\r\n");
+    for name in ["append", "prepend"] {
+        assert_eq!(ask(&mut c, b"md k I\r\n"), "HD\r\n");
+        let sent = format!("{name} k 0 0 {}\r\n{late}\r\n", late.len());
+        assert_eq!(ask(&mut c, sent.as_bytes()), "STORED\r\n");
+        assert_eq!(ask(&mut c, b"mg k f\r\n"), "HD f9\r\n", "{name}");
+    }
+    drop(c);
+    server.stop();
+}
+
+#[test]
+fn long_items_are_renewed() {
+    renews(plain());
+}
+
+#[test]
+fn long_items_are_renewed_with_waits() {
+    renews(Settings {
+        wait_per_mille: 200,
+        ..plain()
+    });
 }
 
 #[test]
@@ -160,5 +203,102 @@ fn refused_commands_with_noreply_say_nothing() {
         "SERVER_ERROR object too large for cache\r\n"
     );
     drop(c);
+    server.stop();
+}
+
+/// What connections hold, once it does not change any more.
+fn held(server: &Running) -> usize {
+    let mut asks = server.client();
+    let mut now = || {
+        let info = asks.ask(&["INFO", "clients"]);
+        let line = info.lines().find_map(|l| l.strip_prefix("buffer_bytes:"));
+        line.unwrap().parse::<usize>().unwrap()
+    };
+    let until = Instant::now() + Duration::from_secs(10);
+    let mut before = usize::MAX;
+    loop {
+        std::thread::sleep(Duration::from_millis(150));
+        let held = now();
+        if held == before || Instant::now() > until {
+            return held;
+        }
+        before = held;
+    }
+}
+
+/// A line is kept while its block comes in: it may not be long.
+#[test]
+fn a_line_before_a_block_is_short() {
+    let server = start(plain());
+    let words = " x".repeat(10_000);
+    let zeros = "0".repeat(3_000);
+    let flags = " s".repeat(2_000);
+    let bad = "CLIENT_ERROR bad command line format\r\n";
+    for (line, want) in [
+        (format!("set k 0 0 20000{words}"), "ERROR\r\n"),
+        (format!("cas k 0 0 20000 5{words}"), "ERROR\r\n"),
+        (format!("set k {zeros} 0 20000"), bad),
+        (format!("ms k 20000{flags}"), bad),
+        (format!("ms k 20000 {words} noreply"), bad),
+    ] {
+        let mut c = connect(&server);
+        c.write_all(format!("{line}\r\nabc").as_bytes()).unwrap();
+        assert_eq!(held(&server), 0, "{}", &line[..20]);
+        let block = "x".repeat(20_000 - 3);
+        let got = ask(&mut c, format!("{block}\r\nget k\r\n").as_bytes());
+        assert_eq!(got, format!("{want}END\r\n"), "{}", &line[..20]);
+    }
+    server.stop();
+}
+
+#[test]
+fn what_is_kept_of_a_line_is_counted() {
+    let server = start(plain());
+    let mut c = connect(&server);
+    const FLAGS: usize = 800;
+    let line = format!("ms k 20000{}\r\n", " s".repeat(FLAGS));
+    c.write_all(line.as_bytes()).unwrap();
+    // Its words, the block, and where each of them ends, once and grown by as much and some.
+    let words = FLAGS + 3;
+    let least = "msk20000".len() + FLAGS + 20_000 + 2 * 4 * words;
+    let held = held(&server);
+    assert!((least..least + 200).contains(&held), "{held} {least}");
+    drop(c);
+    server.stop();
+}
+
+/// However it was cut into reads.
+#[test]
+fn a_line_that_is_too_long_is_refused() {
+    let server = start(plain());
+    let long = format!("get{}\r\n", " k".repeat(33_000));
+    let want = "CLIENT_ERROR line is longer than 65536 bytes; name fewer keys\r\n";
+    for cut in [long.len(), 30_000, 65_536, 65_537, long.len() - 1] {
+        let mut c = Talk::new(server.memcached.unwrap());
+        c.send(&long[..cut]);
+        std::thread::sleep(Duration::from_millis(20));
+        let _ = c.stream.write_all(&long.as_bytes()[cut..]);
+        c.stream.shutdown(std::net::Shutdown::Write).unwrap();
+        assert_eq!(c.rest(), want, "{cut}");
+    }
+    // As long as is allowed.
+    let line = format!("get{}", " k".repeat(32_766));
+    assert_eq!(
+        ask(&mut connect(&server), format!("{line}\r\n").as_bytes()),
+        "END\r\n"
+    );
+    server.stop();
+}
+
+/// A client that reads nothing before it has sent all gets to read what was wrong, and not that it was reset.
+#[test]
+fn who_sends_on_after_a_line_that_is_too_long_can_read_why() {
+    let server = start(plain());
+    let mut c = Talk::new(server.memcached.unwrap());
+    c.send("version\r\nget ");
+    (0..64).for_each(|_| c.send(vec![b'x'; 1 << 20]));
+    let want =
+        "VERSION 1.6.18\r\nCLIENT_ERROR line is longer than 65536 bytes; name fewer keys\r\n";
+    assert_eq!(c.rest(), want);
     server.stop();
 }

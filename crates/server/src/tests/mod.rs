@@ -1,16 +1,21 @@
 //! Tests of the server over real sockets and the double, and what they share: starting one, and talking to it.
 
 mod batches;
+mod by_hand;
 mod commands;
 mod differential;
+mod door;
 mod double;
 mod hostile;
+mod http;
 mod insight;
 mod large;
 mod lists;
 mod long;
 mod memcached;
 mod memcached_long;
+mod memcached_meta;
+mod memcached_too_long;
 mod parser;
 #[path = "../../tests/e2e/support/port.rs"]
 mod port;
@@ -18,6 +23,7 @@ mod sight;
 mod tls;
 mod transactions;
 mod walk;
+mod watched;
 mod way;
 
 use std::io::{Read, Write};

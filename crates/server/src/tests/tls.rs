@@ -382,3 +382,46 @@ fn what_is_wrong_with_the_files_is_said() {
     chmod(&key, 0o640);
     Identity::from_files(&cert, &key, Some(&authority.ca())).unwrap();
 }
+
+/// What each takes in any case leaves the others something to talk with.
+#[test]
+fn silent_encrypted_connections_starve_nobody() {
+    let budget_bytes = 4 << 20;
+    let authority = Authority::new();
+    let settings = Settings {
+        budget_bytes,
+        ..plain()
+    };
+    let server = start(settings, authority.identity(None), false);
+    let mut good = authority.client(&server, None);
+    let info = String::from_utf8(good.ask(&[b"INFO", b"clients"])).unwrap();
+    let most = info.lines().find_map(|l| l.strip_prefix("maxclients:"));
+    let most: usize = most.unwrap().parse().unwrap();
+    assert!(
+        most * crate::limits::TLS_CONN_BYTES <= budget_bytes as usize / 2,
+        "{most}"
+    );
+    let silent: Vec<TcpStream> = (0..600)
+        .map(|_| TcpStream::connect(server.addr).unwrap())
+        .collect();
+    let since = Instant::now();
+    assert_eq!(good.ask(&[b"SET", b"k", &value(1 << 20)]), b"+OK\r\n");
+    assert_eq!(good.ask(&[b"GET", b"k"]).len(), (1 << 20) + 12);
+    // And not only when the others had their time to agree on keys.
+    assert!(since.elapsed() < Duration::from_secs(5));
+    let info = String::from_utf8(good.ask(&[b"INFO"])).unwrap();
+    assert!(!info.contains("rejected_connections:0\r\n"), "{info}");
+    drop((silent, good));
+    server.stop();
+}
+
+#[test]
+fn as_many_encrypted_connections_as_the_cap_has_room_for() {
+    let most = crate::door::tls_clients_max;
+    // Half of the eighth.
+    assert_eq!(most(64 << 20, 2), 512);
+    assert_eq!(most(1 << 30, 2), 8_192);
+    // Or what many threads leave.
+    assert!((1..400).contains(&most(64 << 20, 4)));
+    assert_eq!(most(64 << 20, 64), 1);
+}

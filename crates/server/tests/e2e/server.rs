@@ -133,6 +133,25 @@ fn e2e_a_deletion_of_everything_midway_is_told_to_who_brings_a_long_value() {
     serving.shutdown();
 }
 
+/// What a change reads of a value may go, too: it begins again with what there is then.
+#[test]
+fn e2e_a_change_outlives_a_deletion_of_everything() {
+    let dir = TempDir::new("server-flushed-change");
+    let serving = Server::start(&dir.pool(), SMALL);
+    let (mut c, mut other) = (serving.client(), serving.client());
+    let value = value_of(1, 8 << 20);
+    for round in 0..20 {
+        assert_eq!(c.call(&[b"SET", b"k", &value]), ok());
+        c.send(&[b"APPEND", b"k", b"tail"]).expect("sent");
+        std::thread::sleep(Duration::from_millis(round % 10));
+        assert_eq!(other.words("FLUSHALL"), ok());
+        let reply = c.reply().expect("a reply");
+        let lens = [4, value.len() as i64 + 4].map(Reply::Int);
+        assert!(lens.contains(&reply), "{round}: {}", reply.shown());
+    }
+    serving.shutdown();
+}
+
 /// The keys that hold neither what was acknowledged nor a later value that was sent, in the order of what was acknowledged.
 fn lost_of(c: &mut Client, known: &HashMap<String, (u64, u64)>) -> Vec<String> {
     let mut lost = Vec::new();

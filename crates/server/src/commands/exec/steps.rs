@@ -244,8 +244,8 @@ fn advance<S: Store>(cx: &mut Cx<'_, S>, exec: &mut ExecIn<S>) -> Result<Next, F
     };
     let watched = std::mem::take(&mut cx.session.watched);
     let next = match exec.stage {
-        Stage::Looks => look(cx, exec, &multi.queue, &watched),
-        Stage::Runs => run(cx, exec, &mut multi.queue, &watched),
+        Stage::Looks => look(cx, exec, &multi.queue, &watched.keys),
+        Stage::Runs => run(cx, exec, &mut multi.queue, &watched.keys),
         Stage::Replies => Ok(Next::On),
     };
     cx.session.watched = watched;

@@ -331,6 +331,7 @@ impl Store for Double {
             ExpireCond::Xx => before.is_some(),
             ExpireCond::Gt => before.is_some_and(|b| at > b),
             ExpireCond::Lt => before.is_none_or(|b| at < b),
+            ExpireCond::XxLt => before.is_some_and(|b| at < b),
         };
         if hold {
             self.put(key, value, Some(at));
@@ -372,6 +373,7 @@ impl Store for Double {
     }
     fn flush_all(&mut self, t: &mut Task) -> Outcome<()> {
         gate!(self, t, "flush");
+        self.home.flushes.fetch_add(1, Ordering::SeqCst);
         self.home.data.lock().unwrap().clear();
         self.wrote(t);
         Ok(Step::Done(()))
@@ -383,10 +385,12 @@ impl Store for Double {
         Ok(Step::Done(Upload {
             len: len_bytes,
             bytes: Vec::new(),
+            flushes: self.home.flushes.load(Ordering::SeqCst),
         }))
     }
     fn upload_piece(&mut self, t: &mut Task, upload: &mut Upload, piece: &[u8]) -> Outcome<()> {
         gate!(self, t, "piece", upload.bytes.len(), piece);
+        self.home.still_there(upload.flushes)?;
         let left = upload.len - upload.bytes.len() as u64;
         assert_eq!(
             piece.len() as u64,
@@ -401,6 +405,7 @@ impl Store for Double {
     }
     fn upload_hold(&mut self, upload: &Upload) -> Result<Held, StoreError> {
         assert_eq!(upload.bytes.len() as u64, upload.len, "received whole");
+        self.home.still_there(upload.flushes)?;
         Ok(Held::new(Arc::new(upload.bytes.clone()), &self.home))
     }
     fn upload_abort(&mut self, _: Upload) {
@@ -420,6 +425,7 @@ impl Store for Double {
         f: impl FnOnce(&[u8]) -> R,
     ) -> Outcome<R> {
         gate!(self, t, "read", n);
+        large.1.still_there(large.2)?;
         let start = n as usize * PIECE_BYTES;
         Ok(Step::Done(f(
             &large.0[start..large.0.len().min(start + PIECE_BYTES)]
