@@ -128,6 +128,7 @@ impl From<HeapError> for Failure {
             HeapError::Store(e) => match e {
                 ObjectError::Full { .. } | ObjectError::Slots { .. } => libc::ENOMEM,
                 ObjectError::ReadOnly => libc::EROFS,
+                ObjectError::Forked => libc::EPERM,
                 ObjectError::Free { .. } => libc::ENOENT,
                 ObjectError::Io { errno, .. } => *errno,
                 ObjectError::Damaged { .. } => libc::EIO,

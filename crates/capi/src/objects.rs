@@ -23,8 +23,8 @@ pub(crate) fn narrow(bytes: usize) -> u32 {
 }
 
 /// Makes a place for objects of `bytes` bytes (1 to 4096), up to `objects_max` of them (0: as many as the SSD takes, but no
-/// more than 268,435,456 and than a quarter of the addresses that are left to the pool has room for; each has 4 KiB
-/// of addresses, and 2 MiB of those cost some 16 bytes of DRAM).
+/// more than 268,435,456 and than a quarter of the addresses that are left to the pool, or of the DRAM for those, has room for; each has 4 KiB
+/// of addresses, and 2 MiB of those cost some 16 bytes of DRAM: more than there is of that is ENOMEM).
 #[unsafe(no_mangle)]
 pub extern "C" fn terrace_objects_create(
     pool: *mut terrace_pool,

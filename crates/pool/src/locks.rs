@@ -51,6 +51,26 @@ impl<T> RwLock<T> {
         self.0.read().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// The lock, if nobody writes or is about to.
+    #[inline]
+    pub fn try_read(&self) -> Option<RwLockReadGuard<'_, T>> {
+        match self.0.try_read() {
+            Ok(held) => Some(held),
+            Err(TryLockError::Poisoned(held)) => Some(held.into_inner()),
+            Err(TryLockError::WouldBlock) => None,
+        }
+    }
+
+    /// The lock, if nobody has it.
+    #[inline]
+    pub fn try_write(&self) -> Option<RwLockWriteGuard<'_, T>> {
+        match self.0.try_write() {
+            Ok(held) => Some(held),
+            Err(TryLockError::Poisoned(held)) => Some(held.into_inner()),
+            Err(TryLockError::WouldBlock) => None,
+        }
+    }
+
     /// Waits until nobody else has it.
     #[inline]
     pub fn write(&self) -> RwLockWriteGuard<'_, T> {
@@ -101,7 +121,12 @@ mod tests {
         });
         assert!(ended.is_err());
         assert_eq!((*mutex.lock(), *rw.read()), (2, 2));
-        assert_eq!(*rw.write(), 2);
+        assert_eq!(rw.try_write().as_deref(), Some(&2));
+        let read = rw.try_read();
+        assert!(read.as_deref() == Some(&2) && rw.try_write().is_none());
+        drop(read);
+        let written = rw.write();
+        assert!(*written == 2 && rw.try_read().is_none());
         let held = mutex.lock();
         assert!(mutex.try_lock().is_none());
         drop(held);

@@ -423,7 +423,8 @@ impl Service {
                 errno,
                 ..Say::default()
             },
-            Err(StoreError::Closed) => return Err(Gone),
+            // What is synced is not served.
+            Err(StoreError::Closed | StoreError::Syncing) => return Err(Gone),
         };
         wire::send(&self.end, &[say])
     }

@@ -160,6 +160,9 @@ pub enum StoreError {
         /// The system's error number.
         errno: i32,
     },
+    /// A sync of what they belong to is under way: for now.
+    #[error("a sync of the region is under way")]
+    Syncing,
     /// The pool was closed.
     #[error("the pool is closed: keep it open as long as its memory is used")]
     Closed,

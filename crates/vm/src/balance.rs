@@ -154,16 +154,27 @@ impl Balance {
 
     /// The most that slots of all tables may take: the rest is what pages and entries must have at least.
     pub fn slots_max_bytes(&self) -> u64 {
+        let (cap_bytes, _) = self.store.cap_and_used_bytes();
+        cap_bytes.saturating_sub(self.beside_slots_bytes())
+    }
+
+    /// What the cap has too little for that rest, and slots of so many bytes.
+    pub fn lacks_bytes(&self, slots_bytes: u64) -> u64 {
+        let (cap_bytes, _) = self.store.cap_and_used_bytes();
+        (self.beside_slots_bytes() + slots_bytes).saturating_sub(cap_bytes)
+    }
+
+    /// What others hold of the cap, and the least that pages and entries must have.
+    fn beside_slots_bytes(&self) -> u64 {
         let buffer = self.buffer_bytes();
         let (cap_bytes, _) = self.store.cap_and_used_bytes();
         let least = match self.fixed.load(Ordering::Relaxed) {
             true => buffer,
             false => shares::buffer_least(cap_bytes),
         };
-        let shared = self.store.shared_with_slots_bytes(buffer);
         // As much may come to be kept for page tables as ever was.
         let tables = self.memory.tables_unkept_bytes();
-        shared.saturating_sub(self.store.terrace_least_bytes() + least + tables)
+        self.store.others_bytes(buffer) + self.store.terrace_least_bytes() + least + tables
     }
 
     fn buffer_bytes(&self) -> u64 {

@@ -31,6 +31,8 @@ use std::time::Instant;
 const STORE_PAGES_MAX: usize = 64;
 /// After a failure to write back, dirty pages are left alone for this long.
 const STORE_AGAIN_MS: u64 = 20;
+/// So long after a sync was in its way it is taken to be so still: all threads that evict may be about to find out.
+const SYNC_SEEN_MS: u64 = 1_000;
 /// Rounds of [`Core::shrink_to`] in which nothing could be evicted: a second.
 const IDLE_MAX: u32 = 50;
 /// Batches one after the other of which all pages are pinned, before anyone waits: 8 MiB, or the whole buffer where that is less.
@@ -149,6 +151,13 @@ impl Core {
     pub fn takes_dirty(&self) -> bool {
         let failed_ms = self.failed_ms.load(Ordering::Relaxed);
         failed_ms == 0 || now_ms() >= failed_ms + STORE_AGAIN_MS
+    }
+
+    /// Whether changed pages stay since what they belong to is being synced.
+    pub fn is_synced(&self) -> bool {
+        let failed_ms = self.failed_ms.load(Ordering::Relaxed);
+        let is_late = failed_ms == 0 || now_ms() >= failed_ms + SYNC_SEEN_MS;
+        !is_late && matches!(*self.failed.lock(), Some(StoreError::Syncing))
     }
 
     /// Evicts until at most `pages` are resident, which is asked each time: it may grow as tables go. The error says why changed ones stay.

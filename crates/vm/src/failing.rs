@@ -3,13 +3,18 @@
 //! Each test runs in a process of its own, this file's started again: some are ended by a signal, and `measure` has a SIGBUS handler for itself.
 
 use crate::heap::{AllocError, PageHeap};
+use crate::kept::Regions;
 use crate::opp::{Heap, HeapError, ObjectPool};
 use crate::store::tests::{device, options, pool};
 use crate::store::{ObjectError, Store, Work};
 use crate::{VmError, Way};
 use std::os::unix::process::ExitStatusExt;
 use std::process::Command;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::time::{Duration, Instant};
 use terrace_media::sim::{Fault, SimDevice};
+use terrace_pool::Options;
 
 const WORDS: usize = 16;
 /// The child's part, and how it takes faults: the number of handler threads.
@@ -211,4 +216,81 @@ fn a_page_buffer_leaves_the_cap_a_half() {
             .enumerate()
             .all(|(n, object)| read(*object) == n as u64)
     );
+}
+
+/// A device that takes long to make a sync durable: longer than a fault waits for room. Threads that write to the region meanwhile wait for the sync, and so does another sync.
+#[test]
+fn a_sync_that_takes_long_ends_nobody() {
+    if let Some(way) = child("sync") {
+        return syncs_slowly(way);
+    }
+    std::thread::scope(|scope| {
+        for handlers in [0, 8] {
+            scope.spawn(move || alone("a_sync_that_takes_long_ends_nobody", "sync", handlers));
+        }
+    });
+}
+
+fn syncs_slowly(way: Way) {
+    const PAGES: usize = 3000;
+    const WORDS: usize = crate::PAGE_BYTES / 8;
+    const WRITERS: usize = 6;
+    const SLOW: Duration = Duration::from_secs(13);
+    let options = Options {
+        dram_bytes: 32 << 20,
+        ..options(true)
+    };
+    let device = device(&options, 1024, 1);
+    let store = Store::on_pool(pool(&device, options), Work::Both).expect("a store");
+    let regions = Regions::on_store(store, way).expect("regions");
+    let bytes = PAGES * crate::PAGE_BYTES;
+    let region = regions.region("r", bytes as u64, 0).expect("a region");
+    let word = |page: usize, of: usize| region.word(page * WORDS + of);
+    (0..PAGES)
+        .for_each(|page| (0..=WRITERS).for_each(|of| word(page, of).store(page as u64, Relaxed)));
+    region.sync_all().expect("synced");
+    let (slow, done) = (Arc::new(AtomicBool::new(false)), AtomicBool::new(false));
+    let is_slow = slow.clone();
+    device.set_hook(Some(Box::new(move |_, _| {
+        if is_slow.swap(false, Relaxed) {
+            std::thread::sleep(SLOW);
+        }
+    })));
+    // What a thread wrote last is what it finds.
+    let writes = |of: usize| {
+        let (mut seed, mut last) = (of as u64, vec![None; PAGES]);
+        while !done.load(Relaxed) {
+            seed = seed.wrapping_mul(0x5851_F42D_4C95_7F2D).wrapping_add(1);
+            let page = (seed >> 33) as usize % PAGES;
+            let seen = word(page, of).load(Relaxed);
+            assert_eq!(seen, last[page].unwrap_or(page as u64), "page {page}");
+            word(page, of).store(seed, Relaxed);
+            last[page] = Some(seed);
+        }
+    };
+    std::thread::scope(|scope| {
+        let writers: Vec<_> = (1..=WRITERS)
+            .map(|of| {
+                let writes = &writes;
+                scope.spawn(move || writes(of))
+            })
+            .collect();
+        // One that is begun meanwhile comes after it.
+        let another = scope.spawn(|| {
+            std::thread::sleep(SLOW / 8);
+            region.set_root(Some(4096)).expect("set");
+            region.sync_all().expect("synced");
+        });
+        word(0, 0).store(7, Relaxed);
+        slow.store(true, Relaxed);
+        let began = Instant::now();
+        region.sync_all().expect("synced");
+        assert!(began.elapsed() > SLOW - Duration::from_secs(1));
+        another.join().expect("no panic");
+        done.store(true, Relaxed);
+        writers
+            .into_iter()
+            .for_each(|writer| writer.join().expect("no panic"));
+    });
+    assert_eq!(word(0, 0).load(Relaxed), 7);
 }

@@ -1,7 +1,7 @@
 //! What is done about a fault, in whichever thread it is taken.
 //!
 //! Promises: when `resolve` says ready, the page was there a moment ago, as the access needs it; no lock is held while the backing
-//! reads; every wait ends, after [`WAIT_MS_MAX`] with a failure. Never: allocates (its backing may), or touches the page it fills.
+//! reads; every wait ends, after a while with a failure (`waited`). Never: allocates (its backing may), or touches the page it fills.
 
 use crate::backing::{FetchError, Fetched, Page, StoreError};
 use crate::extent::RegionCore;
@@ -13,16 +13,11 @@ use crate::space::{NoRecord, Pinned, page_number, place};
 use crate::stats::Counters;
 use crate::sys::now_ms;
 use crate::touch::Touch;
+use crate::waited::{WAIT_MS_MAX, Waited};
 use rustix::io::Errno;
 use std::iter::once;
 use std::sync::atomic::{Ordering, fence};
 use std::time::Instant;
-
-/// The longest a fault waits for room in the page buffer.
-const WAIT_MS_MAX: u64 = 10_000;
-/// What one look for room and the wait after it count for at most: it takes longer where the process was stopped (SIGSTOP, a debugger), which is no
-/// reason to fail when it goes on.
-const LOOK_MS_MAX: u64 = 1_000;
 
 /// How a fault ended.
 pub(crate) enum Outcome {
@@ -77,20 +72,6 @@ pub(crate) fn report(failure: &Failure) {
     say(format_args!(
         "SIGBUS: page {page} of the region at {region:#x} (address {address:#x}) cannot be had: {cause}"
     ));
-}
-
-/// Milliseconds that were waited in vain.
-#[derive(Default)]
-struct Waited(u64);
-
-impl Waited {
-    fn add(&mut self, ms: u64) {
-        self.0 += ms.min(LOOK_MS_MAX);
-    }
-
-    fn is_over(&self) -> bool {
-        self.0 > WAIT_MS_MAX
-    }
 }
 
 /// A fault under way.
@@ -482,7 +463,7 @@ impl<'a> Fault<'a> {
         if self.ahead {
             return Err(self.no_room());
         }
-        if self.waited.is_over() {
+        if self.waited.is_over(core.is_synced()) {
             return Err(match *core.failed.lock() {
                 Some(error) => Cause::Stuck { pages_max, error },
                 None => self.no_room(),
@@ -577,22 +558,5 @@ impl Core {
         if counted {
             self.dirty.fetch_sub(pages, Ordering::Relaxed);
         }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_process_that_was_stopped_has_not_waited() {
-        let mut waited = Waited::default();
-        for _ in 0..3 {
-            waited.add(180_000);
-            waited.add(20);
-        }
-        assert!(!waited.is_over());
-        (0..400).for_each(|_| waited.add(20));
-        assert!(waited.is_over());
     }
 }

@@ -23,7 +23,7 @@ impl Table {
         let made = heap.store().make_owned_table(table, Shape::Fixed(bytes));
         let slots = made
             .map_err(HeapError::from)
-            .and_then(|()| Slots::new(heap, table, 0));
+            .and_then(|()| Slots::new(heap, table, None));
         let slots = slots.inspect_err(|_| heap.store().give_table(table))?;
         Ok(Table {
             heap: heap.clone(),
@@ -71,7 +71,7 @@ impl Table {
         }
         self.heap.promise_bytes(self.room_bytes())?;
         let store = self.heap.store();
-        let there = self.slots.claim(OBJECTS_MAX).and_then(|id| {
+        let there = self.slots.claim(OBJECTS_MAX, |_| {}).and_then(|id| {
             let put = store.put_own(self.table, id, value);
             if put.is_err() {
                 store.free_own(self.table, id)?;
@@ -157,6 +157,10 @@ impl Table {
 
 impl Drop for Table {
     fn drop(&mut self) {
+        if !self.heap.store().is_here() {
+            // In a fork all of it is the parent's.
+            return;
+        }
         self.heap.unpromise_bytes(self.len() * self.room_bytes());
         match self.heap.store().drop_table(self.table) {
             Ok(()) => {}

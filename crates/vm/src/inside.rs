@@ -44,12 +44,13 @@ pub const RAISED: [i32; 7] = [
     libc::SIGSYS,
 ];
 
-/// Signals that wait while a thread is inside: all but those that its own instructions raise.
+/// Signals that wait while a thread is inside: all but those that its own instructions raise. As the mask of a handler it also has those by which the C library cancels a thread and changes its user, which
+/// sigfillset leaves out (and pthread_sigmask lets be): a thread that may be cancelled at any instruction would be so in the middle of a fault, with locks in hand.
 pub fn deferred() -> libc::sigset_t {
-    let mut set = MaybeUninit::uninit();
-    // SAFETY: fills the set, then takes signals out of it.
+    let mut set = MaybeUninit::<libc::sigset_t>::uninit();
+    // SAFETY: a set is a bit for each signal, all of which may be set; then signals are taken out of it.
     unsafe {
-        libc::sigfillset(set.as_mut_ptr());
+        set.as_mut_ptr().write_bytes(0xff, 1);
         for signal in RAISED {
             libc::sigdelset(set.as_mut_ptr(), signal);
         }

@@ -59,6 +59,7 @@ mod take_away;
 mod together;
 mod touch;
 mod victims;
+mod waited;
 #[cfg(test)]
 mod words;
 mod write_back;

@@ -103,6 +103,7 @@ impl Array {
 
     /// Changes how many objects it has. New ones are zeros. Nobody may use those that go.
     pub fn resize(&self, len: u64) -> Result<(), HeapError> {
+        self.objects.heap.store().here()?;
         let resizing = self.resizing.lock();
         let _resizing = resizing.unwrap_or_else(PoisonError::into_inner);
         let before = self.len();

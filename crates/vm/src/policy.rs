@@ -119,6 +119,12 @@ pub(crate) fn addresses_bytes(pages: u64) -> u64 {
     blocks * 8 + (uppers + uppers.div_ceil(512)) * crate::PAGE_BYTES as u64
 }
 
+/// How many pages have addresses that come to about so many bytes.
+pub(crate) fn pages_of_addresses(bytes: u64) -> u64 {
+    // A word of each block, and of the tables above it.
+    bytes / 16 * crate::block::BLOCK_PAGES as u64
+}
+
 /// Part of a cap that a buffer begins with: one in so many.
 const BUFFER_SHARE: u64 = 16;
 
@@ -219,6 +225,17 @@ mod tests {
         assert!((50..600).contains(&looks(max, 0)));
         assert_eq!(tables_kept(max / 8, 0, max), max / 8);
         assert_eq!(tables_kept(0, 0, 0), 0);
+    }
+
+    #[test]
+    fn addresses_come_to_what_they_are_counted_for() {
+        for bytes in [0, 1 << 10, 100 << 10, 8 << 20, 1 << 30] {
+            let come_to = addresses_bytes(pages_of_addresses(bytes));
+            assert!(
+                (bytes..=bytes + bytes / 512 + 8192).contains(&come_to),
+                "{bytes} {come_to}"
+            );
+        }
     }
 
     #[test]

@@ -197,6 +197,24 @@ static void more_than_the_ssd_takes(void) {
     object = NULL;
     CHECK(terrace_malloc(pool, 1 << 20));
 }
+/* In a pool that has nothing yet. */
+static void more_addresses_than_the_cap_has_dram_for(void) {
+    char path[512];
+    snprintf(path, sizeof path, "%s-addresses", dir);
+    struct terrace_options o = options();
+    o.path = path;
+    terrace_pool *fresh = terrace_open(&o);
+    CHECK(fresh);
+    REFUSED(terrace_objects_create(fresh, 64, 1 << 30) == NULL, ENOMEM, "no DRAM for");
+    terrace_objects *few = terrace_objects_create(fresh, 64, 1000);
+    CHECK(few);
+    for (int n = 0; n < 1000; n++) {
+        char *one = terrace_object_alloc(few);
+        CHECK(one);
+        memset(one, n, 64);
+    }
+    CHECK(terrace_close(fresh) == 0);
+}
 static void a_fork_that_goes_on(void) {
     pid_t child = fork();
     if (child == 0) {
@@ -422,6 +440,7 @@ static const struct {
     {"options out of bounds", options_out_of_bounds, 0, NULL},
     {"sizes out of bounds", sizes_out_of_bounds, 0, NULL},
     {"more than the SSD takes", more_than_the_ssd_takes, 0, NULL},
+    {"more addresses than the cap has DRAM for", more_addresses_than_the_cap_has_dram_for, 0, NULL},
     {"a fork that goes on", a_fork_that_goes_on, 0, NULL},
     {"every call with a wrong handle", every_call_with_a_wrong_handle, 0, NULL},
     {"numbers out of bounds", numbers_out_of_bounds, 0, NULL},

@@ -126,8 +126,8 @@ static void *touch_and_end(void *arg) {
     past_its_end = 1;
     return NULL;
 }
-static void ones_that_are_cancelled(void) {
-    terrace_pool *pool = open_sized("cancelled", 256 << 20, 0);
+static terrace_pool *write_all(const char *name) {
+    terrace_pool *pool = open_sized(name, 256 << 20, 0);
     CHECK(pool);
     terrace_objects *objects = terrace_objects_create(pool, 512, 0);
     CHECK(objects);
@@ -135,6 +135,18 @@ static void ones_that_are_cancelled(void) {
         CHECK((written[n] = terrace_object_alloc(objects)));
         for (int w = 0; w < 64; w++) written[n][w] = w == 5 ? 0 : (uint64_t)n * 77 + (uint64_t)w;
     }
+    return pool;
+}
+static uint64_t check_all(void) {
+    uint64_t counted = 0;
+    for (int n = 0; n < WRITTEN; n++) {
+        counted += written[n][5];
+        CHECK(written[n][0] == (uint64_t)n * 77 && written[n][63] == (uint64_t)n * 77 + 63);
+    }
+    return counted;
+}
+static void ones_that_are_cancelled(void) {
+    terrace_pool *pool = write_all("cancelled");
     for (int n = 0; n < CANCELLED; n += 2) {
         pthread_t threads[2];
         for (int i = 0; i < 2; i++) CHECK(pthread_create(&threads[i], NULL, touch_and_end, (void *)(uintptr_t)(n + i)) == 0);
@@ -143,12 +155,39 @@ static void ones_that_are_cancelled(void) {
             CHECK(pthread_join(threads[i], &ended) == 0 && ended == PTHREAD_CANCELED && !past_its_end);
         }
     }
-    uint64_t counted = 0;
-    for (int n = 0; n < WRITTEN; n++) {
-        counted += written[n][5];
-        CHECK(written[n][0] == (uint64_t)n * 77 && written[n][63] == (uint64_t)n * 77 + 63);
+    CHECK(check_all() == sum && sum == (uint64_t)CANCELLED * TOUCHES);
+    CHECK(terrace_close(pool) == 0);
+}
+
+/* Threads that may be cancelled at any instruction, by another thread, while they fault: what a fault has in hand it lets go of first. */
+enum { AT_ONCE = 600, HUNG_SECONDS = 15 };
+static void *touch_for_ever(void *arg) {
+    unsigned seed = (unsigned)(uintptr_t)arg + 1;
+    CHECK(pthread_setcanceltype(PTHREAD_CANCEL_ASYNCHRONOUS, NULL) == 0);
+    for (;;) {
+        seed = seed * 1103515245 + 12345;
+        __atomic_fetch_add(&written[(seed >> 8) % WRITTEN][5], 1, __ATOMIC_RELAXED);
     }
-    CHECK(counted == sum && sum == (uint64_t)CANCELLED * TOUCHES);
+}
+static void ones_that_are_cancelled_at_once(void) {
+    terrace_pool *pool = write_all("at once");
+    unsigned seed = 3;
+    for (int n = 0; n < AT_ONCE; n += 2) {
+        alarm(HUNG_SECONDS);
+        pthread_t threads[2];
+        for (int i = 0; i < 2; i++) CHECK(pthread_create(&threads[i], NULL, touch_for_ever, (void *)(uintptr_t)(n + i)) == 0);
+        for (int i = 0; i < 2; i++) {
+            seed = seed * 1103515245 + 12345;
+            usleep((seed >> 8) % 3000);
+            CHECK(pthread_cancel(threads[i]) == 0);
+        }
+        for (int i = 0; i < 2; i++) {
+            void *ended = NULL;
+            CHECK(pthread_join(threads[i], &ended) == 0 && ended == PTHREAD_CANCELED);
+        }
+    }
+    alarm(HUNG_SECONDS);
+    CHECK(check_all() > 0);
     CHECK(terrace_close(pool) == 0);
 }
 
@@ -160,6 +199,7 @@ int main(int argc, char **argv) {
         {"a signal that is handled", one_that_is_handled},
         {"a handler that touches memory", one_whose_handler_touches_memory},
         {"threads that are cancelled", ones_that_are_cancelled},
+        {"threads that are cancelled at once", ones_that_are_cancelled_at_once},
     };
     return RUN_CASES(cases);
 }

@@ -8,6 +8,7 @@ use super::error::AllocError;
 use super::span::{Span, Wrong};
 use super::{Class, PageHeap, RUN, Run, SPAN_BITS};
 use crate::PAGE_BYTES;
+use crate::opp::HeapError;
 use crate::sys::Held;
 use std::sync::atomic::Ordering;
 
@@ -167,6 +168,8 @@ impl PageHeap {
 
     /// What an address belongs to, and its page.
     fn owner_of(&self, address: usize) -> Result<(Owner, u32), AllocError> {
+        let here = self.region().memory_core().check_not_forked();
+        here.map_err(HeapError::from)?;
         let foreign = AllocError::NotAllocated { address };
         let at = address.checked_sub(self.base() as usize);
         let page = at.map(|at| at / PAGE_BYTES).ok_or(foreign.clone())?;

@@ -239,6 +239,10 @@ impl Drop for PageHeap {
         let Some((heap, table)) = self.home.take() else {
             return;
         };
+        if !heap.store().is_here() {
+            // In a fork all of it is the parent's.
+            return;
+        }
         let addresses = policy::addresses_bytes(self.region().pages());
         heap.store().count_pages(addresses, 0);
         // First what shows it, so that nothing is written to the table after it is gone.

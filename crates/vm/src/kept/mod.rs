@@ -26,7 +26,7 @@ use crate::store::{NAMED_MAX, NAMED_PAGES_MAX, Named, Store, StoreOptions};
 use crate::sys::SystemError;
 use catalogue::{Catalogue, Record};
 use error::out_of_bounds;
-use shared::{Held, Shared, pages_of};
+use shared::{Counted, Held, Shared, pages_of};
 use std::collections::BTreeSet;
 use std::sync::Arc;
 use terrace_pool::Mutex;
@@ -60,7 +60,7 @@ impl Regions {
         Regions::on_store(Store::open(&options)?, way)
     }
 
-    fn on_store(store: Arc<Store>, way: Way) -> Result<Regions, RegionError> {
+    pub(crate) fn on_store(store: Arc<Store>, way: Way) -> Result<Regions, RegionError> {
         let mut catalogue = Catalogue::read(&store)?;
         let place = catalogue.place;
         let (memory, place) = memory_at(&store, place, way)?;
@@ -117,16 +117,22 @@ impl Regions {
         if name.is_empty() || name.len() > NAME_MAX_BYTES || name.contains('\0') {
             return Err(RegionError::Name { bytes: name.len() });
         }
+        self.0.store().here()?;
         let mut held = self.0.held.lock();
-        let number = match held.catalogue.find(name) {
+        let heap = &self.0.heap;
+        let (number, counted) = match held.catalogue.find(name) {
             Some(number) if held.open.contains(&number) => {
                 let name = name.to_owned();
                 return Err(RegionError::InUse { name });
             }
-            Some(number) => number,
+            Some(number) => {
+                let record = &held.catalogue.records[&number];
+                (number, Counted::new(heap, record, true)?)
+            }
             None => self.make(&mut held, name, bytes, bytes_max)?,
         };
-        let region = NamedRegion::open(&self.0, number, &held.catalogue.records[&number])?;
+        let record = &held.catalogue.records[&number];
+        let region = NamedRegion::open(&self.0, number, record, counted)?;
         held.open.insert(number);
         Ok(region)
     }
@@ -137,7 +143,7 @@ impl Regions {
         name: &str,
         bytes: u64,
         bytes_max: u64,
-    ) -> Result<u16, RegionError> {
+    ) -> Result<(u16, Counted), RegionError> {
         let (shared, store) = (&self.0, self.0.store());
         let fits = self.bytes_that_fit();
         let most = NAMED_PAGES_MAX * PAGE_BYTES as u64;
@@ -154,7 +160,6 @@ impl Regions {
         let slots_all = (shared.bytes / ADDRESSES_ALIGN_BYTES as u64) as u32;
         let (number, first_slot) = held.catalogue.room(slots, slots_all)?;
         let pages = pages_of(bytes);
-        shared.promise(0..pages)?;
         let record = Record {
             name: name.to_owned(),
             first_slot,
@@ -163,6 +168,9 @@ impl Regions {
             pages_max,
             going: false,
         };
+        shared.promise(0..pages)?;
+        let counted = Counted::new(&shared.heap, &record, false);
+        let counted = counted.inspect_err(|_| shared.unpromise(0..pages))?;
         // The record last: what has none is no region.
         let made = Named::make(store, number, pages)
             .and_then(|()| held.catalogue.put(store, number, record))
@@ -177,7 +185,7 @@ impl Regions {
             }
             return Err(e.into());
         }
-        Ok(number)
+        Ok((number, counted))
     }
 
     /// How long a region can be that has the SSD for itself.
@@ -189,6 +197,7 @@ impl Regions {
     /// Removes the region `name` and all that is in it.
     pub fn remove(&self, name: &str) -> Result<(), RegionError> {
         let shared = &self.0;
+        shared.store().here()?;
         let mut held = shared.held.lock();
         let name_owned = || name.to_owned();
         let missing = || RegionError::Missing { name: name_owned() };
@@ -286,6 +295,47 @@ mod tests {
     use crate::store::{ObjectError, Work};
     use terrace_media::sim::Fault;
     use terrace_pool::Options;
+
+    #[test]
+    fn a_region_whose_addresses_the_cap_cannot_hold_is_not_made() {
+        let options = Options {
+            dram_bytes: 32 << 20,
+            ..options(true)
+        };
+        let device = device(&options, 1024, 1);
+        let store = Store::on_pool(pool(&device, options), Work::Both).expect("a store");
+        let regions = Regions::on_store(store.clone(), Way::InThread).expect("regions");
+        // Half of the pool's addresses come to 4 MiB.
+        let large = regions.addresses().1 as u64 / 2;
+        drop(regions.region("there", 1 << 16, large).expect("a region"));
+        let others = regions.heap().unpromised_bytes() - (3 << 20);
+        store.count_pages(0, others);
+        let refused = |name| {
+            let said = regions.region(name, 1 << 16, large).map(drop);
+            let slots = RegionError::Heap(HeapError::Store(ObjectError::Slots {
+                asked_bytes: 0,
+                allowed_bytes: 0,
+            }));
+            let is_dram = said.as_ref().is_err_and(|e| {
+                std::mem::discriminant(e) == std::mem::discriminant(&slots)
+                    && e.to_string().contains("no DRAM")
+            });
+            assert!(is_dram, "{said:?}");
+        };
+        let (_, used) = store.cap_and_used_bytes();
+        refused("new");
+        refused("there");
+        assert_eq!(store.cap_and_used_bytes().1, used);
+        let region = regions
+            .region("small", 1 << 16, 4 << 20)
+            .expect("another region");
+        region.grow(2 << 20).expect("longer");
+        region.sync_all().expect("synced");
+        let names: Vec<_> = regions.list().into_iter().map(|info| info.name).collect();
+        assert_eq!(names, ["there", "small"]);
+        store.count_pages(others, 0);
+        regions.region("there", 0, 0).expect("as it was");
+    }
 
     #[test]
     fn a_device_that_failed_is_told_by_every_sync() {

@@ -5,17 +5,20 @@
 
 use super::catalogue::Record;
 use super::error::{RegionError, out_of_bounds};
-use super::shared::{Shared, pages_of};
-use crate::PAGE_BYTES;
+use super::shared::{Counted, Shared, pages_of};
 use crate::error::VmError;
 use crate::inside::Inside;
-use crate::policy;
 use crate::region::Region;
 use crate::store::{Named, ObjectError};
+use crate::{PAGE_BYTES, StoreError};
 use std::ops::Range;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::AtomicU64;
+use std::time::{Duration, Instant};
+use terrace_pool::Mutex;
 
+/// Longest wait for others before a sync's pages are written back.
+const WRITE_BACK_WAIT_MAX: Duration = Duration::from_secs(30);
 /// Ranges of one sync.
 pub const SYNC_RANGES_MAX: usize = 4096;
 
@@ -28,8 +31,9 @@ pub struct NamedRegion {
     /// None only while it is dropped, this one first.
     region: Option<Region>,
     named: Option<Arc<Named>>,
-    /// What the cap was told of it.
-    counted_bytes: AtomicU64,
+    counted: Counted,
+    /// One sync at a time: the others' write-backs would be refused meanwhile.
+    syncing: Mutex<()>,
 }
 
 impl NamedRegion {
@@ -37,29 +41,21 @@ impl NamedRegion {
         shared: &Arc<Shared>,
         number: u16,
         record: &Record,
+        counted: Counted,
     ) -> Result<NamedRegion, RegionError> {
         let store = shared.store();
         let named = Arc::new(Named::open(store.clone(), number, record.pages_max)?);
         let memory = shared.heap.memory();
         let slot = record.first_slot as usize;
         let region = memory.region_at(slot, record.pages_max, named.clone())?;
-        let region = NamedRegion {
+        Ok(NamedRegion {
             shared: shared.clone(),
             number,
             region: Some(region),
             named: Some(named),
-            counted_bytes: AtomicU64::new(0),
-        };
-        region.count();
-        Ok(region)
-    }
-
-    /// Tells the cap what its addresses and marks come to.
-    fn count(&self) {
-        let addresses = policy::addresses_bytes(self.region().pages());
-        let bytes = addresses + Named::marks_bytes(self.named().pages());
-        let before = self.counted_bytes.swap(bytes, Ordering::Relaxed);
-        self.shared.store().count_pages(before, bytes);
+            counted,
+            syncing: Mutex::new(()),
+        })
     }
 
     fn region(&self) -> &Region {
@@ -130,8 +126,11 @@ impl NamedRegion {
         let before = record.pages;
         if pages > before {
             shared.promise(before..pages)?;
+            let counted = self.counted.grow(before..pages);
+            counted.inspect_err(|_| shared.unpromise(before..pages))?;
             record.pages = pages;
             if let Err(e) = held.catalogue.put(shared.store(), self.number, record) {
+                self.counted.shrink(before..pages);
                 shared.unpromise(before..pages);
                 return Err(e.into());
             }
@@ -139,7 +138,6 @@ impl NamedRegion {
         self.named().grow(pages)?;
         // The kernel may have been refused there when it was too short.
         self.region().renew_all((have / PAGE_BYTES) as u64..pages)?;
-        self.count();
         Ok(())
     }
 
@@ -172,20 +170,34 @@ impl NamedRegion {
                 },
             );
         let pages = pages.collect::<Result<Vec<Range<u64>>, RegionError>>()?;
+        self.shared.store().here()?;
+        let _one = self.syncing.lock();
         let inside = Inside::enter(self.region().memory_core())?;
+        let until = Instant::now() + WRITE_BACK_WAIT_MAX;
         for range in &pages {
-            let written = self.region().write_back(range.clone());
-            written.map_err(|e| match e {
-                // Of a page that could not be stored it is not known why.
-                VmError::Store(_) if self.shared.store().failure().is_some() => {
-                    ObjectError::ReadOnly.into()
-                }
-                e => RegionError::from(e),
-            })?;
+            self.write_back(range, until)?;
         }
         self.named().sync(&pages)?;
         drop(inside);
         Ok(())
+    }
+
+    fn write_back(&self, pages: &Range<u64>, until: Instant) -> Result<(), RegionError> {
+        loop {
+            match self.region().write_back(pages.clone()) {
+                // Who has what is known of the region (to set its root, say) has it for a moment.
+                Err(VmError::Store(StoreError::Syncing)) if Instant::now() < until => {}
+                Err(VmError::Store(StoreError::Syncing)) => {
+                    let waited_s = WRITE_BACK_WAIT_MAX.as_secs();
+                    return Err(ObjectError::Late { waited_s }.into());
+                }
+                // Of a page that could not be stored it is not known why.
+                Err(VmError::Store(_)) if self.shared.store().failure().is_some() => {
+                    return Err(ObjectError::ReadOnly.into());
+                }
+                done => return Ok(done?),
+            }
+        }
     }
 
     /// The same of everything.
@@ -204,8 +216,6 @@ impl Drop for NamedRegion {
         // First what shows it, so that nothing is written back to it any more.
         self.region = None;
         self.named = None;
-        let counted = self.counted_bytes.load(Ordering::Relaxed);
-        self.shared.store().count_pages(counted, 0);
         self.shared.held.lock().open.remove(&self.number);
     }
 }

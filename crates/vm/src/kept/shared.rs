@@ -6,10 +6,12 @@ use super::catalogue::{Catalogue, Record};
 use crate::PAGE_BYTES;
 use crate::memory::ADDRESSES_ALIGN_BYTES;
 use crate::opp::{Heap, HeapError};
+use crate::policy;
 use crate::store::{Named, Shape, Store};
 use std::collections::BTreeSet;
 use std::ops::Range;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use terrace_pool::Mutex;
 
 /// See the head of the file.
@@ -55,6 +57,53 @@ impl Shared {
 
     pub fn base_of(&self, record: &Record) -> usize {
         self.base as usize + record.first_slot as usize * ADDRESSES_ALIGN_BYTES
+    }
+}
+
+/// What the cap was told of a region's addresses and marks, as long as it is open.
+pub(super) struct Counted {
+    heap: Heap,
+    bytes: AtomicU64,
+}
+
+impl Counted {
+    /// Of one that is `there` already no slots are looked at: they take what they take, and it is to be opened under the cap that it was made under.
+    pub fn new(heap: &Heap, record: &Record, there: bool) -> Result<Counted, HeapError> {
+        let bytes = policy::addresses_bytes(record.pages_max) + Named::marks_bytes(record.pages);
+        match there {
+            true => heap.take_dram_beside(bytes, 0)?,
+            false => heap.take_dram(bytes)?,
+        }
+        Ok(Counted {
+            heap: heap.clone(),
+            bytes: AtomicU64::new(bytes),
+        })
+    }
+
+    /// It is to have these pages as well.
+    pub fn grow(&self, pages: Range<u64>) -> Result<(), HeapError> {
+        let more = Counted::marks_bytes(pages);
+        self.heap.take_dram(more)?;
+        self.bytes.fetch_add(more, Ordering::Relaxed);
+        Ok(())
+    }
+
+    /// It did not get them.
+    pub fn shrink(&self, pages: Range<u64>) {
+        let less = Counted::marks_bytes(pages);
+        self.bytes.fetch_sub(less, Ordering::Relaxed);
+        self.heap.store().count_pages(less, 0);
+    }
+
+    fn marks_bytes(pages: Range<u64>) -> u64 {
+        Named::marks_bytes(pages.end) - Named::marks_bytes(pages.start)
+    }
+}
+
+impl Drop for Counted {
+    fn drop(&mut self) {
+        let counted = self.bytes.load(Ordering::Relaxed);
+        self.heap.store().count_pages(counted, 0);
     }
 }
 

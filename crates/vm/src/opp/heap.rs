@@ -15,7 +15,7 @@ use terrace_log::entry::entry_bytes;
 
 /// Objects that an array or pool can grow to, if not said otherwise: what addresses it takes, which cost nothing.
 pub const OBJECTS_MAX_DEFAULT: u64 = 1 << 28;
-/// Of the addresses that are left, what a place for as many objects as there may be gets.
+/// Of the addresses that are left, and of the DRAM for them, what a place for as many objects as there may be gets.
 const ADDRESSES_OF_ONE_IN: u64 = 4;
 
 /// Why objects cannot be had.
@@ -79,6 +79,7 @@ impl Heap {
     ///
     /// Errors: a page buffer that is too large for the cap.
     pub fn new(memory: Memory, store: Arc<Store>) -> Result<Heap, HeapError> {
+        store.here()?;
         check_buffer(&store, memory.pages_max())?;
         let shared = Arc::new(Shared {
             balance: Balance::new(memory.clone(), store.clone()),
@@ -98,6 +99,7 @@ impl Heap {
 
     /// The same with a memory of its own, whose page buffer begins with a sixteenth of the store's cap; then it adapts.
     pub fn open(store: Arc<Store>, way: Way) -> Result<Heap, HeapError> {
+        store.here()?;
         let memory = Memory::new(Options {
             way,
             ..Heap::options(&store)
@@ -118,6 +120,7 @@ impl Heap {
 
     /// Says how many pages may be materialised, instead of letting that adapt; the DRAM terrace has the rest of the cap.
     pub fn set_pages_max(&self, pages_max: usize) -> Result<(), HeapError> {
+        self.0.store.here()?;
         check_buffer(&self.0.store, pages_max)?;
         let Shared {
             memory, balance, ..
@@ -126,23 +129,36 @@ impl Heap {
         let set = memory.set_pages_max(pages_max);
         let was_fixed = balance.fix(true);
         set?;
-        // Slots that are promised may have more than is left then.
-        self.take_dram(0).inspect_err(|_| {
-            memory.set_buffer_bytes(before_bytes);
-            balance.fix(was_fixed);
-        })
+        let slots = self.0.store.room.slots_bytes();
+        let lacks = slots.saturating_sub(balance.slots_max_bytes());
+        if lacks == 0 {
+            return Ok(());
+        }
+        // Slots that are promised have more than is left then.
+        memory.set_buffer_bytes(before_bytes);
+        balance.fix(was_fixed);
+        Err(ObjectError::Slots {
+            asked_bytes: slots,
+            allowed_bytes: slots - lacks,
+        }
+        .into())
     }
 
     /// Gives pages most of the cap, before there are any; then it adapts. For programs that do not know this library: where all of their memory
     /// fits, no page faults twice.
     pub fn begin_large(&self) {
-        self.0.balance.begin_large();
+        if self.0.store.here().is_ok() {
+            self.0.balance.begin_large();
+        }
     }
 
     /// Counts up to so many bytes more of the cap for something else, until they are given back (`Ground::count`). Pages leave before, if the DRAM terrace would
     /// have too little. How many were counted: fewer where pages do not leave now.
     pub fn make_way(&self, bytes: u64) -> u64 {
-        self.0.balance.make_way(bytes)
+        match self.0.store.here() {
+            Ok(()) => self.0.balance.make_way(bytes),
+            Err(_) => 0,
+        }
     }
 
     /// What [`Heap::make_way`] could count now, if all pages that may leave do, and no slots that were promised are wanted; bytes.
@@ -153,7 +169,9 @@ impl Heap {
 
     /// Pages leave if the DRAM terrace has come to have too little: for who stores without faults in this memory.
     pub fn keep_terrace(&self) {
-        self.0.balance.keep_terrace();
+        if self.0.store.here().is_ok() {
+            self.0.balance.keep_terrace();
+        }
     }
 
     /// What pages and the DRAM terrace have of the cap together, bytes.
@@ -183,17 +201,19 @@ impl Heap {
     }
 
     /// How many objects of `bytes` bytes the SSD takes, and a few more numbers, so that lanes need not be equally full; no more than a quarter of the addresses that are left has
-    /// pages for, so that there are some for others.
+    /// pages for, and a quarter of the DRAM what is known of those, so that there are some for others.
     pub fn objects_that_fit(&self, bytes: u32) -> u64 {
         let object = entry_bytes(ObjectId::KEY_BYTES, bytes as usize, false, false) as u64;
         let fit = self.promise_max_bytes() / object;
         let pages = self.memory().free_pages() / ADDRESSES_OF_ONE_IN;
+        let known = policy::pages_of_addresses(self.unpromised_bytes() / ADDRESSES_OF_ONE_IN);
         (fit + fit / 8 + 1024)
             .min(OBJECTS_MAX_DEFAULT)
-            .min(pages.max(1))
+            .min(pages.min(known).max(1))
     }
 
     pub(crate) fn take_table(&self) -> Result<u16, HeapError> {
+        self.0.store.here()?;
         if self.0.store.keeps {
             return Err(HeapError::Kept);
         }
@@ -208,8 +228,9 @@ impl Heap {
         Ok(self.0.store.room.promise(bytes)?)
     }
 
-    /// An error once the device takes no more writes.
+    /// An error once the device takes no more writes, and in a fork.
     pub(crate) fn refuse_failed(&self) -> Result<(), HeapError> {
+        self.0.store.here()?;
         match self.0.store.failure() {
             None => Ok(()),
             Some(_) => Err(ObjectError::ReadOnly.into()),
@@ -251,12 +272,16 @@ impl Heap {
         self.unpromise_bytes(bytes);
     }
 
-    /// Counts so many bytes more of the cap for pages and what is known of them, if what slots are promised leaves as much.
+    /// Counts so many bytes more of the cap for pages and what is known of them, if slots that are promised, and what pages and entries must have at least, leave as much.
     pub(crate) fn take_dram(&self, bytes: u64) -> Result<(), HeapError> {
+        self.take_dram_beside(bytes, self.0.store.room.slots_bytes())
+    }
+
+    /// The same beside slots of so many bytes, whatever was promised to others: for what is in the pool already.
+    pub(crate) fn take_dram_beside(&self, bytes: u64, slots_bytes: u64) -> Result<(), HeapError> {
         let store = &self.0.store;
         store.count_pages(0, bytes);
-        let max = self.0.balance.slots_max_bytes();
-        let lacks = store.room.slots_bytes().saturating_sub(max);
+        let lacks = self.0.balance.lacks_bytes(slots_bytes);
         if lacks == 0 {
             return Ok(());
         }
@@ -290,5 +315,53 @@ fn check_buffer(store: &Store, pages_max: usize) -> Result<(), HeapError> {
             allowed: format!("up to {most}, under a cap of {cap_bytes} bytes,"),
         }
         .into()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::store::StoreOptions;
+
+    /// Where no slot was promised yet, what is known of addresses could come to more than the cap, and the pool took nothing any more.
+    #[test]
+    fn addresses_that_the_cap_cannot_hold_are_refused_before_there_is_anything() {
+        let dir = tempfile::tempdir().unwrap();
+        let options = StoreOptions::scratch(dir.path(), 32 << 20, 64 << 20);
+        let heap = Heap::open(Store::open(&options).unwrap(), Way::InThread).unwrap();
+        let (cap, before) = heap.store().cap_and_used_bytes();
+        let refused = |e: Option<HeapError>| {
+            let slots = matches!(&e, Some(HeapError::Store(ObjectError::Slots { asked_bytes, allowed_bytes })) if allowed_bytes < asked_bytes);
+            assert!(slots, "{e:?}");
+        };
+        refused(heap.pool(64, 1 << 30).err());
+        refused(heap.pool_of_any_size(64, 1 << 30).err());
+        refused(heap.array(10, 64, 1 << 30).err());
+        assert_eq!(heap.store().cap_and_used_bytes(), (cap, before));
+        let pool = heap.pool(64, 1000).unwrap();
+        for n in 0..1000 {
+            let object = pool.alloc().unwrap();
+            // SAFETY: allocated just now, of so many bytes.
+            unsafe { object.write_bytes(n as u8, 64) };
+        }
+        let (_, used) = heap.store().cap_and_used_bytes();
+        assert!(used <= cap, "{used} bytes of {cap}");
+    }
+
+    #[test]
+    fn a_place_for_as_many_as_there_may_be_leaves_dram_for_objects() {
+        let dir = tempfile::tempdir().unwrap();
+        // As many as there may ever be would need some 8 MiB for their addresses alone.
+        let mut options = StoreOptions::scratch(dir.path(), 24 << 20, 24 << 30);
+        options.prewrite = false;
+        let heap = Heap::open(Store::open(&options).unwrap(), Way::InThread).unwrap();
+        let places: Vec<_> = (0..6)
+            .map(|_| heap.pool_of_any_size(8, heap.objects_that_fit(1)).unwrap())
+            .collect();
+        for place in &places {
+            for _ in 0..1000 {
+                place.alloc_sized(8).unwrap();
+            }
+        }
     }
 }

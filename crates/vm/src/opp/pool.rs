@@ -38,7 +38,9 @@ impl ObjectPool {
             heap, table, slots, ..
         } = &self.objects;
         self.objects.promise(1, bytes)?;
-        let object = slots.claim(self.objects.objects_max());
+        // Its size from the first moment on: who frees what was there before, by mistake, gives back what this one was promised.
+        let sized = |object| self.set_size(object, bytes);
+        let object = slots.claim(self.objects.objects_max(), sized);
         let object = object.and_then(|object| {
             let renewed = self.objects.region().renew(object);
             if renewed.is_err() {
@@ -49,10 +51,7 @@ impl ObjectPool {
             Ok(object)
         });
         match object {
-            Ok(object) => {
-                self.set_size(object, bytes);
-                Ok(self.objects.address(object))
-            }
+            Ok(object) => Ok(self.objects.address(object)),
             Err(e) => {
                 self.objects.unpromise(1, bytes);
                 Err(e)
@@ -85,6 +84,7 @@ impl ObjectPool {
     /// The object at an address, and what keeps others from freeing or resizing it.
     fn held(&self, address: usize) -> Result<(u64, MutexGuard<'_, ()>), HeapError> {
         let Shown { heap, table, .. } = &self.objects;
+        heap.store().here()?;
         let object = self.objects.object_at(address);
         let object = object.ok_or(HeapError::NotAnObject { address })?;
         let one = self.freeing[object as usize % FREEING_MAX]
@@ -163,5 +163,54 @@ impl ObjectPool {
     /// Whether none is.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
+    }
+
+    /// What is in DRAM of how long each is.
+    #[cfg(test)]
+    pub(super) fn sizes_resident_bytes(&self) -> usize {
+        let sizes = self.objects.objects.sizes();
+        sizes.map_or(0, crate::store::Sizes::resident_bytes)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Way;
+    use crate::opp::Heap;
+    use crate::store::{Store, StoreOptions};
+    use std::sync::atomic::{AtomicBool, AtomicUsize};
+
+    /// A pointer that is freed again, by a mistake of the program's, when its number was just given out anew: what the new object was promised goes back, not what the old one was.
+    #[test]
+    fn what_was_promised_goes_back_whoever_frees_it() {
+        const ROUNDS: u32 = 300_000;
+        let dir = tempfile::tempdir().unwrap();
+        let options = StoreOptions::scratch(dir.path(), 32 << 20, 64 << 20);
+        let heap = Heap::open(Store::open(&options).unwrap(), Way::InThread).unwrap();
+        let others = heap.pool(1000, 100).unwrap();
+        others.alloc().unwrap();
+        let pool = heap.pool_of_any_size(4096, 1).unwrap();
+        let (address, done) = (AtomicUsize::new(0), AtomicBool::new(false));
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                while !done.load(Ordering::Relaxed) {
+                    let _ = pool.free(address.load(Ordering::Relaxed) as *mut u8);
+                }
+            });
+            for n in 0..ROUNDS {
+                let object = pool.alloc_sized([1, 4096][n as usize % 2]).unwrap();
+                address.store(object as usize, Ordering::Relaxed);
+                let _ = pool.free(object);
+            }
+            done.store(true, Ordering::Relaxed);
+        });
+        assert!(pool.is_empty());
+        drop((pool, others));
+        // All of the room is there, and no more.
+        let all = heap.promise_max_bytes();
+        assert_eq!(heap.promise_bytes(all), Ok(()));
+        assert!(heap.promise_bytes(1).is_err());
+        heap.unpromise_bytes(all);
     }
 }

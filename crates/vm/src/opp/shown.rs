@@ -11,9 +11,6 @@ use crate::store::{ObjectError, Objects, Store};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// DRAM for the size of an object, where they differ.
-const SIZE_BYTES: u64 = 2;
-
 /// A table of objects and the region that shows it.
 pub(super) struct Shown {
     pub heap: Heap,
@@ -42,8 +39,8 @@ impl Shown {
             .and_then(|objects| {
                 let objects = Arc::new(objects);
                 let region = heap.memory().region(objects_max, objects.clone())?;
-                let beside_bytes = objects.sizes().map_or(0, |_| SIZE_BYTES);
-                let slots = Slots::new(heap, table, beside_bytes)?;
+                let sized = objects.sizes().is_some().then(|| objects.clone());
+                let slots = Slots::new(heap, table, sized)?;
                 heap.take_dram(policy::addresses_bytes(objects_max))?;
                 Ok((objects, region, slots))
             });
@@ -117,6 +114,10 @@ impl Shown {
 
 impl Drop for Shown {
     fn drop(&mut self) {
+        if !self.heap.store().is_here() {
+            // In a fork all of it is the parent's.
+            return;
+        }
         let addresses = policy::addresses_bytes(self.objects_max());
         self.heap.store().count_pages(addresses, 0);
         // First what shows it, so that nothing is written to the table after it is gone.

@@ -4,7 +4,8 @@
 //! tables take it, and as wide as slots of packed objects are. Promises: numbers that were reached have slots until they are let go of; none is given out beyond. Never: makes a slot.
 
 use super::heap::{Heap, HeapError};
-use crate::store::Chunks;
+use crate::store::{Chunks, Objects, Sizes};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use terrace_pool::Mutex;
 
@@ -13,8 +14,8 @@ pub(crate) struct Slots {
     heap: Heap,
     table: u16,
     chunks: Chunks,
-    /// Bytes a number that its owner keeps beside its slot.
-    beside_bytes: u64,
+    /// Who keeps a size beside each slot, where objects differ in that.
+    sized: Option<Arc<Objects>>,
     /// Numbers below this have slots. 0 while it falls.
     reached: AtomicU64,
     /// Held while that changes.
@@ -22,13 +23,13 @@ pub(crate) struct Slots {
 }
 
 impl Slots {
-    /// Of a table that is made, whose owner keeps so many bytes beside each slot.
-    pub fn new(heap: &Heap, table: u16, beside_bytes: u64) -> Result<Slots, HeapError> {
+    /// Of a table that is made; `sized` keeps sizes beside the slots, if they are kept.
+    pub fn new(heap: &Heap, table: u16, sized: Option<Arc<Objects>>) -> Result<Slots, HeapError> {
         Ok(Slots {
             heap: heap.clone(),
             table,
             chunks: heap.store().chunks_of(table)?,
-            beside_bytes,
+            sized,
             reached: AtomicU64::new(0),
             changing: Mutex::new(()),
         })
@@ -40,10 +41,19 @@ impl Slots {
         self.grow(numbers)
     }
 
+    fn sizes(&self) -> Option<&Sizes> {
+        self.sized.as_ref()?.sizes()
+    }
+
+    /// What is kept beside the slots of so many numbers.
+    fn beside_bytes(&self, numbers: u64) -> u64 {
+        self.sizes().map_or(0, |_| Sizes::bytes(numbers))
+    }
+
     fn grow(&self, numbers: u64) -> Result<(), HeapError> {
         let before = self.reached.load(Ordering::Acquire);
         if numbers > before {
-            let beside = (numbers - before) * self.beside_bytes;
+            let beside = self.beside_bytes(numbers) - self.beside_bytes(before);
             if beside > 0 {
                 self.heap.take_dram(beside)?;
             }
@@ -55,12 +65,12 @@ impl Slots {
         Ok(())
     }
 
-    /// A number that is free, below `max`; its object is zeros.
-    pub fn claim(&self, max: u64) -> Result<u64, HeapError> {
+    /// A number that is free, below `max`; its object is zeros. `made` hears of it, before anybody else finds it there.
+    pub fn claim(&self, max: u64, made: impl Fn(u64)) -> Result<u64, HeapError> {
         let reached = || self.reached.load(Ordering::Acquire);
         let claim = || {
             let below = || reached().min(max);
-            self.heap.store().claim(self.table, below)
+            self.heap.store().claim(self.table, below, &made)
         };
         if let Some(id) = claim()? {
             return Ok(id);
@@ -103,16 +113,61 @@ impl Slots {
 
     fn fall(&self, before: u64, to: u64) {
         let after = to.min(before);
+        // Before any of these numbers is given out anew.
+        if let Some(sizes) = self.sizes() {
+            sizes.forget(after..before);
+        }
         self.reached.store(after, Ordering::Release);
         self.heap
             .unpromise_slots(self.chunks.bytes(before) - self.chunks.bytes(after));
-        let beside = (before - after) * self.beside_bytes;
+        let beside = self.beside_bytes(before) - self.beside_bytes(after);
         self.heap.store().count_pages(beside, 0);
     }
 }
 
 impl Drop for Slots {
     fn drop(&mut self) {
-        self.let_go(0);
+        if self.heap.store().is_here() {
+            self.let_go(0);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::Way;
+    use crate::opp::Heap;
+    use crate::store::{Store, StoreOptions};
+    use terrace_pool::Part;
+
+    #[test]
+    fn what_is_known_of_numbers_leaves_dram_when_they_fall() {
+        const OBJECTS: u64 = 1 << 20;
+        let dir = tempfile::tempdir().unwrap();
+        let options = StoreOptions::scratch(dir.path(), 64 << 20, 256 << 20);
+        let heap = Heap::open(Store::open(&options).unwrap(), Way::InThread).unwrap();
+        let pool = heap.pool_of_any_size(100, 4 * OBJECTS).unwrap();
+        let counted = || heap.store().pool.ledger().held(Part::Pages);
+        let resident = || pool.sizes_resident_bytes() as u64;
+        let kept = pool.alloc_sized(3).unwrap();
+        let before = counted();
+        let objects: Vec<_> = (0..OBJECTS)
+            .map(|n| pool.alloc_sized(1 + n as u32 % 100).unwrap())
+            .collect();
+        assert!(resident() >= 2 * OBJECTS, "{}", resident());
+        assert!(counted() >= before + 2 * OBJECTS - (64 << 10));
+        for object in objects {
+            pool.free(object).unwrap();
+        }
+        // The last chunks stay, so that a single object does not make them come and go.
+        assert!(resident() <= 64 << 10, "{}", resident());
+        let now = counted();
+        assert!(now <= before + (64 << 10), "{before} {now}");
+        // What is given out anew is as it is told, and what was there all the time is as it was.
+        let again: Vec<_> = (0..OBJECTS / 8)
+            .map(|_| pool.alloc_sized(7).unwrap())
+            .collect();
+        assert!(again.iter().all(|object| pool.bytes_of(*object) == Ok(7)));
+        assert_eq!(pool.bytes_of(kept), Ok(3));
     }
 }

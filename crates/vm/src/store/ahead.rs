@@ -16,6 +16,7 @@ const AHEAD_MAX: usize = 256;
 impl Store {
     /// Says that these objects will be wanted soon. Returns at once; it may be in vain.
     pub fn prefetch(&self, table: u16, ids: &[u64]) -> Result<(), ObjectError> {
+        self.here()?;
         for id in ids {
             self.place(table, *id)?;
         }

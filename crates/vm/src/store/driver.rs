@@ -164,6 +164,11 @@ impl Driver {
         }
     }
 
+    /// In a fork: thread, ring and locks are the parent's, and nothing of them ends.
+    pub(crate) fn leave(&mut self) {
+        std::mem::forget((self.thread.take(), self.shared.clone()));
+    }
+
     /// Ends the background thread and what it has at the device.
     pub(crate) fn stop(&mut self) {
         self.shared.stop.store(true, Ordering::Release);

@@ -69,6 +69,11 @@ pub enum ObjectError {
         /// How many there may be.
         pages_max: u64,
     },
+    /// The process forked; the store stayed with the parent.
+    #[error(
+        "this process is a fork: the pool stayed with its parent; open a pool of its own after forking"
+    )]
+    Forked,
     /// There is no such table.
     #[error("there is no table {table}")]
     NoTable {

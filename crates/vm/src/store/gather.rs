@@ -45,6 +45,7 @@ impl Store {
         let mut gathered = Gathered {
             store: self,
             buf: match ids.len() {
+                _ if self.here().is_err() => None,
                 ..=FEW => Some(self.take_buf(FEW_BYTES)),
                 _ => self.buffers.take_long(self.pool.ledger()),
             },

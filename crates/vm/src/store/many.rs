@@ -60,6 +60,7 @@ impl Store {
         ids: &[u64],
         mut f: impl FnMut(usize, Value<'_>),
     ) -> Result<(), ObjectError> {
+        self.here()?;
         for id in ids {
             self.place(table, *id)?;
         }

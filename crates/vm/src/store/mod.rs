@@ -8,6 +8,7 @@
 
 mod ahead;
 mod buffers;
+mod cap;
 mod check;
 mod chunks;
 #[cfg(test)]
@@ -16,6 +17,7 @@ mod driver;
 mod error;
 mod gather;
 mod hands;
+mod here;
 mod many;
 mod named;
 mod objects;

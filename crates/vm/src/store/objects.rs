@@ -49,6 +49,12 @@ impl Sizes {
         Ok(Sizes(sys::Table::new(objects_max as usize)?))
     }
 
+    /// What of it is in DRAM.
+    #[cfg(test)]
+    pub fn resident_bytes(&self) -> usize {
+        self.0.resident_bytes()
+    }
+
     pub fn get(&self, object: u64) -> usize {
         (self.0[object as usize].load(Ordering::Acquire) & !PACKED).into()
     }
@@ -66,6 +72,16 @@ impl Sizes {
         self.change(object, |was| {
             was & !PACKED | if packed { PACKED } else { 0 }
         });
+    }
+
+    /// What so many objects take of DRAM, in whole pages.
+    pub fn bytes(objects: u64) -> u64 {
+        (objects * size_of::<AtomicU16>() as u64).next_multiple_of(PAGE_BYTES as u64)
+    }
+
+    /// None of these is there any more, nor any object behind them: what is known of them leaves DRAM, but for what lies on a page with others.
+    pub fn forget(&self, objects: Range<u64>) {
+        self.0.empty(objects.start as usize..objects.end as usize);
     }
 
     /// Whoever resizes an object and whoever stores it may be two.

@@ -4,8 +4,9 @@ use super::buffers::{Buffers, Queues};
 use super::chunks::Chunks;
 use super::driver::{Driver, Work};
 use super::error::ObjectError;
+use super::here::Opener;
 use super::read;
-use super::room::{Room, SEGMENTS_MIN};
+use super::room::Room;
 use super::same::Same;
 use super::table::{CHUNK_SLOTS, Places, Shape, State, Table};
 use super::tables::{Dealt, OBJECTS_MAX, TABLES_MAX, Tables, subject};
@@ -17,7 +18,7 @@ use std::time::Duration;
 use terrace_log::entry::entry_bytes;
 use terrace_log::{INLINE_MAX_BYTES, ObjectId, addr};
 use terrace_media::Buf;
-use terrace_pool::{Contents, Durability, Lane, Options, Part, Pool, PoolError, Stats, Superblock};
+use terrace_pool::{Contents, Durability, Lane, Options, Pool, PoolError, Stats, Superblock};
 use terrace_pool::{RwLock, Turns};
 
 /// Cap for each lane, about: more lanes are locked less often, and each takes 4 MiB of buffers, and 6 MiB of segments at least.
@@ -82,7 +83,7 @@ impl StoreOptions {
     pub(crate) fn pool(&self) -> Options {
         let processors = std::thread::available_parallelism().map_or(LANES_MAX, |n| n.get() as u64);
         let lanes = (self.cap_bytes / CAP_PER_LANE_BYTES).clamp(1, LANES_MAX.min(processors));
-        // A power of two, so that an id says its lane by its low bits.
+        // A power of two, so that an id says its lane by some bits.
         let lanes = 1 << lanes.ilog2();
         Options {
             dir: self.dir.clone(),
@@ -119,7 +120,7 @@ const SAME_PER_PAGE: u64 = 4;
 pub(super) struct Made {
     shape: Shape,
     /// Whoever has it promises room for what is in it, and nobody else may use it by number.
-    owned: bool,
+    pub(super) owned: bool,
 }
 
 /// Objects by table and id, for any number of threads.
@@ -128,9 +129,8 @@ pub struct Store {
     pub(crate) driver: Driver,
     pub(crate) dealt: Dealt,
     pub(crate) keeps: bool,
-    /// The process that opened it.
-    process: u32,
-    shapes: RwLock<Vec<Option<Made>>>,
+    pub(super) opener: Opener,
+    pub(super) shapes: RwLock<Vec<Option<Made>>>,
     pub(crate) room: Room,
     pub(super) buffers: Buffers,
     same: OnceLock<Same>,
@@ -187,13 +187,14 @@ impl Store {
                 allowed: "a pool of objects has a power of two; make it anew".into(),
             });
         }
+        let opener = Opener::new(&pool)?;
         let driver = Driver::start(&pool, work)?;
         let usable_bytes = (0..superblock.lanes)
             .map(|lane| pool.lane(lane).usable_bytes())
             .sum();
         Ok(Arc::new(Store {
             room: Room::new(usable_bytes),
-            process: std::process::id(),
+            opener,
             dealt: dealt(superblock),
             keeps: pool.options().contents == Contents::Objects,
             driver,
@@ -219,6 +220,7 @@ impl Store {
 
     /// The number of a table that nobody has; it is the caller's until it drops the table.
     pub(crate) fn take_table(&self) -> Option<u16> {
+        self.here().ok()?;
         let mut shapes = self.shapes.write();
         let table = shapes.iter().position(Option::is_none);
         let table = table.unwrap_or(shapes.len());
@@ -269,6 +271,7 @@ impl Store {
     }
 
     fn make(&self, table: u16, shape: Shape, owned: bool) -> Result<(), ObjectError> {
+        self.here()?;
         if usize::from(table) >= TABLES_MAX {
             return Err(ObjectError::NoTable { table });
         }
@@ -307,6 +310,7 @@ impl Store {
     }
 
     pub(super) fn made(&self, table: u16) -> Result<Made, ObjectError> {
+        self.here()?;
         let shapes = self.shapes.read();
         let made = shapes.get(usize::from(table)).copied().flatten();
         made.ok_or(ObjectError::NoTable { table })
@@ -371,6 +375,7 @@ impl Store {
     /// The number of an object, and its lane.
     #[inline]
     pub(crate) fn place(&self, table: u16, id: u64) -> Result<(ObjectId, u16), ObjectError> {
+        self.here()?;
         match id < OBJECTS_MAX {
             true => Ok((ObjectId::new(table, id), self.dealt.lane_of(id))),
             false => Err(ObjectError::Range { table, id }),
@@ -413,90 +418,6 @@ impl Store {
         self.buffers.keep(self.pool.ledger(), buf);
     }
 
-    /// Takes note that a program's pages and their page tables take `after` bytes of the cap, where they took `before`:
-    /// the DRAM terrace gives way.
-    pub fn count_pages(&self, before: u64, after: u64) {
-        self.pool.ledger().change(Part::Pages, before, after);
-    }
-    /// The cap, and what is held of it.
-    pub fn cap_and_used_bytes(&self) -> (u64, u64) {
-        let ledger = self.pool.ledger();
-        (ledger.cap_bytes(), ledger.total())
-    }
-    /// DRAM that lanes are to have, so that they take updates whatever else comes: twice what they refuse updates below.
-    pub(crate) fn terrace_min_bytes(&self) -> u64 {
-        self.segments_bytes(2 * SEGMENTS_MIN)
-    }
-    /// DRAM that lanes must have to take updates; each has whole segments.
-    pub(crate) fn terrace_least_bytes(&self) -> u64 {
-        self.segments_bytes(SEGMENTS_MIN + 1)
-    }
-    /// What so many segments of each lane take.
-    fn segments_bytes(&self, segments: usize) -> u64 {
-        let superblock = self.pool.superblock();
-        segments as u64 * u64::from(self.lanes()) * u64::from(superblock.segment_bytes)
-    }
-    /// DRAM that pages and entries may have together, where `pages_bytes` of what is counted is the pages'. By what all others hold: what lanes may take
-    /// at this moment follows it only after a few turns.
-    pub(crate) fn shared_bytes(&self, pages_bytes: u64) -> u64 {
-        let ledger = self.pool.ledger();
-        let others = ledger.beside_segments().saturating_sub(pages_bytes);
-        ledger.cap_bytes().saturating_sub(others)
-    }
-    /// DRAM that pages, entries and promised slots may have together, likewise: what slots take is not asked of the ledger, which hears of them a few turns later.
-    pub(crate) fn shared_with_slots_bytes(&self, pages_bytes: u64) -> u64 {
-        let ledger = self.pool.ledger();
-        let slots = ledger.held(Part::Index);
-        let others = ledger.beside_segments().saturating_sub(pages_bytes + slots);
-        let others = others + self.unpromised_slots_bytes();
-        ledger.cap_bytes().saturating_sub(others)
-    }
-    /// What slots take of tables whose owner, if there is one, promises nothing.
-    fn unpromised_slots_bytes(&self) -> u64 {
-        let shapes = self.shapes.read();
-        let tables = (0..).zip(shapes.iter());
-        let unowned = tables.filter(|(_, made)| made.is_some_and(|made| !made.owned));
-        let bytes = |table| {
-            let of = |lane| {
-                self.pool
-                    .lane(lane)
-                    .dir
-                    .table(table)
-                    .map_or(0, Table::bytes)
-            };
-            (0..self.lanes()).map(of).sum::<usize>() as u64
-        };
-        match self.keeps {
-            // Of a pool that is kept, regions have all.
-            true => 0,
-            false => unowned.map(|(table, _)| bytes(table)).sum(),
-        }
-    }
-    /// Bytes of the cap that are held, or that lanes may take without asking.
-    pub(crate) fn committed_bytes(&self) -> u64 {
-        let ledger = self.pool.ledger();
-        let segment = u64::from(self.pool.superblock().segment_bytes);
-        let lanes: u64 = (0..self.lanes())
-            .map(|lane| {
-                let lane = self.pool.lane(lane);
-                lane.memory_segments().max(lane.memory_held()) as u64 * segment
-            })
-            .sum();
-        ledger.total() - ledger.held(Part::Segments).min(ledger.total()) + lanes
-    }
-    /// Makes the DRAM terrace give way, if something else takes more of the cap than before. False: not within a moment.
-    pub(crate) fn give_way(&self) -> bool {
-        for _ in 0..GIVE_WAY_TURNS {
-            let told = self.driver.told();
-            // What is held is told to the ledger a few turns later.
-            let ledger = self.pool.ledger();
-            if self.committed_bytes().max(ledger.total()) <= ledger.cap_bytes() {
-                return true;
-            }
-            self.driver.help_now(told);
-        }
-        false
-    }
     /// Entries that were read again while they were remembered, their bytes, and how many are remembered at a time.
     pub(crate) fn recalled(&self) -> (u64, u64, u64) {
         (0..self.lanes()).fold((0, 0, 0), |sum, lane| {
@@ -531,16 +452,13 @@ impl Store {
     }
     /// Counters and gauges.
     pub fn stats(&self) -> Stats {
-        self.pool.stats()
+        (self.here()).map_or_else(|_| Stats::default(), |()| self.pool.stats())
     }
     /// Why it takes no more, if it does not.
     pub fn failure(&self) -> Option<String> {
         self.pool.failure()
     }
 }
-
-/// Turns in which the terrace is to have given way: it looks at the cap every so many.
-const GIVE_WAY_TURNS: u32 = 64;
 
 /// Slots freed under one lock.
 const EMPTY_AT_ONCE: u64 = 1024;
@@ -556,9 +474,8 @@ pub(crate) fn forget(lane: &mut Lane<Tables>, oid: ObjectId) {
 
 impl Drop for Store {
     fn drop(&mut self) {
-        if self.process != std::process::id() {
-            // A fork: threads, device and locks are the parent's.
-            return;
+        if !self.is_here() {
+            return self.leave();
         }
         self.driver.stop();
         if self.keeps

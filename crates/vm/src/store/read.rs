@@ -175,6 +175,9 @@ impl Store {
     /// Which of up to 64 objects are not there, or were never written: a bit for each, the first the lowest.
     pub(crate) fn free_of(&self, table: u16, ids: &[u64]) -> u64 {
         let mut free = 0;
+        if self.here().is_err() {
+            return free;
+        }
         for lane_id in 0..self.lanes() {
             let own = |id: u64| self.dealt.lane_of(id) == lane_id;
             if !ids.iter().any(|id| own(*id)) {

@@ -117,8 +117,10 @@ fn add(
     Err(full)
 }
 
+/// Not below nothing: a mistake there would refuse all that is asked for from then on.
 fn take_away(from: &AtomicU64, bytes: u64) {
-    let before = from.fetch_sub(bytes, Ordering::SeqCst);
+    let less = |before: u64| Some(before.saturating_sub(bytes));
+    let (Ok(before) | Err(before)) = from.fetch_update(Ordering::SeqCst, Ordering::SeqCst, less);
     debug_assert!(before >= bytes, "{bytes} bytes given back of {before}");
 }
 

@@ -267,6 +267,9 @@ impl Backing for View {
 impl Drop for View {
     fn drop(&mut self) {
         let versions = &self.versions;
+        if !versions.store.is_here() {
+            return;
+        }
         let stored_end = versions.stored_end.load(Ordering::Acquire);
         {
             let mut views = versions.views();
@@ -298,6 +301,9 @@ impl Drop for View {
 
 impl Drop for Versions {
     fn drop(&mut self) {
+        if !self.store.is_here() {
+            return;
+        }
         for table in self.tables[1..].iter().filter_map(OnceLock::get) {
             self.drop_table(table);
         }

@@ -269,6 +269,9 @@ impl Store {
     /// Asks for the memory that storing these objects will look at: slots first, then the entries that they name. One after the other each would be
     /// waited for alone, with its lane locked.
     pub(crate) fn ask_for(&self, table: u16, ids: impl Iterator<Item = u64> + Clone) {
+        if self.here().is_err() {
+            return;
+        }
         for lane_id in 0..self.lanes() {
             let lane = self.pool.lane(lane_id);
             let own = |id: &u64| self.dealt.lane_of(*id) == lane_id;
@@ -310,6 +313,7 @@ impl Store {
 
     /// Waits until everything stored so far is durable. Works towards it itself.
     pub(crate) fn make_durable(&self) -> Result<(), ObjectError> {
+        self.here()?;
         let until = Instant::now() + DURABLE_WAIT_MAX;
         let epoch = self.pool.lane(0).open_epoch();
         loop {
@@ -369,7 +373,7 @@ impl Store {
             self.check_length(table, value.len())?;
         }
         let full = ObjectError::Full { asked_bytes: 8 };
-        let id = self.claim(table, || OBJECTS_MAX)?.ok_or(full)?;
+        let id = self.claim(table, || OBJECTS_MAX, |_| {})?.ok_or(full)?;
         if !value.is_empty()
             && let Err(e) = self.put(table, id, value)
         {
@@ -379,12 +383,14 @@ impl Store {
         Ok(id)
     }
 
-    /// A new id below what `below` says with a lane locked, of an object of zeros. Lanes take turns. None: all are taken.
+    /// A new id below what `below` says with a lane locked, of an object of zeros. Lanes take turns. None: all are taken. `made` hears of it, before anybody else finds it there.
     pub(crate) fn claim(
         &self,
         table: u16,
         below: impl Fn() -> u64,
+        made: impl FnOnce(u64),
     ) -> Result<Option<u64>, ObjectError> {
+        self.here()?;
         if self.pool.failure().is_some() {
             return Err(ObjectError::ReadOnly);
         }
@@ -396,6 +402,7 @@ impl Store {
                 return Err(ObjectError::Full { asked_bytes: 8 });
             }
             if let Some(oid) = lane.dir.find_free(table, below()) {
+                made(oid.id());
                 lane.dir.set(oid, State::Zeros);
                 return Ok(Some(oid.id()));
             }

@@ -22,7 +22,7 @@ pub use sigpipe::exec_as_started;
 pub(crate) use table::{Table, ZeroIsValid};
 pub use uffd::hold_device;
 pub(crate) use uffd::{Event, Uffd};
-pub(crate) use wait::{Held, Lock, Rooms, await_grace, now_ms};
+pub(crate) use wait::{Held, Lock, Rooms, await_grace, now_ms, pause};
 
 /// `len` bytes of addresses with nothing behind them, wherever the kernel chooses; whoever has them gives them back by munmap.
 pub(crate) fn map_addresses(len: usize) -> Result<*mut std::ffi::c_void, SystemError> {

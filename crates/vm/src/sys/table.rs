@@ -1,11 +1,10 @@
 //! Large tables that cost memory only where they are used: a mapping of zeros, seen as an array.
 //!
-//! Promises: an entry never moves. Never: grows, or clears what was written; the memory of an entry once touched stays until the
-//! table goes.
+//! Promises: an entry never moves. Never: grows; the memory of an entry once touched stays until the table goes, or its owner empties that part.
 
 use super::SystemError;
-use rustix::mm::munmap;
-use std::ops::Index;
+use rustix::mm::{Advice, madvise, munmap};
+use std::ops::{Index, Range};
 use std::ptr::NonNull;
 
 /// Types for which memory full of zeros is a value, and which need no drop.
@@ -41,6 +40,38 @@ impl<T: ZeroIsValid> Table<T> {
 
     pub fn len(&self) -> usize {
         self.len
+    }
+
+    /// These entries, and any behind them on the last one's page, are zeros again and take no memory; those on a page with an entry before them stay as they are.
+    pub fn empty(&self, entries: Range<usize>) {
+        let page = |entry: usize| (entry * size_of::<T>()).next_multiple_of(4096);
+        let (start, end) = (
+            page(entries.start),
+            page(entries.end).min(Self::bytes(self.len)),
+        );
+        if start >= end {
+            return;
+        }
+        // SAFETY: whole pages of our own mapping, which nobody else has; who looks at an entry meanwhile sees what was there, or zeros, which are a value of it.
+        let emptied = unsafe {
+            madvise(
+                self.base.as_ptr().byte_add(start).cast(),
+                end - start,
+                Advice::LinuxDontNeed,
+            )
+        };
+        debug_assert!(emptied.is_ok(), "madvise of our own mapping: {emptied:?}");
+    }
+
+    /// What of it is in DRAM.
+    #[cfg(test)]
+    pub fn resident_bytes(&self) -> usize {
+        let bytes = Self::bytes(self.len);
+        let mut pages = vec![0u8; bytes / 4096];
+        // SAFETY: our own mapping, and a byte for each page of it.
+        let said = unsafe { libc::mincore(self.base.as_ptr().cast(), bytes, pages.as_mut_ptr()) };
+        assert_eq!(said, 0);
+        pages.iter().filter(|page| **page & 1 != 0).count() * 4096
     }
 }
 
@@ -81,6 +112,21 @@ mod tests {
         table[(1 << 30) - 1].store(7, Ordering::Relaxed);
         assert_eq!(table[(1 << 30) - 1].load(Ordering::Relaxed), 7);
         assert_eq!(table[12345].load(Ordering::Relaxed), 0);
+    }
+
+    #[test]
+    fn what_is_emptied_is_zero_and_what_is_not_stays() {
+        let table: Table<AtomicU64> = Table::new(10_000).unwrap();
+        (0..10_000).for_each(|at| table[at].store(7, Ordering::Relaxed));
+        assert_eq!(table.resident_bytes(), 80_000_usize.next_multiple_of(4096));
+        // The page that entry 600 lies on begins with 512.
+        table.empty(600..10_000);
+        assert_eq!(table.resident_bytes(), 8192);
+        let kept = |at: usize| table[at].load(Ordering::Relaxed) == 7;
+        assert!((0..1024).all(kept) && !(1024..10_000).any(kept));
+        table.empty(700..700);
+        table.empty(0..1);
+        assert!(!(0..512).any(kept) && (512..1024).all(kept));
     }
 
     #[test]

@@ -40,6 +40,14 @@ fn sleep_on(word: &AtomicU32, value: u32) {
     let _ = futex::wait(word, futex::Flags::PRIVATE, value, Some(&longest));
 }
 
+/// A short sleep in which a thread is not cancelled, as it may be in the C library's.
+pub(crate) fn pause(time: Duration) {
+    let word = AtomicU32::new(0);
+    let time = time.try_into().expect("a short time fits");
+    // Nobody wakes it; interrupted, it is a shorter one.
+    let _ = futex::wait(&word, futex::Flags::PRIVATE, 0, Some(&time));
+}
+
 fn wake_all(word: &AtomicU32) {
     let _ = futex::wake(word, futex::Flags::PRIVATE, i32::MAX as u32);
 }

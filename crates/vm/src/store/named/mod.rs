@@ -63,7 +63,7 @@ pub struct Named {
     len: AtomicU64,
     /// As it was found: it judges pages that this process has not written yet.
     found: Control,
-    /// Written by a sync, which therefore waits for write-backs under way and holds new ones back.
+    /// Written by a sync, which therefore waits for write-backs under way and refuses new ones for now.
     state: RwLock<State>,
 }
 
@@ -165,6 +165,7 @@ impl Named {
 
     /// Gives it more pages, zeros; they are durable with the next sync.
     pub fn grow(&self, pages: u64) -> Result<(), ObjectError> {
+        self.store.here()?;
         let _state = self.state.write();
         if pages < self.pages() || pages > self.pages_max() {
             return Err(ObjectError::Range {
@@ -312,7 +313,7 @@ impl Backing for Named {
     }
 
     fn store(&self, pages: &[Changed<'_>]) -> Result<usize, StoreError> {
-        let state = self.settled().map_err(super::pages::store_error)?;
+        let state = self.settled()?;
         for (at, changed) in pages.iter().enumerate() {
             let Changed {
                 page,
@@ -344,7 +345,9 @@ impl Backing for Named {
 
 impl Drop for Named {
     fn drop(&mut self) {
-        if let Err(error) = self.close() {
+        if self.store.is_here()
+            && let Err(error) = self.close()
+        {
             // The next opening finds out what was left, as after a crash.
             tracing::warn!(number = self.control_table / 3, %error, "a named region was not closed");
         }

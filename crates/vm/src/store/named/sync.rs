@@ -7,13 +7,21 @@
 use super::control::Control;
 use super::marks::RUN_PAGES;
 use super::{Named, SYNC_OUTSIDE_PAGES_MAX, State};
-use crate::Page;
 use crate::store::ObjectError;
+use crate::store::pages::store_error;
+use crate::sys::pause;
+use crate::{Page, StoreError};
 use std::ops::Range;
 use std::sync::{RwLockReadGuard, RwLockWriteGuard};
+use std::time::Duration;
 
 /// Pages whose stale versions are freed while write-backs wait.
 const FREE_AT_ONCE: u64 = 256;
+
+/// How often a write-back looks whether it may, and how long it waits in between: some 20 ms in all. Who evicts has one of a few workspaces in hand then, and others need those for pages that leave
+/// without a write-back.
+const LOOKS: u32 = 20;
+const LOOK_AGAIN: Duration = Duration::from_millis(1);
 
 /// Which pages a sync is about: ranges in order, none touching another.
 struct Wanted(Vec<Range<u64>>);
@@ -40,16 +48,23 @@ impl Wanted {
 }
 
 impl Named {
-    /// The state for write-backs, once no failed sync can come to pass any more.
-    pub(super) fn settled(&self) -> Result<RwLockReadGuard<'_, State>, ObjectError> {
-        let state = self.state.read();
-        if !state.doubt {
-            return Ok(state);
+    /// The state for write-backs, once no failed sync can come to pass any more. `Syncing`: not now, since a sync is under way.
+    pub(super) fn settled(&self) -> Result<RwLockReadGuard<'_, State>, StoreError> {
+        for _ in 0..LOOKS {
+            match self.state.try_read() {
+                Some(state) if !state.doubt => return Ok(state),
+                Some(state) => {
+                    drop(state);
+                    if let Some(mut state) = self.state.try_write() {
+                        self.settle(&mut state).map_err(store_error)?;
+                        return Ok(RwLockWriteGuard::downgrade(state));
+                    }
+                }
+                None => {}
+            }
+            pause(LOOK_AGAIN);
         }
-        drop(state);
-        let mut state = self.state.write();
-        self.settle(&mut state)?;
-        Ok(RwLockWriteGuard::downgrade(state))
+        Err(StoreError::Syncing)
     }
 
     fn settle(&self, state: &mut State) -> Result<(), ObjectError> {
@@ -64,6 +79,7 @@ impl Named {
     /// Makes everything that was written back of these pages durable, at once or not at all, with the region's length and root. What is not synced
     /// stays pending; of that there are at most [`SYNC_OUTSIDE_PAGES_MAX`] pages.
     pub fn sync(&self, ranges: &[Range<u64>]) -> Result<(), ObjectError> {
+        self.store.here()?;
         let wanted = Wanted::new(ranges);
         let mut state = self.state.write();
         self.settle(&mut state)?;
@@ -178,6 +194,7 @@ mod tests {
     use crate::store::{Store, Work};
     use crate::{Backing, Changed, Fetched};
     use std::sync::Arc;
+    use std::time::Instant;
     use terrace_media::sim::SimDevice;
 
     fn open(device: &SimDevice, make: bool) -> (Arc<Store>, Named) {
@@ -227,6 +244,32 @@ mod tests {
                 "page {page}"
             );
         }
+    }
+
+    /// Who writes back has what faults need: a workspace.
+    #[test]
+    fn a_write_back_waits_for_a_sync_for_a_moment_only() {
+        let device = device(&options(true), 160, 1);
+        let (_store, named) = open(&device, true);
+        let bytes = Page([7; crate::PAGE_BYTES]);
+        let changed = [Changed {
+            page: 0,
+            bytes: &bytes,
+            surely: true,
+        }];
+        let state = named.state.write();
+        let began = Instant::now();
+        std::thread::scope(|scope| {
+            let refused = scope.spawn(|| named.store(&changed));
+            assert_eq!(refused.join().expect("no panic"), Err(StoreError::Syncing));
+        });
+        let took = began.elapsed();
+        assert!(
+            took >= LOOKS * LOOK_AGAIN && took < Duration::from_secs(5),
+            "{took:?}"
+        );
+        drop(state);
+        assert_eq!(named.store(&changed), Ok(1));
     }
 
     /// A version that a sync replaced leaves a tombstone, which was never cleaned for as long as enough segments were free; but they count, and the room that was promised to the region's
