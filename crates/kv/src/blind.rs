@@ -10,15 +10,16 @@ use crate::find::refused;
 use crate::how::{Expiry, How, NewValue};
 use crate::meta::{META_BYTES, stored};
 use crate::shared::Shared;
-use terrace_log::Kind;
 use terrace_log::entry::entry_bytes;
+use terrace_log::{Directory, Kind};
 use terrace_pool::{Held, Worker};
 use terrace_tiers::ReadPlan;
 
 /// A binder's value, bytes.
 const BINDER_BYTES: usize = 16;
 
-/// Whether the set may be answered before what it replaces was read.
+/// Whether the set may be answered before what it replaces was read: by `plan`, if that reads what may be the key's own entry. It may
+/// read a record instead, for the end of a big value that is known.
 pub(crate) fn may(
     w: &Worker,
     held: &mut Held<'_>,
@@ -32,7 +33,8 @@ pub(crate) fn may(
         && matches!(value, NewValue::Inline(_))
         && !w.pool().is_sync()
         && w.may_verify_later(c.key.len(), plan)
-        && lane.may_put_unverified(c.at.who, binder_bytes)
+        && lane.dir.names(c.at.who, plan.loc)
+        && lane.may_put_unverified(c.at.who, c.key, binder_bytes)
 }
 
 /// Sets it; `plan` reads what may be the entry before, which the worker is to verify later.

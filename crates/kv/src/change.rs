@@ -461,15 +461,24 @@ pub(crate) fn wait_durable(w: &Worker, t: &mut Task, epoch: Option<u64>) {
     }
 }
 
-/// Runs `prepare`; `Some` says what the command waits for.
+/// Gets what `prepare` found missing; `Some` says what the command waits for.
 pub(crate) fn missing<T>(w: &mut Worker, t: &mut Task, what: Missing) -> Option<Step<T>> {
+    get_missing(w, t, what, false)
+}
+
+/// The same for a command that asks nothing of the values before: of long ones only the keys are kept.
+pub(crate) fn missing_keys<T>(w: &mut Worker, t: &mut Task, what: Missing) -> Option<Step<T>> {
+    get_missing(w, t, what, true)
+}
+
+fn get_missing<T>(w: &mut Worker, t: &mut Task, what: Missing, keys_only: bool) -> Option<Step<T>> {
     match what {
         Missing::Nothing => None,
         Missing::Room => {
             w.want_room();
             Some(Step::Wait(Wait::Room))
         }
-        Missing::Reads(reads) => Some(fetch(w, t, reads, false)),
+        Missing::Reads(reads) => Some(fetch(w, t, reads, keys_only)),
     }
 }
 

@@ -180,17 +180,26 @@ pub(crate) fn entry_of<'a>(
     }
 }
 
-/// Starts reads; the command waits for them.
+/// Starts reads, as many as there is room for; the command waits for them and asks for the others again, or waits for room.
 pub(crate) fn fetch<T>(
     w: &mut Worker,
     t: &mut Task,
     reads: Vec<(u16, ReadPlan)>,
     keys_only: bool,
 ) -> Step<T> {
+    let (mut begun, mut fits) = (false, true);
     for (lane, plan) in reads {
-        w.fetch(t, lane, plan, keys_only);
+        fits = fits && w.may_fetch(&plan);
+        begun |= fits;
+        match fits {
+            true => w.fetch(t, lane, plan, keys_only),
+            false => w.put_off(lane, &plan),
+        }
     }
-    Step::Wait(Wait::Io)
+    Step::Wait(match begun {
+        true => Wait::Io,
+        false => Wait::Room,
+    })
 }
 
 /// The command does not read now: what its planned reads hold is let go.
@@ -219,14 +228,7 @@ pub(crate) fn reserve(
     grows: bool,
 ) -> Result<bool, KvError> {
     if grows && lane.memory_segments() < SEGMENTS_MIN {
-        let s = lane.stats();
-        return Err(KvError::new(
-            KvErrorKind::DramFull,
-            format!(
-                "DRAM is full of metadata: the index takes {} MiB of the cap; raise --dram or delete keys",
-                s.index_bytes >> 20
-            ),
-        ));
+        return Err(dram_full(lane, "raise --dram or delete keys"));
     }
     let asked = match grows {
         true => lane.reserve(bytes),
@@ -234,11 +236,25 @@ pub(crate) fn reserve(
     };
     match asked {
         Ok(()) => Ok(true),
+        Err(Refused::Room) if !grows && lane.never_fits(bytes) => {
+            Err(dram_full(lane, "raise --dram"))
+        }
         Err(Refused::Room) => Ok(false),
         // Somebody deletes what was replaced, and that frees room.
         Err(Refused::SsdFull) if grows && some_end(w) => Ok(false),
         Err(other) => Err(refused(w, lane, other, bytes)),
     }
+}
+
+fn dram_full(lane: &Lane, help: &str) -> KvError {
+    let s = lane.stats();
+    KvError::new(
+        KvErrorKind::DramFull,
+        format!(
+            "DRAM is full of metadata: the index takes {} MiB of the cap; {help}",
+            s.index_bytes >> 20
+        ),
+    )
 }
 
 /// The error for an update that was not taken.

@@ -59,7 +59,9 @@ fn read_heat<R>(
     let mut lane = w.lane(at.lane);
     let (result, wait_for) = match find_used(t, &mut lane, at, key)? {
         Found::Read(plan) => {
-            lane.count(|s| s.device_read_bytes += plan.len as u64);
+            if w.may_fetch(&plan) {
+                lane.count(|s| s.device_read_bytes += plan.len as u64);
+            }
             drop(lane);
             return Ok(fetch(w, t, vec![(at.lane, plan)], false));
         }

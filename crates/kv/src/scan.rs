@@ -4,6 +4,7 @@
 //! the cursor is only a position, no state is kept; reads at most one page's
 //! entries at a time. Never: shows a key that was deleted or has expired.
 
+use crate::find::fetch;
 use crate::{KvError, Outcome, Step, Wait};
 use terrace_log::{Kind, Order, Slot};
 use terrace_pool::{Task, Worker};
@@ -48,10 +49,7 @@ pub fn scan(
     while keys.len() < count.clamp(1, COUNT_MAX) {
         let (reads, next) = page(w, t, lane_id, order, &mut keys)?;
         if !reads.is_empty() && keys.is_empty() {
-            for (lane, plan) in reads {
-                w.fetch(t, lane, plan, true);
-            }
-            return Ok(Step::Wait(Wait::Io));
+            return Ok(fetch(w, t, reads, true));
         }
         if !reads.is_empty() {
             // The page after what is already shown: it is the next call's.

@@ -5,8 +5,8 @@
 
 use crate::blind;
 use crate::change::{
-    Missing, change, commit, lanes_of, look_at, missing, prepare, put_value, still_there, too_many,
-    wait_durable,
+    Missing, change, commit, lanes_of, look_at, missing, missing_keys, prepare, put_value,
+    still_there, too_many, wait_durable,
 };
 use crate::find::may_write;
 use crate::how::{Cond, Expiry, How, NewValue};
@@ -163,7 +163,7 @@ pub fn mset(w: &mut Worker, t: &mut Task, pairs: &mut [(&[u8], NewValue<'_>)]) -
     let need = prepare(w, t, &shared, &mut held, &mut changes, true)?;
     if !matches!(need, Missing::Nothing) {
         drop(held);
-        return Ok(missing(w, t, need).expect("something is missing"));
+        return Ok(missing_keys(w, t, need).expect("something is missing"));
     }
     let mut wait = None;
     for (c, (_, value)) in changes.iter().zip(pairs.iter()) {
@@ -188,7 +188,7 @@ pub fn del(w: &mut Worker, t: &mut Task, keys: &[&[u8]]) -> Outcome<u64> {
     let need = prepare(w, t, &shared, &mut held, &mut changes, false)?;
     if !matches!(need, Missing::Nothing) {
         drop(held);
-        return Ok(missing(w, t, need).expect("something is missing"));
+        return Ok(missing_keys(w, t, need).expect("something is missing"));
     }
     let (mut count, mut wait) = (0, None);
     for c in &changes {

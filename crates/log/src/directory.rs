@@ -29,7 +29,7 @@ pub trait Directory {
     /// Offers each slot that may be `who`'s to `f` until it says yes; returns that one.
     fn find(&self, who: Subject, f: impl FnMut(Slot) -> bool) -> Option<Slot>;
     /// Offers each slot that may be `who`'s to `f`; the first one it has a new
-    /// value for is overwritten and its old value returned.
+    /// value for, which is known then to be `who`'s, is overwritten and its old value returned.
     fn update(&mut self, who: Subject, f: impl FnMut(Slot) -> Option<Slot>) -> Option<Slot>;
     /// Asks for the memory that the next `find` of `who` looks at.
     fn prefetch(&self, _who: Subject) {}

@@ -60,20 +60,20 @@ impl Commit {
     pub(crate) fn under_way(&self) -> bool {
         self.under_way.load(Ordering::Acquire)
     }
-    /// A command needs a moment without an epoch under way; bounded.
-    pub(crate) fn want_quiet(&self, now_ms: u64) {
+    /// A command needs a moment without an epoch under way; bounded. `passed_ms` is the clock for intervals, here and below.
+    pub(crate) fn want_quiet(&self, passed_ms: u64) {
         self.quiet_until_ms
-            .store(now_ms + QUIET_MAX_MS, Ordering::Relaxed);
+            .store(passed_ms + QUIET_MAX_MS, Ordering::Relaxed);
     }
     /// The command had its moment.
     pub(crate) fn end_quiet(&self) {
         self.quiet_until_ms.store(0, Ordering::Relaxed);
     }
-    pub(crate) fn quiet(&self, now_ms: u64) -> bool {
-        now_ms < self.quiet_until_ms.load(Ordering::Relaxed)
+    pub(crate) fn quiet(&self, passed_ms: u64) -> bool {
+        passed_ms < self.quiet_until_ms.load(Ordering::Relaxed)
     }
     /// Closes the open epoch unless one is under way. True if it did.
-    pub(crate) fn try_close(&self, now_ms: u64) -> bool {
+    pub(crate) fn try_close(&self, passed_ms: u64) -> bool {
         let idle =
             self.under_way
                 .compare_exchange(false, true, Ordering::AcqRel, Ordering::Acquire);
@@ -82,7 +82,7 @@ impl Commit {
         }
         self.asked.store(false, Ordering::Relaxed);
         self.arrived.store(0, Ordering::Relaxed);
-        self.last_close_ms.store(now_ms, Ordering::Relaxed);
+        self.last_close_ms.store(passed_ms, Ordering::Relaxed);
         self.open.fetch_add(1, Ordering::AcqRel);
         true
     }
@@ -116,8 +116,8 @@ impl Commit {
         self.under_way.store(false, Ordering::Release);
     }
     /// Time since the last close, ms.
-    pub(crate) fn since_close_ms(&self, now_ms: u64) -> u64 {
-        now_ms.saturating_sub(self.last_close_ms.load(Ordering::Relaxed))
+    pub(crate) fn since_close_ms(&self, passed_ms: u64) -> u64 {
+        passed_ms.saturating_sub(self.last_close_ms.load(Ordering::Relaxed))
     }
     /// Asks for a close at the next occasion.
     pub(crate) fn ask(&self) {

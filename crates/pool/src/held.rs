@@ -4,6 +4,7 @@
 //! together. Never: outlives the command, or is held while something is waited for.
 
 use crate::Lane;
+use crate::clock::Now;
 use crate::pool::Pool;
 use smallvec::SmallVec;
 use std::sync::MutexGuard;
@@ -20,7 +21,7 @@ impl<'a, D: Snapshot + Send> Held<'a, D> {
     pub(crate) fn of(
         pool: &'a Pool<D>,
         lanes: impl IntoIterator<Item = u16>,
-        now_ms: u64,
+        now: Now,
     ) -> Held<'a, D> {
         let mut held: SmallVec<[_; 2]> = SmallVec::new();
         let mut lanes = lanes.into_iter();
@@ -43,7 +44,7 @@ impl<'a, D: Snapshot + Send> Held<'a, D> {
         let open = pool.commit.open();
         for (_, lane) in &mut held {
             pool.catch_up(lane, open);
-            lane.set_now(now_ms);
+            lane.set_now(now.ms, now.passed_ms);
         }
         Held { lanes: held }
     }

@@ -16,7 +16,7 @@ pub enum Part {
     Segments = 0,
     /// Directories.
     Index = 1,
-    /// Segments being filled, cleaned or saved; reads under way.
+    /// Segments being filled, cleaned or saved; reads under way, what they keep, and buffers for the next ones.
     Io = 2,
     /// Connection buffers.
     Connections = 3,
@@ -28,12 +28,16 @@ pub enum Part {
 pub struct Ledger {
     cap_bytes: u64,
     held: [AtomicU64; 5],
+    /// Of `Io`, what no single read has.
+    standing: AtomicU64,
     connections_max_bytes: u64,
     wanted: AtomicU64,
 }
 
 /// Part of the cap that connection buffers may take: an eighth.
 const CONNECTIONS_ONE_IN: u64 = 8;
+/// Part of the cap that reads may take, under way and kept for their commands: an eighth.
+const READS_ONE_IN: u64 = 8;
 /// Kept free for what grows between two looks at the quotas: a 64th, at least 1 MiB.
 const SLACK_ONE_IN: u64 = 64;
 const SLACK_MIN_BYTES: u64 = 1 << 20;
@@ -44,6 +48,7 @@ impl Ledger {
         Ledger {
             cap_bytes,
             held: Default::default(),
+            standing: AtomicU64::new(0),
             connections_max_bytes: cap_bytes / CONNECTIONS_ONE_IN,
             wanted: AtomicU64::new(0),
         }
@@ -67,6 +72,30 @@ impl Ledger {
             true => held.fetch_add(after - before, Ordering::Relaxed),
             false => held.fetch_sub(before - after, Ordering::Relaxed),
         };
+    }
+    /// The same for what of `Io` no single read has: the lanes' buffers, and those that are kept for reads.
+    pub fn change_standing(&self, before: u64, after: u64) {
+        self.change(Part::Io, before, after);
+        match after >= before {
+            true => self.standing.fetch_add(after - before, Ordering::Relaxed),
+            false => self.standing.fetch_sub(before - after, Ordering::Relaxed),
+        };
+    }
+    /// Whether reads may take `bytes` more.
+    pub fn may_read(&self, bytes: u64) -> bool {
+        bytes <= self.left_for_reads()
+    }
+    /// Whether reads have half of what they may take, or less.
+    pub fn reads_are_low(&self) -> bool {
+        self.left_for_reads() >= self.cap_bytes / READS_ONE_IN / 2
+    }
+    fn left_for_reads(&self) -> u64 {
+        (self.cap_bytes / READS_ONE_IN).saturating_sub(self.held_by_reads())
+    }
+    /// Bytes that reads have, under way and kept for their commands.
+    pub fn held_by_reads(&self) -> u64 {
+        let standing = self.standing.load(Ordering::Relaxed);
+        self.held(Part::Io).saturating_sub(standing)
     }
     /// Hands out `bytes` for connection buffers. False: not now; the lanes will
     /// give way, or the connections' share is used up.

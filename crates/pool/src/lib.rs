@@ -9,6 +9,7 @@ mod check;
 mod clock;
 mod commit;
 mod error;
+mod fetch;
 mod flushes;
 mod held;
 mod ledger;

@@ -2,15 +2,16 @@
 //!
 //! Promises: each read begun ends in one `Fetched` of its task, or, if the task is gone by
 //! then, in the hold on its segment being handed back to be let go. Never: submits, locks a
-//! lane, or keeps more than `SPARE_BUFS_MAX` buffers of a length.
+//! lane, or keeps more than [`spare_max_bytes`] of buffers.
 
 use crate::task::{Fetched, Keep, Task, buf_bytes};
 use slab::Slab;
 use terrace_media::{BLOCK_BYTES, Buf, Disk, Done};
 use terrace_tiers::ReadPlan;
 
-/// Read buffers of a length kept for reuse.
-const SPARE_BUFS_MAX: usize = 64;
+/// Read buffers kept for reuse, of all lengths together, and what part of the cap those of all threads may take.
+const SPARE_MAX_BYTES: u64 = 512 << 10;
+const SPARE_ONE_IN: u64 = 128;
 /// Longest read whose buffer is kept, blocks.
 const SPARE_BLOCKS_MAX: usize = 4;
 /// Buffers that the device reads into at less cost: an entry of a kilobyte or two lies in two blocks at most.
@@ -37,7 +38,10 @@ pub(crate) struct Reads {
     reads: Slab<Read>,
     /// By `Task::reads`.
     tasks: Slab<TaskReads>,
+    /// By blocks.
     spare_bufs: [Vec<Buf>; SPARE_BLOCKS_MAX],
+    spare_bytes: usize,
+    spare_max_bytes: usize,
     /// Owners of tasks whose reads are finished.
     pub(crate) ready: Vec<u64>,
     /// What the queue's own buffers take, bytes; None: it was not asked for any.
@@ -60,7 +64,25 @@ fn spare_at(len: usize) -> Option<usize> {
     (1..=SPARE_BLOCKS_MAX).contains(&blocks).then(|| blocks - 1)
 }
 
+/// What each of `threads` may keep of buffers under a cap, bytes.
+pub(crate) fn spare_max_bytes(cap_bytes: u64, threads: usize) -> usize {
+    (cap_bytes / SPARE_ONE_IN / threads.max(1) as u64).min(SPARE_MAX_BYTES) as usize
+}
+
+/// What a spare buffer takes.
+fn spare_at_bytes(at: usize) -> usize {
+    (at + 1) * BLOCK_BYTES
+}
+
 impl Reads {
+    /// Of a worker that may keep so many bytes of buffers.
+    pub(crate) fn new(spare_max_bytes: usize) -> Reads {
+        Reads {
+            spare_max_bytes,
+            ..Reads::default()
+        }
+    }
+
     /// Has the queue make buffers of its own, once; answers what that takes more, bytes.
     pub(crate) fn stock_up(&mut self, disk: &mut dyn Disk) -> usize {
         if self.stock_bytes.is_some() {
@@ -77,11 +99,34 @@ impl Reads {
     }
 
     fn buf(&mut self, disk: &mut dyn Disk, len: usize) -> Buf {
-        let spare = || self.spare_bufs[spare_at(len)?].pop();
-        let buf = disk.lend(len).or_else(spare);
+        let buf = disk.lend(len).or_else(|| self.take_spare(spare_at(len)?));
         let mut buf = buf.unwrap_or_else(|| Buf::zeroed(len));
         buf.set_len(len);
         buf
+    }
+
+    /// What buffers that are kept for reuse take, bytes.
+    pub(crate) fn spare_bytes(&self) -> usize {
+        self.spare_bytes
+    }
+
+    fn take_spare(&mut self, at: usize) -> Option<Buf> {
+        let buf = self.spare_bufs[at].pop()?;
+        self.spare_bytes -= spare_at_bytes(at);
+        Some(buf)
+    }
+
+    /// Keeps a buffer. Those of lengths that are not read any more make way, the longest first.
+    fn keep_spare(&mut self, at: usize, buf: Buf) {
+        self.spare_bufs[at].push(buf);
+        self.spare_bytes += spare_at_bytes(at);
+        while self.spare_bytes > self.spare_max_bytes {
+            let others = (0..SPARE_BLOCKS_MAX).rev();
+            let other = others
+                .filter(|o| *o != at)
+                .find(|o| !self.spare_bufs[*o].is_empty());
+            self.take_spare(other.unwrap_or(at));
+        }
     }
 
     /// Notes a read of `task` by `disk`; answers its token and a buffer for it.
@@ -158,9 +203,8 @@ impl Reads {
         if let Some(buf) = buf
             && !buf.is_lent()
             && let Some(at) = spare_at(read.plan.len)
-            && self.spare_bufs[at].len() < SPARE_BUFS_MAX
         {
-            self.spare_bufs[at].push(buf);
+            self.keep_spare(at, buf);
         }
         let reads = &mut self.tasks[read.task];
         reads.under_way -= 1;

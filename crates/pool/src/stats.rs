@@ -20,7 +20,7 @@ pub struct Stats {
     pub directory_bytes: u64,
     /// Of it, connection buffers.
     pub connection_bytes: u64,
-    /// Of it, segments being filled, cleaned or saved, and reads under way.
+    /// Of it, segments being filled, cleaned or saved, and reads with their buffers.
     pub io_bytes: u64,
     /// Of it, pages that a program sees, and their page tables.
     pub page_bytes: u64,

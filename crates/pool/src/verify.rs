@@ -75,15 +75,15 @@ impl Verifier {
         let short = key_len <= KEY_MAX_BYTES && plan.len <= READ_MAX_BYTES;
         short && self.waiting.len() < WAITING_MAX
     }
-    pub(crate) fn add(&mut self, waiting: Waiting, turn_ms: u64) {
+    pub(crate) fn add(&mut self, waiting: Waiting, passed_ms: u64) {
         if self.waiting.is_empty() {
-            self.since_ms = turn_ms;
+            self.since_ms = passed_ms;
         }
         self.waiting.push(waiting);
     }
     /// The next batch, if none is under way and it is due; with `now`, any is.
-    pub(crate) fn due(&mut self, now: bool, turn_ms: u64) -> Option<Batch> {
-        let due = now || self.waiting.len() >= BATCH_KEYS || turn_ms != self.since_ms;
+    pub(crate) fn due(&mut self, now: bool, passed_ms: u64) -> Option<Batch> {
+        let due = now || self.waiting.len() >= BATCH_KEYS || passed_ms != self.since_ms;
         (self.batch.is_none() && self.has_waiting() && due).then(|| Batch {
             keys: std::mem::take(&mut self.waiting),
             task: Task::new(OWNER),

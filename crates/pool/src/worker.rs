@@ -6,15 +6,17 @@
 //! Promises: `turn` does a bounded slice and never blocks; no lock is held
 //! across a system call. Never: acknowledges; it says which epoch is durable.
 
+use crate::clock::Now;
+use crate::fetch::TOKEN_READ;
 use crate::flushes::{Flushes, TOKEN_FLUSH, TOKEN_LANE_SHIFT, TOKEN_OF_CHECKPOINT};
 use crate::held::Held;
 use crate::ledger::Part;
 use crate::near::Near;
 use crate::options::{Contents, QUEUE_DEPTH};
 use crate::pool::Pool;
-use crate::reads::Reads;
-use crate::task::{Task, buf_bytes};
-use crate::verify::{Batch, OWNER, Verifier, Waiting};
+use crate::reads::{Reads, spare_max_bytes};
+use crate::task::Task;
+use crate::verify::{Batch, Verifier, Waiting};
 use crate::{Lane, PoolError};
 use std::os::fd::RawFd;
 use std::sync::Arc;
@@ -22,10 +24,9 @@ use std::sync::MutexGuard;
 use std::time::{Duration, Instant};
 use terrace_index::KeyMap;
 use terrace_log::{Snapshot, Subject};
-use terrace_media::{Disk, Done, Op, Wait};
+use terrace_media::{Disk, Done, Wait};
 use terrace_tiers::{LANE_BUFFERS, ReadPlan, Rule, policy};
 
-const TOKEN_READ: u64 = 1 << 62;
 /// Slices of background work in one turn.
 const SLICES_PER_TURN_MAX: usize = 4;
 /// Turns between two looks at the cap; what grows in between is within the ledger's slack.
@@ -52,14 +53,18 @@ pub struct Worker<D = KeyMap> {
     home: Vec<u16>,
     /// Bytes told to the ledger, by home lane: segments, index, io.
     counted: Vec<[u64; 3]>,
-    reads: Reads,
-    verifier: Verifier,
+    pub(crate) reads: Reads,
+    /// Of which some were put off: see `fetch`.
+    pub(crate) reads_wait: bool,
+    /// Bytes of their spare buffers told to the ledger.
+    spare_counted: u64,
+    pub(crate) verifier: Verifier,
     done: Vec<Done>,
-    room: bool,
+    pub(crate) room: bool,
     closing: bool,
     turns: u64,
     /// The pool's clock as of this turn: commands of one turn see one time.
-    turn_ms: u64,
+    now: Now,
     /// What `prefetch` asked for last.
     near: Near,
     /// Somebody is answered when the epoch under way is durable.
@@ -72,17 +77,20 @@ pub struct Worker<D = KeyMap> {
 impl<D: Snapshot + Send> Worker<D> {
     pub(crate) fn new(pool: Arc<Pool<D>>, home: Vec<u16>) -> Result<Worker<D>, PoolError> {
         let disk = pool.device.queue(QUEUE_DEPTH)?;
+        let spare = spare_max_bytes(pool.ledger.cap_bytes(), pool.options.threads);
         let mut worker = Worker {
             disk,
             counted: vec![[0; 3]; home.len()],
             home,
-            reads: Reads::default(),
+            reads: Reads::new(spare),
+            reads_wait: false,
+            spare_counted: 0,
             verifier: Verifier::default(),
             done: Vec::new(),
             room: false,
             closing: false,
             turns: 0,
-            turn_ms: pool.clock.now_ms(),
+            now: pool.clock.look(),
             near: Near::default(),
             replies_wait: false,
             durable_now: false,
@@ -140,7 +148,7 @@ impl<D: Snapshot + Send> Worker<D> {
     /// Locks one lane, in the open epoch and at the present time.
     pub fn lane(&self, lane: u16) -> MutexGuard<'_, Lane<D>> {
         let mut guard = self.pool.lane(lane);
-        guard.set_now(self.turn_ms);
+        guard.set_now(self.now.ms, self.now.passed_ms);
         guard
     }
 
@@ -165,7 +173,7 @@ impl<D: Snapshot + Send> Worker<D> {
     /// Locks several lanes in order, all in the same epoch: what is changed in them
     /// while they are held becomes durable together.
     pub fn hold(&self, lanes: impl IntoIterator<Item = u16>) -> Held<'_, D> {
-        Held::of(&self.pool, lanes, self.turn_ms)
+        Held::of(&self.pool, lanes, self.now)
     }
     /// Locks every lane.
     pub fn hold_all(&self) -> Held<'_, D> {
@@ -177,45 +185,6 @@ impl<D: Snapshot + Send> Worker<D> {
         Task::new(owner)
     }
 
-    /// Reads the entry that `plan` (of `Lane::plan_read`) names, for a task.
-    pub fn fetch(&mut self, task: &mut Task, lane: u16, plan: ReadPlan, keys_only: bool) {
-        let stock = self.reads.stock_up(&mut *self.disk);
-        let (token, buf) = (self.reads).begin(&mut *self.disk, task, lane, plan, keys_only);
-        let counted = (buf_bytes(plan.len) + stock) as u64;
-        self.pool.ledger.change(Part::Io, 0, counted);
-        let op = Op::Read {
-            offset: plan.offset,
-            buf,
-        };
-        self.disk.submit(TOKEN_READ | token as u64, op);
-    }
-
-    /// Moves finished reads into the task. False: some are still under way.
-    pub fn collect(&mut self, task: &mut Task) -> bool {
-        self.reads.collect(task)
-    }
-
-    /// Ends a task: its holds go, and what it still reads is dropped when it comes.
-    pub fn finish(&mut self, mut task: Task) {
-        self.reads.cancel(&mut task);
-        self.reset(&mut task);
-    }
-    /// Forgets what a task has read, for its next step. Nothing may be under way.
-    pub fn reset(&mut self, task: &mut Task) {
-        for f in task.forget() {
-            let kept = f.kept_bytes() as u64;
-            self.pool.ledger.change(Part::Io, kept, 0);
-            self.pool.lanes[f.lane as usize]
-                .lock()
-                .unpin(f.plan.segment);
-        }
-    }
-
-    /// Owners of tasks whose reads are finished.
-    pub fn take_ready(&mut self, out: &mut Vec<u64>) {
-        let ready = self.reads.ready.drain(..);
-        out.extend(ready.filter(|owner| *owner != OWNER));
-    }
     /// Something waits for room: an epoch should end soon, and cleaning go on.
     pub fn want_room(&self) {
         self.pool.commit.ask();
@@ -225,11 +194,7 @@ impl<D: Snapshot + Send> Worker<D> {
     }
     /// Looks at the clock: to be called after a sleep, before commands are executed.
     pub fn tick(&mut self) {
-        self.turn_ms = self.pool.clock.now_ms();
-    }
-    /// How many reads of this thread's commands the device does.
-    pub fn reads_under_way(&self) -> usize {
-        self.reads.under_way() - self.verifier.reads()
+        self.now = self.pool.clock.look();
     }
     /// Hands reads begun since the last turn to the device.
     pub fn kick(&mut self) {
@@ -237,7 +202,9 @@ impl<D: Snapshot + Send> Worker<D> {
     }
     /// A command that holds all lanes needs a moment between two epochs.
     pub fn want_quiet(&self) {
-        self.pool.commit.want_quiet(self.now_ms());
+        self.pool
+            .commit
+            .want_quiet(self.pool.clock.look().passed_ms);
     }
     /// The command had its moment.
     pub fn end_quiet(&self) {
@@ -269,7 +236,7 @@ impl<D: Snapshot + Send> Worker<D> {
         };
         let kept = waiting.kept_bytes();
         self.pool.ledger.change(Part::Io, 0, kept);
-        self.verifier.add(waiting, self.turn_ms);
+        self.verifier.add(waiting, self.now.passed_ms);
     }
 
     /// Takes in a batch of those that was read, and begins one that is due.
@@ -277,7 +244,7 @@ impl<D: Snapshot + Send> Worker<D> {
         if let Some(batch) = self.verifier.batch.take() {
             self.verifier.batch = self.verify_batch(batch);
         }
-        if let Some(batch) = self.verifier.due(now, self.turn_ms) {
+        if let Some(batch) = self.verifier.due(now, self.now.passed_ms) {
             let batch = self.fetch_batch(batch);
             self.verifier.batch = Some(batch);
         }
@@ -314,7 +281,7 @@ impl<D: Snapshot + Send> Worker<D> {
 
     /// A bounded slice of everything this worker looks after. Never blocks.
     pub fn turn(&mut self) -> Turn {
-        self.turn_ms = self.pool.clock.now_ms();
+        self.now = self.pool.clock.look();
         self.turns += 1;
         self.durable_now = false;
         self.reap(Wait::No);
@@ -349,7 +316,7 @@ impl<D: Snapshot + Send> Worker<D> {
     }
 
     fn sleep_at_most(&self) -> Duration {
-        let now = self.pool.clock.now_ms();
+        let now = self.pool.clock.look().passed_ms;
         let interval = self.pool.options.flush_interval.as_millis() as u64;
         let left = match self.verifier.has_waiting() {
             true => 1,
@@ -375,7 +342,7 @@ impl<D: Snapshot + Send> Worker<D> {
             let id = self.home[at];
             let mut lane = pool.lanes[id as usize].lock();
             pool.catch_up(&mut lane, pool.commit.open());
-            lane.set_now(self.turn_ms);
+            lane.set_now(self.now.ms, self.now.passed_ms);
             let before = lane.phase();
             lane.hurry = pool.is_sync() || pool.commit.asked();
             let busy = lane.slice(self.closing);
@@ -413,7 +380,7 @@ impl<D: Snapshot + Send> Worker<D> {
         if self.closing || self.pool.commit.under_way() || self.replies_go_first() {
             return false;
         }
-        let now = self.turn_ms;
+        let now = self.now.passed_ms;
         if self.pool.commit.quiet(now) || self.pool.failure().is_some() {
             return false;
         }
@@ -482,21 +449,6 @@ impl<D: Snapshot + Send> Worker<D> {
         }
     }
 
-    fn read_done(&mut self, token: usize, d: Done) {
-        let Some(ended) = self.reads.ended(token, d) else {
-            return;
-        };
-        let (len, kept) = (ended.len_bytes as u64, ended.kept_bytes as u64);
-        self.pool.ledger.change(Part::Io, len, kept);
-        if ended.damaged || ended.unpin.is_some() {
-            let mut lane = self.pool.lanes[ended.lane as usize].lock();
-            lane.count(|s| s.damaged_reads += u64::from(ended.damaged));
-            if let Some(segment) = ended.unpin {
-                lane.unpin(segment);
-            }
-        }
-    }
-
     /// Tells the ledger what the home lanes hold, and the lanes what they may hold.
     fn keep_cap(&mut self) {
         let pool = self.pool.clone();
@@ -513,13 +465,16 @@ impl<D: Snapshot + Send> Worker<D> {
                 lane.index_bytes() as u64,
                 (lane.buffer_bytes() as u64).max(LANE_BUFFERS as u64 * segment),
             ];
-            let parts = [Part::Segments, Part::Index, Part::Io];
-            for (i, part) in parts.into_iter().enumerate() {
+            for (i, part) in [Part::Segments, Part::Index].into_iter().enumerate() {
                 pool.ledger.change(part, self.counted[at][i], now[i]);
             }
+            pool.ledger.change_standing(self.counted[at][2], now[2]);
             self.counted[at] = now;
             lane.keep_fingerprints();
         }
+        let spare = self.reads.spare_bytes() as u64;
+        pool.ledger.change_standing(self.spare_counted, spare);
+        self.spare_counted = spare;
     }
 
     /// Ends this worker: waits for what it has at the device.
@@ -533,13 +488,13 @@ impl<D: Snapshot + Send> Worker<D> {
             self.disk.kick();
             self.reap(Wait::For(Duration::from_millis(100)));
         }
-        let stock = self.reads.stock_bytes() as u64;
-        self.pool.ledger.change(Part::Io, stock, 0);
+        let standing = self.reads.stock_bytes() as u64 + self.spare_counted;
+        self.pool.ledger.change_standing(standing, 0);
         for (at, _) in self.home.iter().enumerate() {
             let [segments, index, io] = self.counted[at];
             self.pool.ledger.change(Part::Segments, segments, 0);
             self.pool.ledger.change(Part::Index, index, 0);
-            self.pool.ledger.change(Part::Io, io, 0);
+            self.pool.ledger.change_standing(io, 0);
         }
     }
 

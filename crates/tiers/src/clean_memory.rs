@@ -206,7 +206,7 @@ impl<D: Snapshot> Lane<D> {
         let (key, who) = (e.key().to_vec(), e.subject(&self.cfg.hasher));
         let (link, len) = (e.link(), e.len_bytes());
         let room = terrace_log::entry::entry_bytes(key.len(), 0, false, false);
-        let fits = self.dirty_fits(room) && self.mem.free_segments() >= SPARE_SEGMENTS;
+        let fits = self.dirty_fits(room, true) && self.mem.free_segments() >= SPARE_SEGMENTS;
         if fits && self.delete(who, slot, &key).is_ok() {
             self.stats.expired += 1;
             return;

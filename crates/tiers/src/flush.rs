@@ -506,7 +506,7 @@ impl<D: Snapshot> Lane<D> {
         self.release_told();
         // Not before: what was staged is counted as dirty until here.
         self.live_estimate = self.ssd.live_bytes();
-        self.full.epoch_ended(epoch, self.now_ms);
+        self.lacks.ssd.epoch_ended(epoch, self.lacks.now_ms);
         self.tell_room();
     }
 

@@ -88,6 +88,39 @@ impl Release {
     }
 }
 
+/// What is known of room that is not there.
+#[derive(Default)]
+pub(crate) struct Lacks {
+    pub ssd: Full,
+    pub dram: Starved,
+    /// The clock for intervals, by which both go.
+    pub now_ms: u64,
+}
+
+/// How long memory must have been without room before that is the answer, and how long it is one, ms: reads and buffers take some of it for
+/// a moment.
+const STARVED_MS: u64 = 1000;
+
+/// What is known of memory in which nothing makes room for deletions: since when it is so, and when that was seen last, ms.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) struct Starved(Option<(u64, u64)>);
+
+impl Starved {
+    /// It is so; whether that is the answer.
+    pub(crate) fn is_known(&mut self, now_ms: u64) -> bool {
+        let since = match self.0 {
+            Some((since, seen)) if now_ms < seen + STARVED_MS => since,
+            _ => now_ms,
+        };
+        self.0 = Some((since, now_ms));
+        now_ms >= since + STARVED_MS
+    }
+    /// There was room.
+    pub(crate) fn ended(&mut self) {
+        self.0 = None;
+    }
+}
+
 /// What is known of an SSD without room for an update. Deletions and replacements in DRAM free room when they step down, so a
 /// refusal waits for the end of the epoch that was open; for one only, since others may go on replacing for ever.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -121,7 +154,22 @@ impl Full {
 
 #[cfg(test)]
 mod tests {
-    use super::{FULL_KNOWN_MS, Full};
+    use super::{FULL_KNOWN_MS, Full, STARVED_MS, Starved};
+
+    #[test]
+    fn memory_without_room_is_waited_for_a_while() {
+        let mut starved = Starved::default();
+        for at_ms in (0..STARVED_MS).step_by(100) {
+            assert!(!starved.is_known(at_ms), "{at_ms}");
+        }
+        assert!(starved.is_known(STARVED_MS) && starved.is_known(STARVED_MS + 1));
+        starved.ended();
+        assert!(!starved.is_known(STARVED_MS + 2));
+        assert!(
+            !starved.is_known(2 * STARVED_MS + 2),
+            "nobody has asked in between"
+        );
+    }
 
     #[test]
     fn who_is_refused_waits_for_one_epoch_and_no_more() {

@@ -18,7 +18,7 @@
 use crate::fingerprints::Fingerprints;
 use crate::ghost::Ghost;
 use crate::io::Io;
-use crate::jobs::{CheckpointJob, CleanJob, Full, Release, WarmJob};
+use crate::jobs::{CheckpointJob, CleanJob, Lacks, Release, WarmJob};
 use crate::mem::{Head, MemTerrace, Pos};
 use crate::policy;
 use crate::ssd::{ReadPlan, Ssd};
@@ -74,7 +74,7 @@ pub struct Lane<D> {
     pub(crate) writes_through: bool,
     /// Live bytes on the SSD when the last epoch became durable.
     pub(crate) live_estimate: u64,
-    pub(crate) full: Full,
+    pub(crate) lacks: Lacks,
     /// Bytes ever appended to the SSD log, and at the last checkpoint.
     pub(crate) appended_total: u64,
     pub(crate) appended_at_checkpoint: u64,
@@ -174,7 +174,7 @@ impl<D: Snapshot> Lane<D> {
             writes_through: false,
             arrival_told: 0,
             live_estimate: 0,
-            full: Full::default(),
+            lacks: Lacks::default(),
             appended_total: 0,
             appended_at_checkpoint: 0,
             release: Release::default(),
@@ -217,10 +217,6 @@ impl<D: Snapshot> Lane<D> {
         self.cfg.rule(rule)
     }
 
-    /// Tells the time of the pool's clock, ms since 1970.
-    pub fn set_now(&mut self, now_ms: u64) {
-        self.now_ms = self.now_ms.max(now_ms);
-    }
     /// The lane's idea of now, ms.
     pub fn now_ms(&self) -> u64 {
         self.now_ms

@@ -252,6 +252,12 @@ impl MemTerrace {
         }
     }
 
+    /// Whether updates of `bytes` find a place at the dirty head without another segment. None: there is no such head.
+    pub fn dirty_head_takes(&self, bytes: usize) -> Option<bool> {
+        let head = self.segment(*self.dirty.back()?);
+        Some(head.used + bytes <= self.capacity_bytes())
+    }
+
     fn appended(&mut self, id: u32, len: usize) -> Loc {
         let s = self.segment_mut(id);
         let offset = s.used;

@@ -35,8 +35,10 @@ impl<D: Snapshot> Lane<D> {
         read_in_order(disk, &list, 1, |at, block| {
             let (pool, lane, id) = (self.cfg.pool, self.cfg.lane, ids[at]);
             let header = match block {
-                Ok(b) => match SegmentHeader::read(b, pool, lane, id) {
-                    None if SegmentHeader::is_damaged(b, pool) => Err(HEADER_DAMAGED.to_string()),
+                Ok(b) => match SegmentHeader::read(b.bytes, pool, lane, id) {
+                    None if SegmentHeader::is_damaged(b.bytes, pool) => {
+                        Err(HEADER_DAMAGED.to_string())
+                    }
                     header => Ok(header),
                 },
                 Err(e) => Err(e.to_string()),
@@ -93,7 +95,7 @@ impl<D: Snapshot> Lane<D> {
         s.free.extend(rest);
         // What has lost its header may have been taken since.
         self.set_unknown_aside(&s.damage);
-        self.ssd.generation += GENERATION_GAP;
+        self.ssd.generation = self.ssd.generation.saturating_add(GENERATION_GAP);
         replay
     }
 
@@ -129,7 +131,7 @@ impl<D: Snapshot> Lane<D> {
                 }
             }
         }
-        self.ssd.generation = highest + GENERATION_GAP;
+        self.ssd.generation = highest.saturating_add(GENERATION_GAP);
         s.free.clear();
         log
     }

@@ -4,6 +4,7 @@ use crate::buffers::IMAGE_PARTS_MAX;
 use crate::io::Purpose;
 use crate::lane::{Lane, Phase};
 use crate::policy;
+use crate::ssd::GENERATION_LAST;
 use crate::stats::LaneStats;
 use terrace_log::Snapshot;
 use terrace_media::{Buf, MediaError, Op};
@@ -14,11 +15,18 @@ const MEASURE_SLICES: u64 = 64;
 const SLICE_CLEAN_BYTES: usize = 16 << 10;
 
 impl<D: Snapshot> Lane<D> {
+    /// Tells the time of the pool's clock, ms since 1970; and that of the one for intervals, ms, which does not stand still when the system's is set back.
+    pub fn set_now(&mut self, now_ms: u64, passed_ms: u64) {
+        self.now_ms = self.now_ms.max(now_ms);
+        self.lacks.now_ms = self.lacks.now_ms.max(passed_ms);
+    }
+
     /// Does one bounded slice of background work. True if more could be done at once.
     pub fn slice(&mut self, clean_stop: bool) -> bool {
         self.slices += 1;
         if self.slices.is_multiple_of(MEASURE_SLICES) {
             self.measure_checkpoint();
+            self.look_at_generations();
         }
         let mut more = self.step_down();
         self.start_cleaning();
@@ -30,6 +38,15 @@ impl<D: Snapshot> Lane<D> {
             more |= self.memory_low();
         }
         more
+    }
+
+    /// A lane that has used up its generations is at its end: it is read, and goes to another pool.
+    fn look_at_generations(&mut self) {
+        if self.ssd.generation > GENERATION_LAST {
+            self.fail(
+                "a lane has taken its segments into use 2^32 times, and there are no more numbers for that: copy what the pool holds into a new one",
+            );
+        }
     }
 
     /// Stages and moves as much as the pace asks for. True if it could go on at once.
@@ -215,5 +232,32 @@ impl<D: Snapshot> std::fmt::Debug for Lane<D> {
             .field("reserve", &self.reserve_segments())
             .field("failed", &self.failed)
             .finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::release::tests::lane;
+    use crate::ssd::State;
+
+    #[test]
+    fn generations_do_not_come_round() {
+        let mut lane = lane();
+        lane.ssd.generation = GENERATION_LAST - 1;
+        for taken in [GENERATION_LAST, GENERATION_LAST + 1] {
+            (0..MEASURE_SLICES).for_each(|_| assert!(!lane.slice(false)));
+            assert!(lane.failure().is_none());
+            let id = lane.ssd.take(State::Sealed).expect("one is free");
+            assert_eq!(lane.ssd.segment(id).generation, taken);
+        }
+        (0..MEASURE_SLICES).for_each(|_| assert!(!lane.slice(false)));
+        assert!(lane.failure().is_some_and(|why| why.contains("2^32")));
+        // What is under way then still finds some, but for the very last.
+        lane.ssd.generation = u32::MAX - 1;
+        assert!(lane.ssd.take(State::Sealed).is_some());
+        let free = lane.ssd.free().len();
+        assert_eq!(lane.ssd.take(State::Sealed), None);
+        assert_eq!(lane.ssd.free().len(), free);
     }
 }

@@ -7,6 +7,7 @@
 //! Promises: bounded memory; the list of what was damaged is precise.
 
 use crate::lane::Lane;
+use crate::orphans::Orphans;
 use crate::root::Root;
 use crate::ssd::State;
 use crate::survey::{BatchAt, Damage, Survey};
@@ -101,7 +102,7 @@ impl<D: Snapshot> Lane<D> {
         let newest = s.batches.last().map_or(0, |b| b.header.seq);
         self.next_seq = newest.max(s.root.map_or(0, |r| r.next_seq - 1)) + 1;
         self.open_epoch = valid + 1;
-        self.set_now(s.clock_ms);
+        self.now_ms = self.now_ms.max(s.clock_ms);
         self.count_live(&mut s);
         self.believe_told(&s);
         self.keep_what_is_named(&mut s);
@@ -289,6 +290,7 @@ impl<D: Snapshot> Lane<D> {
         s.pieces = Vec::new();
         let mut floor = root.floor;
         let mut told = Vec::new();
+        let mut orphans = Orphans::default();
         let apply = |lane: &mut Self, b: &BatchAt, r: &Record| {
             lane.count_in(b.segment, r);
             if r.kind == Kind::Tombstone {
@@ -301,18 +303,25 @@ impl<D: Snapshot> Lane<D> {
             if r.kind == Kind::Freed {
                 told.push((lane.ssd.split(r.link).0, r.version as u32));
             }
-            lane.replay_entry(&starts, b, r);
+            lane.replay_entry(&starts, b, r, &mut orphans);
         };
         let hurt = self.walk(disks, s, apply);
-        s.damage.extend(hurt);
+        s.note(hurt);
         s.told = told;
         // A flush of everything may have come with a batch that has no entry.
         if self.floor > floor {
             self.dir.clear();
         }
+        self.drop_older(&mut *disks[0], orphans);
     }
 
-    fn replay_entry(&mut self, starts: &[(Order, u64)], b: &BatchAt, r: &Record) {
+    fn replay_entry(
+        &mut self,
+        starts: &[(Order, u64)],
+        b: &BatchAt,
+        r: &Record,
+        orphans: &mut Orphans,
+    ) {
         let who = r.who;
         let order = self.dir.order(who);
         let piece = starts.partition_point(|(start, _)| *start <= order);
@@ -324,10 +333,17 @@ impl<D: Snapshot> Lane<D> {
         let replaced = r.link;
         match r.kind {
             Kind::Tombstone => {
-                self.dir.remove(who, replaced);
+                let removed = self.dir.remove(who, replaced);
+                if !removed && !replaced.is_none() {
+                    orphans.add(&self.dir, who);
+                }
             }
             Kind::Value | Kind::Binder => {
                 let swung = !replaced.is_none() && self.dir.swing(who, replaced, Slot::new(loc, 0));
+                if !swung && !replaced.is_none() {
+                    orphans.add(&self.dir, who);
+                }
+                orphans.met(loc);
                 if !swung && self.dir.insert(who, Slot::new(loc, 0)).is_err() {
                     tracing::error!(
                         lane = self.cfg.lane,
@@ -388,7 +404,7 @@ impl<D: Snapshot> Lane<D> {
             };
             let hurt = self.walk(disks, s, look);
             if part == 0 {
-                s.damage.extend(hurt);
+                s.note(hurt);
             }
         }
     }

@@ -173,14 +173,14 @@ impl<D: Snapshot> Lane<D> {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use crate::lane::{Config, Lane};
     use crate::ssd::State;
     use terrace_log::{Directory, Full, Hasher, Loc, Order, Slot, Snapshot, Subject};
     use terrace_media::Arena;
 
     /// Names nothing: what becomes of segments does not depend on it.
-    struct Empty;
+    pub(crate) struct Empty;
 
     impl Directory for Empty {
         fn find(&self, _: Subject, _: impl FnMut(Slot) -> bool) -> Option<Slot> {
@@ -224,7 +224,7 @@ mod tests {
         }
     }
 
-    fn lane() -> Lane<Empty> {
+    pub(crate) fn lane() -> Lane<Empty> {
         let cfg = Config {
             lane: 0,
             lanes: 1,

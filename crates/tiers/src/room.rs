@@ -14,6 +14,8 @@ use terrace_log::Snapshot;
 /// Free SSD segments beside a checkpoint's that must be there: to begin an epoch and
 /// to go on moving in it; for calm; to take updates it is [`CLEANER_SEGMENTS`].
 const END_SEGMENTS: usize = 2;
+/// The same to take deletions where the cleaner has nothing to do: what ends their epoch, and the one more that its entries are promised.
+const DELETE_SEGMENTS: usize = END_SEGMENTS + 1;
 const CALM_SEGMENTS: usize = 4;
 /// Tombstones below this part of all bytes are not cleaned for, 1 / 64: it would gain next to nothing.
 const PRESS_FROM_ONE_IN: u64 = 64;
@@ -34,25 +36,56 @@ impl<D: Snapshot> Lane<D> {
 
     fn reserve_for(&mut self, bytes: usize, grows: bool) -> Result<(), Refused> {
         if bytes as u64 > self.dirty_max / 2 {
-            return Err(Refused::TooLarge);
+            // That the cap leaves nothing at all may last a moment; `never_fits` knows.
+            return Err(match grows || self.mem.quota() > 0 {
+                true => Refused::TooLarge,
+                false => self.wait_for_room(bytes),
+            });
         }
         self.credit_tombstones(CREDIT_OF_ASKED * bytes as u64);
         if grows && self.live_estimate + self.dirty_bytes() + bytes as u64 > self.usable_bytes() {
             return Err(self.full(bytes));
         }
         self.clean_memory(2 * bytes);
-        let capacity = self.mem.capacity_bytes();
-        let segments = bytes / (capacity - capacity / 4) + 1 + usize::from(bytes > capacity / 4);
-        while self.mem.free_segments() < segments + SPARE_SEGMENTS {
+        while !self.memory_takes(bytes, grows) {
             if !self.clean_memory_segment() {
                 return Err(self.wait_for_room(bytes));
             }
         }
+        if !grows {
+            self.lacks.dram.ended();
+        }
         // Last, since cleaning may leave tombstones of expired entries.
-        if !self.dirty_fits(bytes) {
+        if !self.dirty_fits(bytes, grows) {
             return Err(self.wait_for_room(bytes));
         }
         Ok(())
+    }
+    /// Whether memory has the segments for updates of `bytes`. The cleaner's spare one is there for what does not grow: without it hot
+    /// entries step down. Where the cap is all but used up, deletions have nothing else.
+    fn memory_takes(&self, bytes: usize, grows: bool) -> bool {
+        let free = self.mem.free_segments();
+        let segments = self.memory_segments_for(bytes);
+        match grows {
+            true => free >= segments + SPARE_SEGMENTS,
+            false => free >= segments || self.mem.dirty_head_takes(bytes) == Some(true),
+        }
+    }
+    fn memory_segments_for(&self, bytes: usize) -> usize {
+        let capacity = self.mem.capacity_bytes();
+        bytes / (capacity - capacity / 4) + 1 + usize::from(bytes > capacity / 4)
+    }
+    /// Whether no waiting makes room in memory for `bytes` of what does not grow: the dirty head, which is not cleaned before it
+    /// is full, has no place for them, and beside it there may be too few segments, for a while now.
+    pub fn never_fits(&mut self, bytes: usize) -> bool {
+        let most = self.mem.quota();
+        let segments = self.memory_segments_for(bytes);
+        let beside = match self.mem.dirty_head_takes(bytes) {
+            Some(true) => 0,
+            Some(false) => segments + 1,
+            None => segments,
+        };
+        most < beside.max(1) && self.lacks.dram.is_known(self.lacks.now_ms)
     }
     /// Whether tombstones take more of the SSD than is left of it. Without this, who replaces and deletes again and again in what he was promised would find it taken by what says that it was freed.
     fn tombstones_press(&self) -> bool {
@@ -79,12 +112,9 @@ impl<D: Snapshot> Lane<D> {
             self.credit_tombstones(u64::MAX / 2);
         }
         // Where nothing is cleaned for them, and nothing can be, no epoch would end that is waited for.
-        let cleans = self.tombstones_press()
-            && (self.phase != Phase::Idle
-                || !self.cleaning_ssd.is_empty()
-                || self.choose_victim().is_some());
+        let cleans = self.tombstones_press() && self.cleaner_goes_on();
         let nothing_under_way = (self.dirty_bytes() == 0 && !cleans) || self.cfg.scratch;
-        if nothing_under_way || self.full.is_known(self.open_epoch, self.now_ms) {
+        if nothing_under_way || self.lacks.ssd.is_known(self.open_epoch, self.lacks.now_ms) {
             return Refused::SsdFull;
         }
         self.wait_for_room(bytes)
@@ -100,9 +130,16 @@ impl<D: Snapshot> Lane<D> {
         self.wanted_bytes = 0;
     }
     /// Whether so many more dirty bytes are within both bounds.
-    pub(crate) fn dirty_fits(&self, bytes: usize) -> bool {
+    pub(crate) fn dirty_fits(&self, bytes: usize, grows: bool) -> bool {
         let dirty = self.dirty_bytes() + bytes as u64;
-        self.in_memory_only || (dirty <= self.dirty_max && dirty <= self.steppable_bytes())
+        let steps = |kept| dirty <= self.steppable_beside(kept);
+        // What is kept for the cleaner is of no use where it gains nothing from any segment; a deletion gives it one.
+        let deletes = || !grows && !self.cleaner_goes_on() && steps(DELETE_SEGMENTS);
+        self.in_memory_only || (dirty <= self.dirty_max && (steps(CLEANER_SEGMENTS) || deletes()))
+    }
+    /// Whether the cleaner is at work, or finds some, or an epoch that is under way may leave it some.
+    fn cleaner_goes_on(&self) -> bool {
+        self.phase != Phase::Idle || !self.cleaning_ssd.is_empty() || self.choose_victim().is_some()
     }
 
     /// Bytes of live entries and tombstones the SSD terrace accepts.
@@ -118,11 +155,14 @@ impl<D: Snapshot> Lane<D> {
     /// Dirty bytes that the segments free right now can take, beside what the
     /// cleaner and a checkpoint need to free more: so stepping down never gets stuck.
     pub(crate) fn steppable_bytes(&self) -> u64 {
+        self.steppable_beside(CLEANER_SEGMENTS)
+    }
+    fn steppable_beside(&self, kept: usize) -> u64 {
         if !self.rule(Rule::ReserveStays) {
             return u64::MAX;
         }
         let free = self.ssd.free().len();
-        let segments = free.saturating_sub(self.checkpoint_segments() + CLEANER_SEGMENTS);
+        let segments = free.saturating_sub(self.checkpoint_segments() + kept);
         (segments * self.cfg.segment_bytes) as u64 / 5 * 4
     }
     /// Segments that the open epoch's entries need below, ends of segments included.
@@ -187,5 +227,47 @@ impl<D: Snapshot> Lane<D> {
         let segment = self.cfg.segment_bytes as u64;
         let checkpoint = self.checkpoint_segments() as u64 * segment;
         policy::reserve_segments(self.dirty_max, checkpoint, segment, self.ssd.count())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::release::tests::lane;
+    use crate::ssd::State;
+
+    /// A lane in which all is live but for `free` segments.
+    fn with_free(free: usize) -> Lane<impl Snapshot> {
+        let mut lane = lane();
+        let full = lane.cfg.segment_bytes as u32;
+        while lane.ssd.free().len() > free {
+            let id = lane.ssd.take(State::Sealed).expect("one is free");
+            let mut s = lane.ssd.segment_mut(id);
+            (s.used_bytes, s.total_class_bytes) = (full, full);
+            s.live_class_bytes = full;
+        }
+        lane
+    }
+
+    #[test]
+    fn a_deletion_does_not_wait_for_a_cleaner_that_has_nothing_to_do() {
+        for beside in 0..=CLEANER_SEGMENTS {
+            let checkpoint = with_free(0).checkpoint_segments();
+            let mut lane = with_free(checkpoint + beside);
+            lane.open_epoch = 9;
+            assert_eq!(lane.reserve(100), Err(Refused::Room));
+            let taken = lane.reserve_as_much(100).is_ok();
+            assert_eq!(taken, beside > DELETE_SEGMENTS, "{beside}");
+            // Whatever is taken can become durable.
+            let most = (lane.steppable_beside(DELETE_SEGMENTS)).min(lane.dirty_max / 2);
+            lane.dirty_appended += most;
+            assert!(most == 0 || lane.epoch_room(), "{most} bytes, {beside}");
+            lane.dirty_appended -= most;
+            // With a victim, it has.
+            let mut victim = lane.ssd.segment_mut(0);
+            victim.live_class_bytes /= 2;
+            drop(victim);
+            assert_eq!(lane.reserve_as_much(100), Err(Refused::Room));
+        }
     }
 }

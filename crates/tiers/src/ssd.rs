@@ -34,6 +34,9 @@ use terrace_media::BLOCK_BYTES;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Stalled;
 
+/// The last generation with which a lane takes updates. Those above are for what is under way then, and for starts.
+pub(crate) const GENERATION_LAST: u32 = u32::MAX - (1 << 20);
+
 /// State of a segment; see the table above.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum State {
@@ -265,16 +268,15 @@ impl Ssd {
     }
     fn account(&self, id: u32) -> Account {
         let s = &self.segments[id as usize];
+        let segment_bytes = self.segment_bytes as u64;
         let live_bytes = live_share(s);
-        let rank = || {
-            let segment_bytes = self.segment_bytes as u64;
-            let kept = kept_of(s, live_bytes, segment_bytes);
-            (ranks::bucket(kept, segment_bytes), s.first_seq)
-        };
+        let kept = || kept_of(s, live_bytes, segment_bytes);
+        let kept = (s.state == State::Sealed).then(kept);
         Account {
-            live_bytes,
+            // What cleaning does not gain is taken, or a lane of long entries would be out of free segments before it is full.
+            live_bytes: kept.unwrap_or(live_bytes),
             tomb_bytes: u64::from(s.tomb_bytes),
-            rank: (s.state == State::Sealed).then(rank),
+            rank: kept.map(|kept| (ranks::bucket(kept, segment_bytes), s.first_seq)),
         }
     }
     /// Sealed segments that the cleaner may take, some of each live share, the oldest ones of it, emptiest first.
@@ -308,7 +310,7 @@ impl Ssd {
     pub fn bad(&self) -> usize {
         self.bad
     }
-    /// Bytes that live entries and tombstones really take, headers included, padding not: [`live_share`] of each segment.
+    /// Bytes that live entries and tombstones really take, headers and the ends of full segments included, padding not: of sealed segments [`kept_share`], of others [`live_share`].
     pub fn live_bytes(&self) -> u64 {
         self.live_bytes
     }
@@ -359,9 +361,11 @@ impl Ssd {
             .free
             .iter()
             .position(|&id| self.segments[id as usize].readers == 0 || !self.readers_hold)?;
+        // One that comes round would make bytes of an earlier life pass for those of this.
+        let generation = self.generation.checked_add(1)?;
         let id = self.free.remove(at)?;
-        self.generation += 1;
-        self.next_life(id, state, self.generation);
+        self.generation = generation;
+        self.next_life(id, state, generation);
         Some(id)
     }
     /// A segment starts over; what the medium still holds of its last life is remembered.

@@ -75,7 +75,7 @@ pub struct LaneStats {
     pub index_bytes: u64,
     /// DRAM for segments being filled or cleaned, bytes (now).
     pub buffer_bytes: u64,
-    /// Live entries and tombstones on the SSD, about, bytes (now).
+    /// Live entries and tombstones on the SSD, and the ends of segments that are full, about, bytes (now).
     pub ssd_live_bytes: u64,
     /// What the SSD terrace accepts, bytes (now).
     pub ssd_usable_bytes: u64,

@@ -7,12 +7,11 @@
 //! when the one before is durable.
 //! Never: writes; believes a byte that does not check.
 
-use crate::bulk::read_in_order;
+use crate::bulk::{Hole, Image, READ_AGAIN_AFTER, read_in_order};
 use crate::lane::{Lane, Rule};
 use crate::root::{IMAGE_MAGIC, PIECES_END, Root, SEGMENT_RECORD_BYTES};
 use crate::ssd::State;
 use std::collections::{HashMap, VecDeque};
-use std::time::Duration;
 use terrace_log::frame::{
     self, BATCH_END, BATCH_FIRST, BATCH_HEADER_BYTES, BatchHeader, SEGMENT_HEADER_BYTES,
     SegmentHeader, Use,
@@ -103,10 +102,15 @@ impl Survey {
     pub fn from_checkpoint(&self) -> bool {
         self.root.is_some()
     }
+    /// Takes in damage; some of it was met before.
+    pub(crate) fn note(&mut self, damage: Vec<Damage>) {
+        for d in damage {
+            if !d.unknown || !self.damage.contains(&d) {
+                self.damage.push(d);
+            }
+        }
+    }
 }
-
-/// Pauses before a batch that decides over its epoch is read once more.
-const READ_AGAIN_AFTER: [Duration; 2] = [Duration::from_millis(10), Duration::from_millis(200)];
 
 impl<D: Snapshot> Lane<D> {
     /// Reads roots, checkpoint and the batches behind it.
@@ -271,7 +275,11 @@ impl<D: Snapshot> Lane<D> {
         read_in_order(disk, &list, 1, |at, image| {
             let id = whole[at];
             match image {
-                Ok(image) => self.list_batches(id, image, s, &mut all),
+                Ok(image) => {
+                    s.damage
+                        .extend(image.holes.iter().map(|h| self.hole(id, 0, h)));
+                    self.list_batches(id, &image, s, &mut all);
+                }
                 Err(e) => s.damage.push(self.unknown(id, size, &e.to_string())),
             }
         });
@@ -315,7 +323,7 @@ impl<D: Snapshot> Lane<D> {
                 let life = self.ssd.life(id);
                 let header = block
                     .ok()
-                    .and_then(|b| BatchHeader::read_in(b, base, size, &life, start));
+                    .and_then(|b| BatchHeader::read_in(b.bytes, base, size, &life, start));
                 let Some(header) = header else {
                     whole.push(id);
                     return;
@@ -341,13 +349,15 @@ impl<D: Snapshot> Lane<D> {
         whole
     }
 
-    fn list_batches(&self, id: u32, image: &[u8], s: &mut Survey, all: &mut Vec<BatchAt>) {
-        let header = SegmentHeader::read(image, self.cfg.pool, self.cfg.lane, id);
-        if !header.is_some_and(|h| h.used_for == Use::Log) {
+    fn list_batches(&self, id: u32, image: &Image<'_>, s: &mut Survey, all: &mut Vec<BatchAt>) {
+        let header = SegmentHeader::read(image.bytes, self.cfg.pool, self.cfg.lane, id);
+        // One that is lost is a head's, whose life the checkpoint tells.
+        let lost = image.holes.first().is_some_and(|h| h.from == 0);
+        if !lost && !header.is_some_and(|h| h.used_for == Use::Log) {
             return;
         }
         let mut gap = None;
-        for found in scan::batches(image, &self.ssd.life(id)) {
+        for found in scan::batches(image.bytes, &self.ssd.life(id)) {
             match found {
                 Found::Damage(from, to) => {
                     gap = Some(self.damage(id, from, to, "no batch header that checks"));
@@ -387,6 +397,15 @@ impl<D: Snapshot> Lane<D> {
         Damage {
             unknown: true,
             ..self.damage(segment, 0, to_bytes, what)
+        }
+    }
+
+    /// Blocks that the device did not give, in what was read from `base` of a segment on.
+    pub(crate) fn hole(&self, segment: u32, base: usize, hole: &Hole) -> Damage {
+        let (from, to) = (base + hole.from, base + hole.to);
+        Damage {
+            unknown: true,
+            ..self.damage(segment, from, to, &hole.error.to_string())
         }
     }
 

@@ -33,12 +33,15 @@ pub enum Known {
 }
 
 impl<D: Snapshot> Lane<D> {
-    /// Whether an update of `who` may be taken unverified: all that may be its copy below is longer than `short_bytes`, and there
-    /// is room for one more.
-    pub fn may_put_unverified(&self, who: Subject, short_bytes: usize) -> bool {
+    /// Whether an update of `key` may be taken unverified: no entry in memory is the key's, all that may be its copy below is longer
+    /// than `short_bytes`, and there is room for one more.
+    pub fn may_put_unverified(&self, who: Subject, key: &[u8], short_bytes: usize) -> bool {
         let short_class = addr::class_of(short_bytes);
-        let short = |s: Slot| !s.loc().in_memory() && s.loc().class() <= short_class;
-        self.unverified < UNVERIFIED_MAX && self.dir.find(who, short).is_none()
+        let forbids = |s: Slot| match s.loc().in_memory() {
+            true => self.terrace(s.loc()).entry(s.loc()).key() == key,
+            false => s.loc().class() <= short_class,
+        };
+        self.unverified < UNVERIFIED_MAX && self.dir.find(who, forbids).is_none()
     }
 
     /// Appends an update of `who`, of which a look-up in the same breath found nothing in memory and something to read.

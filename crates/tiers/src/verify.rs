@@ -1,5 +1,6 @@
 //! Verifying a recovered lane: every segment is read, every slot must be met.
 
+use crate::bulk::{Patience, read_what_is_there};
 use crate::lane::Lane;
 use crate::probe::HEADER_DAMAGED;
 use crate::ssd::State;
@@ -8,7 +9,7 @@ use std::collections::HashMap;
 use terrace_log::frame::{SegmentHeader, Use};
 use terrace_log::scan::{self, Found, Item};
 use terrace_log::{Loc, Snapshot};
-use terrace_media::{Disk, MediaError, read_blocking};
+use terrace_media::{Disk, MediaError};
 
 /// What `verify` saw.
 #[derive(Debug, Default)]
@@ -38,28 +39,32 @@ impl<D: Snapshot> Lane<D> {
                 .or_default()
                 .push(slot.loc());
         });
+        let mut patience = Patience::default();
         for id in 0..self.ssd.count() as u32 {
             told(self.cfg.segment_bytes as u64);
             let names = wanted.remove(&id).unwrap_or_default();
             if self.ssd.segment(id).state == State::Free && names.is_empty() {
                 continue;
             }
-            let image =
-                match read_blocking(disk, self.ssd.device_offset(id), self.cfg.segment_bytes) {
-                    Ok(image) => image,
-                    Err(e) => {
-                        out.damage
-                            .push(self.unknown(id, self.cfg.segment_bytes, &e.to_string()));
-                        continue;
-                    }
-                };
+            let (offset, size) = (self.ssd.device_offset(id), self.cfg.segment_bytes);
+            let (image, holes) = match read_what_is_there(disk, offset, size, &mut patience) {
+                Ok(read) => read,
+                Err(e) => {
+                    out.damage.push(self.unknown(id, size, &e.to_string()));
+                    continue;
+                }
+            };
+            out.damage.extend(holes.iter().map(|h| self.hole(id, 0, h)));
             out.bytes += image.len() as u64;
+            let lost = holes.first().is_some_and(|h| h.from == 0);
             let header = SegmentHeader::read(&image, self.cfg.pool, self.cfg.lane, id);
             match header {
                 Some(h) if h.used_for == Use::Log => {
                     self.verify_segment(id, &image, names, &mut out);
                 }
                 Some(h) => self.verify_part(id, &image, &h, &mut out),
+                None if lost && self.ssd.segment(id).state == State::Image => {}
+                None if lost => self.verify_segment(id, &image, names, &mut out),
                 None => out.damage.push(self.hurt(id, 0, 64, HEADER_DAMAGED.into())),
             }
         }

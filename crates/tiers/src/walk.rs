@@ -6,7 +6,7 @@
 //! [`AHEAD`] groups of records beside the one it makes.
 //! Never: changes the lane, or hands over a record that does not check.
 
-use crate::bulk::read_in_order;
+use crate::bulk::{Image, read_in_order};
 use crate::lane::Lane;
 use crate::survey::{BatchAt, Damage, Items, Survey};
 use std::ops::Range;
@@ -66,10 +66,9 @@ impl Parser<'_> {
         });
     }
 
-    fn parse(&self, group: &Group, image: Result<&[u8], MediaError>) -> Parsed {
+    fn parse(&self, group: &Group, image: Result<Image<'_>, MediaError>) -> Parsed {
         let mut out = Parsed::default();
-        let unknown = image.is_err();
-        let mut hurt = |from_bytes, to_bytes, what: String| {
+        let mut hurt = |from_bytes, to_bytes, what: String, unknown| {
             out.damage.push(Damage {
                 lane: group.life.lane,
                 segment: group.life.segment,
@@ -79,27 +78,32 @@ impl Parser<'_> {
                 unknown,
             });
         };
+        for hole in image.iter().flat_map(|i| i.holes) {
+            let (from, to) = (group.from + hole.from, group.from + hole.to);
+            hurt(from, to, hole.error.to_string(), true);
+        }
         for batch in group.batches.clone() {
             let b = &self.batches[batch];
             let image = match &image {
-                Ok(image) => *image,
+                Ok(image) => image.bytes,
                 Err(e) => {
                     let end = b.start + b.header.len_bytes as usize;
-                    hurt(b.start, end, e.to_string());
+                    hurt(b.start, end, e.to_string(), true);
                     continue;
                 }
             };
             for item in Items::new(image, group.from, &group.life, b) {
                 let (offset, e, value) = match item {
                     Item::Damage(from, to) => {
-                        hurt(from, to, "no entry that checks".into());
+                        hurt(from, to, "no entry that checks".into(), false);
                         continue;
                     }
                     Item::Entry(offset, e, value) => (offset, e, value),
                 };
                 let len = e.len_bytes();
                 if value.is_err() {
-                    hurt(offset, offset + len, "a value fails its checksum".into());
+                    let what = "a value fails its checksum".into();
+                    hurt(offset, offset + len, what, false);
                 }
                 let own = frame::version(b.header.seq, offset);
                 out.records.push(Record {

@@ -190,11 +190,9 @@ fn freeing_what_was_never_touched_gives_back_no_page_table() {
         region.discard(block * 512..block * 512 + 1).unwrap();
     }
     assert_eq!(memory.stats().tables_released, 0);
-    for n in 1..=10 {
-        write(&region, 512, n);
-        region.discard(512..513).unwrap();
-        assert_eq!(memory.stats().tables_released, n);
-    }
+    write(&region, 512, 1);
+    region.discard(512..513).unwrap();
+    assert_eq!(memory.stats().tables_released, 1);
 }
 
 fn mappings() -> usize {

@@ -5,6 +5,7 @@
 
 use crate::common::{Rig, Shape, clock};
 use terrace_kv::{Cond, Expiry, NewValue, Step, Value};
+use terrace_log::Directory;
 use terrace_media::sim::{Fault, SimDevice};
 use terrace_pool::Durability;
 
@@ -229,6 +230,18 @@ fn an_entry_that_cannot_be_read_is_replaced() {
     assert_eq!(terrace_kv::dbsize(&rig.worker), KEYS as u64);
 }
 
+/// Fewer than a batch are read for once time has passed; where the pool's clock stands still, since the system's was set back, it does as well.
+#[test]
+fn it_is_verified_whatever_the_clock_says() {
+    let (_, mut rig) = cold();
+    rig.set_back_ms = Some(1_000);
+    for value in [b"one", b"two"] {
+        one_unverified(&mut rig, value);
+        (0..100).for_each(|_| rig.turn());
+        assert_eq!(unverified(&rig), 0);
+    }
+}
+
 /// Many at once: those that find no place wait for their read, as before.
 #[test]
 fn as_many_as_there_is_room_for_are_answered_at_once() {
@@ -263,4 +276,39 @@ fn what_may_bind_pieces_is_read_first() {
     rig.worker.finish(task);
     rig.set(b"long", b"short", Expiry::None).unwrap();
     assert_eq!(rig.get(b"long").unwrap(), Some(b"short".to_vec()));
+}
+
+/// A set of a key whose big value is known ends that value, for which a record is found: by a read, if a slot of something else below looks like the
+/// record's. That read tells nothing of the key: taken for its own, the key had two entries in DRAM.
+#[test]
+fn the_read_of_a_record_is_not_that_of_the_key() {
+    let device = shape().device(7);
+    let mut rig = Rig::open(&device, shape(), clock());
+    rig.set(b"long", &[5; 200_000], Expiry::None).unwrap();
+    rig.settle();
+    let records: Vec<_> = (0..2048u16)
+        .map(|n| [b'r', n as u8, (n >> 8) as u8])
+        .map(|key| rig.worker.place(1, &key).1)
+        .collect();
+    rig.pool.with_lane(0, |lane| {
+        let mut piece = None;
+        lane.each_slot(|s| {
+            let below = !s.loc().in_memory() && lane.buffered(s).is_none();
+            piece = piece.or(below.then_some(s));
+        });
+        let piece = piece.expect("pieces do not stay in DRAM");
+        for who in records {
+            lane.dir.insert(who, piece).unwrap();
+        }
+    });
+    let mut task = rig.worker.task(1);
+    let mut new = NewValue::Inline(b"short");
+    let step = terrace_kv::put(&mut rig.worker, &mut task, b"long", &mut new, Expiry::None);
+    assert!(matches!(step.unwrap(), Step::Wait(_)), "for the record");
+    rig.worker.finish(task);
+    rig.set(b"long", b"short", Expiry::None).unwrap();
+    assert_eq!(terrace_kv::dbsize(&rig.worker), 1);
+    assert_eq!(rig.get(b"long").unwrap(), Some(b"short".to_vec()));
+    assert_eq!(rig.del(&[b"long"]).unwrap().0, 1);
+    assert_eq!(rig.get(b"long").unwrap(), None);
 }

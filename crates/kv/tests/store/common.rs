@@ -15,6 +15,7 @@ pub const SEGMENT: usize = 16 << 10;
 pub struct Shape {
     pub lanes: usize,
     pub segments_per_lane: u64,
+    pub segment_bytes: usize,
     pub memory_segments: u64,
     pub middle_segments: u64,
     pub durability: Durability,
@@ -27,6 +28,7 @@ impl Default for Shape {
         Shape {
             lanes: 1,
             segments_per_lane: 64,
+            segment_bytes: SEGMENT,
             memory_segments: 24,
             middle_segments: 0,
             durability: Durability::Sync,
@@ -40,23 +42,23 @@ impl Shape {
     pub fn options(&self) -> Options {
         Options {
             // The ledger keeps slack and buffers out of what segments may take.
-            dram_bytes: (self.memory_segments * SEGMENT as u64 + (1 << 20) + 8 * SEGMENT as u64)
+            dram_bytes: ((self.memory_segments + 8) * self.segment_bytes as u64 + (1 << 20))
                 * self.lanes as u64,
-            middle_bytes: self.middle_segments * SEGMENT as u64 * self.lanes as u64,
+            middle_bytes: self.middle_segments * self.segment_bytes as u64 * self.lanes as u64,
             durability: self.durability,
             flush_interval: Duration::from_millis(50),
             threads: self.lanes,
             // One reads after the other, so that a seed's faults hit the same reads each time.
             recovery_threads: self.recovery_threads,
-            segment_bytes: SEGMENT,
+            segment_bytes: self.segment_bytes,
             without_rule: self.without_rule,
             ..Options::default()
         }
     }
     pub fn device_bytes(&self) -> u64 {
         let head = (2 + 2 * self.lanes as u64) * 4096;
-        head.next_multiple_of(SEGMENT as u64)
-            + self.lanes as u64 * self.segments_per_lane * SEGMENT as u64
+        head.next_multiple_of(self.segment_bytes as u64)
+            + self.lanes as u64 * self.segments_per_lane * self.segment_bytes as u64
     }
     /// A device with an empty pool on it.
     pub fn device(&self, seed: u64) -> SimDevice {
@@ -76,6 +78,8 @@ pub struct Rig {
     pub clock: ManualClock,
     pub shape: Shape,
     pub disk: SimDevice,
+    /// The system's clock, ms, where it was set back; else it goes with the pool's.
+    pub set_back_ms: Option<u64>,
     /// Called after every turn with the durable epoch.
     pub on_turn: Option<Box<dyn FnMut(u64)>>,
 }
@@ -94,7 +98,7 @@ impl Rig {
     ) -> Result<Rig, terrace_pool::PoolError> {
         let mut options = shape.options();
         options.threads = 1;
-        let arena = Arena::new_plain(SEGMENT, 4096)?;
+        let arena = Arena::new_plain(shape.segment_bytes, 4096)?;
         let pool = Pool::on_device(
             Arc::new(device.clone()),
             options,
@@ -109,13 +113,16 @@ impl Rig {
             clock,
             shape,
             disk: device.clone(),
+            set_back_ms: None,
             on_turn: None,
         })
     }
 
     /// One turn of everything; time passes a little.
     pub fn turn(&mut self) {
-        self.clock.set(self.worker.now_ms() + 1);
+        let now = self.set_back_ms.unwrap_or(self.worker.now_ms()) + 1;
+        self.clock.set(now);
+        self.set_back_ms = self.set_back_ms.map(|_| now);
         self.worker.turn();
         self.maintainer.turn(&mut self.worker);
         if let Some(f) = &mut self.on_turn {

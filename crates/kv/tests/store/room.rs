@@ -3,7 +3,7 @@
 use crate::common::{Rig, SEGMENT, Shape, clock, value};
 use terrace_kv::Expiry;
 use terrace_media::sim::{Fault, Rng};
-use terrace_pool::Durability;
+use terrace_pool::{Durability, Part};
 
 /// The cleaner keeps less free than one command may change at once; it must make more when such a command waits. A fifth of the seeds
 /// was stuck before an epoch was begun on the lowest step: a victim was moved in part, and nobody went on.
@@ -234,4 +234,129 @@ fn a_full_ssd_whose_tombstones_are_pinned_says_so() {
         rig.settle();
     }
     assert!(rig.pool.stats().lanes.ssd_bad_segments > 0);
+}
+
+/// Of the longest values seven fit into a segment, and an eighth of it is left: no cleaning gains that, so it counts as taken. Where it did not, nothing
+/// said that the SSD is full, no segment was free for an update or a deletion, and all waited for ever.
+#[test]
+fn the_ends_of_segments_are_not_room() {
+    for shorter_by_one_in in [u64::MAX, 3] {
+        let shape = Shape {
+            segments_per_lane: 1024,
+            segment_bytes: 128 << 10,
+            memory_segments: 16,
+            durability: Durability::Async,
+            ..Shape::default()
+        };
+        ends_of_segments(shape, shorter_by_one_in);
+    }
+}
+
+fn ends_of_segments(shape: Shape, shorter_by_one_in: u64) {
+    let device = shape.device(3);
+    let mut rig = Rig::open(&device, shape, clock());
+    let mut rng = Rng::new(3);
+    let longest = terrace_kv::inline_max_bytes(&rig.worker);
+    let mut set = |rig: &mut Rig, n: u64| {
+        let shorter = rng.below((longest as u64 / shorter_by_one_in) as usize + 1);
+        let v = vec![n as u8; longest - shorter];
+        rig.set(format!("key:{n}").as_bytes(), &v, Expiry::None)
+    };
+    let keys = (0..).find(|&n| {
+        let done = set(&mut rig, n);
+        done.is_err_and(|e| e.contains("SSD is full"))
+    });
+    let keys = keys.expect("it is finite");
+    // Beside the reserve and the twentieth all is used.
+    assert!(keys > 1024 * 6, "{keys}");
+    rig.close();
+    let mut rig = Rig::open(&device, shape, clock());
+    let full = set(&mut rig, keys).expect_err("it is as full as before");
+    assert!(full.contains("SSD is full"), "{full}");
+    for n in 0..100 {
+        let key = format!("key:{}", n * 50);
+        assert_eq!(rig.del(&[key.as_bytes()]).unwrap().0, 1);
+    }
+    rig.settle();
+    for n in 0..50 {
+        set(&mut rig, keys + n).unwrap();
+    }
+    rig.settle();
+    rig.close();
+}
+
+/// Leaves the only lane so many segments of DRAM, as an index that grew would.
+fn squeeze(rig: &mut Rig, segments: u64) {
+    let ledger = rig.pool.ledger();
+    let left = ledger.cap_bytes() - ledger.beside_segments();
+    // Part of one more is what a read takes.
+    let kept = (segments + 1) * SEGMENT as u64 - 1;
+    ledger.change(Part::Pages, 0, left - kept);
+    (0..40).for_each(|_| rig.turn());
+    let has = rig.pool.with_lane(0, |lane| lane.memory_segments());
+    assert_eq!(has as u64, segments);
+}
+
+/// Deletions are what helps where DRAM is full, however little is left: with two segments, of which the head of updates is one that is
+/// not cleaned, they waited for ever. What can have no end is refused.
+#[test]
+fn deletions_go_on_where_the_cap_is_all_but_used_up() {
+    let shape = Shape {
+        segments_per_lane: 200,
+        durability: Durability::Async,
+        ..Shape::default()
+    };
+    for segments in [2, 1] {
+        let device = shape.device(3);
+        let mut rig = Rig::open(&device, shape, clock());
+        let keys: Vec<Vec<u8>> = (0..2400).map(|n| format!("key:{n}").into_bytes()).collect();
+        for key in &keys {
+            rig.set(key, &[7; 200], Expiry::None).unwrap();
+        }
+        rig.settle();
+        squeeze(&mut rig, segments);
+        let mut gone = 0;
+        let refused = keys.iter().find_map(|key| {
+            let done = rig.del(&[key]);
+            gone += u64::from(done.as_ref().is_ok_and(|(n, _)| *n == 1));
+            done.err()
+        });
+        assert_eq!(rig.pool.keys(), keys.len() as u64 - gone);
+        match segments {
+            2 => assert!(
+                refused.is_none() && gone == 2400,
+                "{refused:?} after {gone}"
+            ),
+            // As far as the head goes.
+            _ => {
+                let why = refused.expect("it is full");
+                assert!(why.contains("DRAM is full") && gone > 100, "{why}, {gone}");
+            }
+        }
+    }
+}
+
+/// More at once than will ever have a place.
+#[test]
+fn a_deletion_that_never_finds_room_is_refused() {
+    let shape = Shape {
+        segments_per_lane: 200,
+        durability: Durability::Async,
+        ..Shape::default()
+    };
+    let device = shape.device(3);
+    let mut rig = Rig::open(&device, shape, clock());
+    let keys: Vec<Vec<u8>> = (0..1200).map(|n| format!("key:{n}").into_bytes()).collect();
+    for key in &keys {
+        rig.set(key, &[7; 200], Expiry::None).unwrap();
+    }
+    rig.settle();
+    squeeze(&mut rig, 2);
+    let many: Vec<&[u8]> = keys.iter().map(|k| &k[..]).take(45).collect();
+    let refused = keys[100..].iter().find_map(|key| {
+        rig.del(&[key]).unwrap();
+        rig.del(&many).err()
+    });
+    let why = refused.expect("the head fills up");
+    assert!(why.contains("DRAM is full"), "{why}");
 }

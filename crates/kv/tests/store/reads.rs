@@ -1,0 +1,171 @@
+//! Reads of many commands at once, and what they keep.
+//!
+//! What must hold: reads have their part of the cap and no more, however many commands ask, and each command ends.
+
+use crate::common::{Rig, Shape, clock};
+use terrace_kv::{Expiry, NewValue, Outcome, Step, Task, Worker};
+use terrace_media::sim::SimDevice;
+use terrace_pool::{Durability, Part};
+
+const KEYS: usize = 640;
+const VALUE_BYTES: usize = 1900;
+/// Two blocks: an entry of that length may begin anywhere.
+const READ_MAX_BYTES: u64 = 8192;
+
+/// A pool of which nothing is in DRAM.
+fn cold(memory_segments: u64) -> (Rig, Vec<Vec<u8>>) {
+    let shape = Shape {
+        segments_per_lane: 400,
+        memory_segments,
+        durability: Durability::Async,
+        ..Shape::default()
+    };
+    let device = shape.device(3);
+    let mut rig = Rig::open(&device, shape, clock());
+    let keys: Vec<Vec<u8>> = (0..KEYS).map(|n| format!("key:{n}").into_bytes()).collect();
+    for key in &keys {
+        rig.set(key, &[7; VALUE_BYTES], Expiry::None).unwrap();
+    }
+    rig.settle();
+    let device = SimDevice::with_image(device.durable_image(), 3);
+    let mut rig = Rig::open(&device, shape, clock());
+    // The records of values in pieces are looked at.
+    (0..100).for_each(|_| rig.turn());
+    (rig, keys)
+}
+
+fn by_reads(rig: &Rig) -> u64 {
+    rig.pool.ledger().held_by_reads()
+}
+
+/// Runs one command for each of `parts`, all at once; `f` says what one comes to. Answers the most that reads had.
+fn at_once<T>(
+    rig: &mut Rig,
+    parts: &[&[Vec<u8>]],
+    f: impl Fn(&mut Worker, &mut Task, &[&[u8]]) -> Outcome<T>,
+    done: impl Fn(T, usize),
+) -> u64 {
+    let mut most = 0;
+    let mut tasks = Vec::new();
+    for (n, part) in parts.iter().enumerate() {
+        let keys: Vec<&[u8]> = part.iter().map(|k| &k[..]).collect();
+        tasks.push(Some((rig.worker.task(n as u64), keys)));
+    }
+    for _ in 0..20_000 {
+        for place in &mut tasks {
+            let Some((mut task, keys)) = place.take() else {
+                continue;
+            };
+            match f(&mut rig.worker, &mut task, &keys).unwrap() {
+                Step::Wait(_) => *place = Some((task, keys)),
+                Step::Done(result) => {
+                    rig.worker.finish(task);
+                    done(result, keys.len());
+                }
+            }
+            most = most.max(by_reads(rig));
+        }
+        if tasks.iter().all(Option::is_none) {
+            return most;
+        }
+        rig.turn();
+    }
+    panic!("commands wait for ever");
+}
+
+fn exists(w: &mut Worker, t: &mut Task, keys: &[&[u8]]) -> Outcome<u64> {
+    terrace_kv::exists(w, t, keys)
+}
+
+#[test]
+fn reads_of_many_commands_take_an_eighth_of_the_cap() {
+    let all = |count, asked| assert_eq!(count, asked as u64);
+    let (mut rig, keys) = cold(24);
+    let parts: Vec<&[Vec<u8>]> = keys.chunks(64).collect();
+    let most = at_once(&mut rig, &parts, exists, all);
+    let eighth = rig.pool.stats().cap_bytes / 8;
+    assert!(most <= eighth, "{most} of {eighth}");
+    assert!(most > eighth / 2, "{most} of {eighth}: nothing was bounded");
+
+    // One each, whose values are kept until they are answered.
+    let (mut rig, keys) = cold(24);
+    let parts: Vec<&[Vec<u8>]> = keys.chunks(1).collect();
+    let get = |w: &mut Worker, t: &mut Task, keys: &[&[u8]]| {
+        terrace_kv::get(
+            w,
+            t,
+            keys[0],
+            |v| matches!(v, terrace_kv::Value::Inline(b) if b == [7; VALUE_BYTES]),
+        )
+    };
+    let most = at_once(&mut rig, &parts, get, |found, _| assert!(found));
+    assert!(most <= eighth, "{most} of {eighth}");
+}
+
+/// Where others have all of it, one read at a time goes on.
+#[test]
+fn a_command_ends_where_there_is_no_room_for_reads() {
+    let (mut rig, keys) = cold(24);
+    let cap = rig.pool.stats().cap_bytes;
+    rig.pool.ledger().change(Part::Io, 0, cap / 8);
+    let parts: Vec<&[Vec<u8>]> = keys.chunks(64).take(3).collect();
+    let most = at_once(&mut rig, &parts, exists, |count, _| assert_eq!(count, 64)) - cap / 8;
+    // And what is kept of the keys.
+    assert!(most <= READ_MAX_BYTES + 64 * 3 * 100, "{most} bytes");
+    assert_eq!(by_reads(&rig), cap / 8);
+}
+
+/// Commands that ask nothing of the values before keep none of them.
+#[test]
+fn deletions_and_msets_keep_no_value_that_they_read() {
+    let (mut rig, keys) = cold(24);
+    let keys: Vec<&[u8]> = keys.iter().map(|k| &k[..]).collect();
+    let (gone, set) = (&keys[..20], &keys[20..40]);
+    let mut pairs: Vec<_> = (set.iter())
+        .map(|k| (*k, NewValue::Inline(b"new")))
+        .collect();
+    let mut t = rig.worker.task(1);
+    let mut step = |rig: &mut Rig, t: &mut Task, del: bool| match del {
+        true => terrace_kv::del(&mut rig.worker, t, gone).map(|s| s == Step::Done(20)),
+        false => terrace_kv::mset(&mut rig.worker, t, &mut pairs).map(|s| s == Step::Done(())),
+    };
+    for del in [true, false] {
+        assert!(!step(&mut rig, &mut t, del).unwrap(), "it is cold");
+        while rig.worker.reads_under_way() > 0 {
+            rig.turn();
+        }
+        let kept = by_reads(&rig);
+        assert!(kept > 0 && kept < 20 * 100, "{kept} bytes");
+        while !step(&mut rig, &mut t, del).unwrap() {
+            rig.turn();
+        }
+        rig.worker.reset(&mut t);
+    }
+    rig.worker.finish(t);
+    for (n, key) in keys.iter().enumerate().take(50) {
+        let expected = match n {
+            ..20 => None,
+            20..40 => Some(b"new".to_vec()),
+            _ => Some(vec![7; VALUE_BYTES]),
+        };
+        assert_eq!(rig.get(key).unwrap(), expected);
+    }
+}
+
+/// Buffers that are kept for the next reads are the cap's too, and bounded.
+#[test]
+fn spare_buffers_are_counted() {
+    let (mut rig, keys) = cold(1000);
+    let io = |rig: &Rig| rig.pool.ledger().held(Part::Io);
+    let before = io(&rig);
+    let parts: Vec<&[Vec<u8>]> = keys.chunks(64).collect();
+    let most = at_once(&mut rig, &parts, exists, |_, _| ());
+    assert!(most > 1 << 20, "{most} bytes at once");
+    (0..20).for_each(|_| rig.turn());
+    let spare = io(&rig) - before;
+    let part = rig.pool.stats().cap_bytes / 128;
+    assert!(spare > 0 && spare <= part, "{spare} of {part} bytes");
+    let pool = rig.pool.clone();
+    rig.worker.close();
+    assert_eq!(pool.ledger().held(Part::Io), 0);
+}
