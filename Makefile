@@ -19,6 +19,9 @@ CARGO_HOME ?= $(HOME)/.cargo
 export PATH := $(PATH):$(CARGO_HOME)/bin
 
 CARGO_TARGET_DIR ?= $(CURDIR)/target
+ifeq ($(strip $(CARGO_TARGET_DIR)),)
+CARGO_TARGET_DIR := $(CURDIR)/target
+endif
 # As a path from here, where it is relative: a function of make's would take a name with a space for two.
 ifeq ($(filter /%,$(firstword $(CARGO_TARGET_DIR))),)
 CARGO_TARGET_DIR := $(CURDIR)/$(CARGO_TARGET_DIR)

@@ -31,7 +31,7 @@ install_library() {
     ln -sf "libterrace.so.$version" "$TO/lib/libterrace.so.0"
     ln -sf "libterrace.so.0" "$TO/lib/libterrace.so"
     sed "s|@PREFIX@|$PREFIX|; s|@VERSION@|$version|" crates/capi/terrace.pc.in >"$TO/lib/pkgconfig/terrace.pc"
-    [ -n "${DESTDIR:-}$found" ] || [ "$(id -u)" != 0 ] || ldconfig 2>/dev/null || true
+    [ -n "${DESTDIR:-}$found" ] || [ "$(id -u)" != 0 ] || ldconfig "$TO/lib" 2>/dev/null || true
     echo "installed below $TO: cc program.c \$(PKG_CONFIG_PATH=$PREFIX/lib/pkgconfig pkg-config --cflags --libs terrace)$found"
 }
 

@@ -12,6 +12,8 @@ const RUNS_MAX: usize = 24;
 const STEADY_PART: f64 = 0.02;
 /// And when writes rise by less than this: they come in bursts.
 const WRITTEN_PART: f64 = 0.1;
+/// So many bytes an operation more are whoever else writes to the disk: what changes an object writes more.
+const WRITTEN_BYTES: f64 = 8.0;
 
 /// What was read in the runs so far, and what is asked of them.
 pub struct Steady {
@@ -53,10 +55,10 @@ impl Steady {
         (!ends).then_some(self.run_s)
     }
 
-    /// A run read, and wrote, so much of the device for each operation; in whatever units.
-    pub fn ran(&mut self, reads_an_op: f64, written_an_op: f64) {
+    /// A run read so often from the device for each operation, and wrote so many bytes.
+    pub fn ran(&mut self, reads_an_op: f64, written_bytes_an_op: f64) {
         self.reads_an_op.push(reads_an_op);
-        self.written_an_op.push(written_an_op);
+        self.written_an_op.push(written_bytes_an_op);
     }
 
     /// Whether the last is hardly less, or more, than the one so many before it.
@@ -68,7 +70,7 @@ impl Steady {
                 .is_some_and(|(now, before)| fits(*now, *before))
         };
         let fallen = |now, before| now >= before * (1.0 - STEADY_PART);
-        let risen = |now, before| now <= before * (1.0 + WRITTEN_PART);
+        let risen = |now, before| now <= before * (1.0 + WRITTEN_PART) + WRITTEN_BYTES;
         of(&self.reads_an_op, fallen) && of(&self.written_an_op, risen)
     }
 }

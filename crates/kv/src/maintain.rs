@@ -130,12 +130,13 @@ impl Maintainer {
                     self.state = State::Idle;
                     return Ok(Step::Done(true));
                 };
-                let step = expire_now(w, task, key)?;
-                if let Step::Done(()) = step {
-                    keys.pop();
-                    return Ok(Step::Done(true));
+                match expire_now(w, task, key)? {
+                    Step::Done(()) => {
+                        keys.pop();
+                        Ok(Step::Done(true))
+                    }
+                    Step::Wait(wait) => Ok(Step::Wait(wait)),
                 }
-                Ok(Step::Wait(Wait::Io))
             }
         }
     }

@@ -90,6 +90,8 @@ pub(crate) struct UringDisk {
     completions: Vec<(usize, i32)>,
     /// Set when the ring itself failed: from then on every operation ends with this errno.
     broken: Option<i32>,
+    /// Who made it.
+    process: u32,
     /// The ring starts disabled, so that the thread that uses it first becomes its owner.
     starts_disabled: bool,
 }
@@ -216,6 +218,7 @@ impl UringDisk {
             ready: Vec::new(),
             completions: Vec::with_capacity(depth as usize),
             broken: None,
+            process: std::process::id(),
             starts_disabled: task_run == TaskRun::Defer,
         })
     }
@@ -532,7 +535,8 @@ impl Drop for UringDisk {
             self.wait(DROP_WAIT, &mut done);
             done.clear();
         }
-        if self.file_is_fixed {
+        // Not a fork's, whose files these are as well; and not where the kernel may not be through.
+        if self.file_is_fixed && self.broken.is_none() && self.process == std::process::id() {
             // The kernel takes a ring apart some time after it is closed: until then a block device would be in use.
             let _kept = self.ring.submitter().unregister_files();
         }

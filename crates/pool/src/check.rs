@@ -244,11 +244,12 @@ pub fn destroy(dir: &Path) -> Result<(), PoolError> {
             let device = FileDevice::open(path)?;
             lock.claim(&device)?;
             let mut disk = device.queue(1)?;
-            // What has another's file, or a device that was made something else since, keeps it.
-            if !superblock::is_marked(&mut *disk)? && !superblock::is_blank(&mut *disk)? {
+            let is_ours = superblock::is_marked(&mut *disk)?;
+            // What has another's file, or a device that was made something else since, keeps it. A link that is half made may lead to what was there before.
+            if !is_ours && *path == data_path(dir) && !superblock::is_blank(&mut *disk)? {
                 return Err(PoolError::NotAPool { path: path.clone() });
             }
-            if is_link {
+            if is_link && is_ours {
                 // The device stays; without a superblock it is no pool any more.
                 wipe(&mut *disk, 0, 2)?;
             }

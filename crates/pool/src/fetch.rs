@@ -1,7 +1,7 @@
 //! A worker's reads of entries: begun for commands, counted, and bounded.
 //!
-//! Promises: what all reads have, under way and kept for their commands, stays within a part of the cap, but for one of
-//! each thread, so that none waits for ever. Never: locks a lane across a call of the device.
+//! Promises: what all reads have, under way and kept for their commands, stays within a part of the cap, but for a few of
+//! each thread, so that none waits for ever, nor for those whose clients are slow to take what was read. Never: locks a lane across a call of the device.
 
 use crate::ledger::Part;
 use crate::task::{Task, buf_bytes};
@@ -12,13 +12,15 @@ use terrace_media::{Done, Op};
 use terrace_tiers::ReadPlan;
 
 pub(crate) const TOKEN_READ: u64 = 1 << 62;
+/// Reads that a thread may have under way whatever others keep.
+const READS_ALWAYS: usize = 4;
 
 impl<D: Snapshot + Send> Worker<D> {
     /// Whether the read of `plan` may begin now. If not, it is to be [put off](Worker::put_off).
     #[inline]
     pub fn may_fetch(&self, plan: &ReadPlan) -> bool {
         let bytes = buf_bytes(plan.len) as u64;
-        self.pool.ledger.may_read(bytes) || self.reads_under_way() == 0
+        self.pool.ledger.may_read(bytes) || self.reads_under_way() < READS_ALWAYS
     }
 
     /// A planned read does not begin now, and what it holds is let go. A turn says when there is room again.
@@ -98,7 +100,9 @@ impl<D: Snapshot + Send> Worker<D> {
 
     /// All of them try again, so they are told when there is room for many, or when nothing else of this thread goes on.
     fn tell_those_put_off(&mut self) {
-        if self.reads_wait && (self.pool.ledger.reads_are_low() || self.reads_under_way() == 0) {
+        if self.reads_wait
+            && (self.pool.ledger.reads_are_low() || self.reads_under_way() < READS_ALWAYS)
+        {
             self.reads_wait = false;
             self.room = true;
         }

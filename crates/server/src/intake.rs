@@ -126,10 +126,12 @@ fn begin_upload<S: Store>(
         false => refusal(assembly, index, len_bytes, most),
     };
     if let Some(text) = refused {
-        let words: Vec<&[u8]> = (0..assembly.args_len())
-            .filter_map(|i| assembly.arg(i))
-            .collect();
-        let key = unlinked(&words).filter(|_| text == TOO_LARGE);
+        let key = (text == TOO_LARGE).then(|| {
+            let words = (0..assembly.args_len()).filter_map(|i| assembly.arg(i));
+            // Of a memcached line, which is short.
+            unlinked(&words.collect::<Vec<_>>())
+        });
+        let key = key.flatten();
         refuse(env, conn, text);
         if let Some(key) = key {
             instead(env, conn, &[TOO_LARGE.as_bytes(), &key]);

@@ -3,7 +3,7 @@
 //! An entry names the copy that it replaces. If no slot names that one, since the entry that would have brought it cannot be read,
 //! what the directory has of the key is older still, and nothing in the log says which slot that is: it has no key. So those that it
 //! may be are remembered, and read when the log was walked. It never happens without damage.
-//! Promises: a key whose newest entry is whole has one slot, and a deleted one none, whatever of it was lost before.
+//! Promises: a key whose newest entry is whole has one slot, and a deleted one none, whatever of it was lost before; but for one that was deleted and set again, of which the deletion is lost: nothing names what it deleted.
 //! Never: takes a slot for a key's whose entry was not read and is not the key's.
 
 use crate::bulk::read_in_order;

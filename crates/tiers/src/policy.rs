@@ -3,6 +3,8 @@
 //! Each is a first sound choice; the reasons and the measurements that replace
 //! them belong into docs/adr. Never: touches state, time or chance.
 
+use terrace_media::BLOCK_BYTES;
+
 /// What to do with a live entry when its memory segment is cleaned.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Fate {
@@ -185,6 +187,29 @@ pub fn kept_bytes(live_bytes: u64, used_bytes: u64, segment_bytes: u64) -> u64 {
     }
 }
 
+/// Bytes of the SSD that what is live in a closed segment takes wherever it lies: with its part of the end, into which nothing more fitted, and of what a block was filled up with.
+/// Cleaning does not gain these: were they room, a lane of long entries would be out of free segments before it is full. `entries_bytes` is what the segment's entries have, about, dead ones included.
+pub fn taken_bytes(
+    live_bytes: u64,
+    used_bytes: u64,
+    entries_bytes: u64,
+    segment_bytes: u64,
+) -> u64 {
+    let filled = match used_bytes.saturating_sub(entries_bytes) <= BLOCK_BYTES as u64 {
+        true => used_bytes.min(entries_bytes),
+        // Small epochs have filled up more of it, and cleaning gains that.
+        false => used_bytes,
+    };
+    let end = segment_bytes.saturating_sub(filled);
+    // Mostly next to nothing, and a division is worth avoiding.
+    if end * END_FROM_ONE_IN < segment_bytes || !is_well_filled(used_bytes, segment_bytes) {
+        return live_bytes;
+    }
+    (live_bytes * segment_bytes / filled.max(1)).min(segment_bytes)
+}
+/// An end of less than this part of a segment does not count: 1 / 128.
+const END_FROM_ONE_IN: u64 = 128;
+
 /// Whether a segment was closed since nothing more fitted, and not early: no entry is much longer than a quarter of one.
 pub fn is_well_filled(used_bytes: u64, segment_bytes: u64) -> bool {
     used_bytes * 4 >= segment_bytes * 3
@@ -351,6 +376,22 @@ mod tests {
         assert!(worth(seg * 6 / 8, seg * 7 / 8));
         assert!(worth(seg / 2, seg / 2), "two such make one");
         assert_eq!(kept_bytes(0, seg * 7 / 8, seg), 0);
+    }
+
+    #[test]
+    fn the_end_of_a_full_segment_is_taken_by_what_is_in_it() {
+        let seg = 1 << 19;
+        // Seven values of 64 KiB: whole, they have all of it, and each has a seventh.
+        let (entry, used) = (65_600, 113 * 4096);
+        let taken = |n: u64| taken_bytes(n * entry, used, 7 * entry, seg);
+        assert_eq!(taken(7), seg);
+        assert!((0..7).all(|n| taken(n).abs_diff(n * seg / 7) <= 1));
+        // Short ones leave no end; what was filled up by many epochs is to be gained.
+        assert_eq!(taken_bytes(300_000, seg - 100, seg - 100, seg), 300_000);
+        assert_eq!(taken_bytes(100_000, seg, 100_000, seg), 100_000);
+        // Closed early.
+        assert_eq!(taken_bytes(10_000, 20_000, 20_000, seg), 10_000);
+        assert_eq!(taken_bytes(0, 0, 0, seg), 0);
     }
 
     #[test]

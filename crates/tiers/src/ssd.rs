@@ -270,13 +270,21 @@ impl Ssd {
         let s = &self.segments[id as usize];
         let segment_bytes = self.segment_bytes as u64;
         let live_bytes = live_share(s);
-        let kept = || kept_of(s, live_bytes, segment_bytes);
-        let kept = (s.state == State::Sealed).then(kept);
+        let is_sealed = s.state == State::Sealed;
+        let rank = || {
+            let kept = kept_of(s, live_bytes, segment_bytes);
+            (ranks::bucket(kept, segment_bytes), s.first_seq)
+        };
         Account {
-            // What cleaning does not gain is taken, or a lane of long entries would be out of free segments before it is full.
-            live_bytes: kept.unwrap_or(live_bytes),
+            live_bytes: match is_sealed {
+                true => {
+                    let (used, total) = (s.used_bytes.into(), s.total_class_bytes.into());
+                    policy::taken_bytes(live_bytes, used, total, segment_bytes)
+                }
+                false => live_bytes,
+            },
             tomb_bytes: u64::from(s.tomb_bytes),
-            rank: kept.map(|kept| (ranks::bucket(kept, segment_bytes), s.first_seq)),
+            rank: is_sealed.then(rank),
         }
     }
     /// Sealed segments that the cleaner may take, some of each live share, the oldest ones of it, emptiest first.
@@ -310,7 +318,8 @@ impl Ssd {
     pub fn bad(&self) -> usize {
         self.bad
     }
-    /// Bytes that live entries and tombstones really take, headers and the ends of full segments included, padding not: of sealed segments [`kept_share`], of others [`live_share`].
+    /// Bytes that live entries and tombstones really take, headers and their part of the ends of full segments included, padding not: [`live_share`] of each segment, of sealed ones what
+    /// `policy::taken_bytes` makes of it.
     pub fn live_bytes(&self) -> u64 {
         self.live_bytes
     }

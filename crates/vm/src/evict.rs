@@ -174,8 +174,11 @@ impl Core {
             let failures = self.counters.failed_stores.load(Ordering::Relaxed);
             let evicted = self.evict(resident - pages).unwrap_or_default();
             let failed = self.counters.failed_stores.load(Ordering::Relaxed) > failures;
-            if failed && let Some(error) = *self.failed.lock() {
-                return Err(error);
+            match *self.failed.lock() {
+                // It ends: until then they are busy.
+                Some(StoreError::Syncing) | None => {}
+                Some(error) if failed => return Err(error),
+                Some(_) => {}
             }
             // What is left is busy, or faults as quickly as it is evicted: that ends, or is not to be ended.
             idle = if evicted.pages == 0 { idle + 1 } else { 0 };

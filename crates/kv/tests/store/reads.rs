@@ -83,7 +83,8 @@ fn reads_of_many_commands_take_an_eighth_of_the_cap() {
     let (mut rig, keys) = cold(24);
     let parts: Vec<&[Vec<u8>]> = keys.chunks(64).collect();
     let most = at_once(&mut rig, &parts, exists, all);
-    let eighth = rig.pool.stats().cap_bytes / 8;
+    // A few more go on whatever others keep.
+    let eighth = rig.pool.stats().cap_bytes / 8 + 3 * READ_MAX_BYTES;
     assert!(most <= eighth, "{most} of {eighth}");
     assert!(most > eighth / 2, "{most} of {eighth}: nothing was bounded");
 
@@ -102,7 +103,7 @@ fn reads_of_many_commands_take_an_eighth_of_the_cap() {
     assert!(most <= eighth, "{most} of {eighth}");
 }
 
-/// Where others have all of it, one read at a time goes on.
+/// Where others have all of it, a few reads at a time go on.
 #[test]
 fn a_command_ends_where_there_is_no_room_for_reads() {
     let (mut rig, keys) = cold(24);
@@ -111,7 +112,7 @@ fn a_command_ends_where_there_is_no_room_for_reads() {
     let parts: Vec<&[Vec<u8>]> = keys.chunks(64).take(3).collect();
     let most = at_once(&mut rig, &parts, exists, |count, _| assert_eq!(count, 64)) - cap / 8;
     // And what is kept of the keys.
-    assert!(most <= READ_MAX_BYTES + 64 * 3 * 100, "{most} bytes");
+    assert!(most <= 4 * READ_MAX_BYTES + 64 * 3 * 100, "{most} bytes");
     assert_eq!(by_reads(&rig), cap / 8);
 }
 

@@ -285,6 +285,34 @@ fn ends_of_segments(shape: Shape, shorter_by_one_in: u64) {
     rig.close();
 }
 
+/// The same of what blocks are filled up with, where segments are so small that this is a part of them that counts.
+#[test]
+fn the_ends_of_blocks_are_not_room_where_nothing_is_dead() {
+    for (segments_per_lane, memory_segments, len) in
+        [(348, 67, 918), (151, 31, 917), (432, 55, 951)]
+    {
+        let shape = Shape {
+            segments_per_lane,
+            memory_segments,
+            durability: Durability::Async,
+            ..Shape::default()
+        };
+        let device = shape.device(5);
+        let mut rig = Rig::open(&device, shape, clock());
+        let full = (0..).find_map(|n| {
+            if n % 8 == 1 {
+                rig.settle();
+            }
+            rig.set(format!("key:{n}").as_bytes(), &vec![1; len], Expiry::None)
+                .err()
+        });
+        let why = full.expect("it is finite");
+        assert!(why.contains("SSD is full"), "{why}");
+        assert_eq!(rig.del(&[b"key:1"]).unwrap().0, 1);
+        rig.close();
+    }
+}
+
 /// Leaves the only lane so many segments of DRAM, as an index that grew would.
 fn squeeze(rig: &mut Rig, segments: u64) {
     let ledger = rig.pool.ledger();

@@ -41,6 +41,8 @@ pub const NAMED_MAX: u16 = 1024;
 /// Pages outside of what is synced that may have been changed and evicted since they were synced: each is written again first.
 pub const SYNC_OUTSIDE_PAGES_MAX: u64 = 1 << 14;
 const GENERATION_BYTES: usize = 8;
+/// How often a page that is to be zeros waits for a sync, some 20 ms each: longer than one takes.
+const CLEARING_LOOKS: u32 = 3_000;
 
 struct State {
     /// As it is in the pool, if there is no doubt.
@@ -337,8 +339,12 @@ impl Backing for Named {
             bytes: &zeros,
             surely: true,
         };
-        if let Err(error) = self.store(&[changed]) {
-            tracing::warn!(page, %error, "a page could not be cleared");
+        // A sync is waited for: as long as one takes.
+        let mut looks = 0..CLEARING_LOOKS;
+        while let Err(error) = self.store(&[changed]) {
+            if !matches!(error, StoreError::Syncing) || looks.next().is_none() {
+                return tracing::warn!(page, %error, "a page could not be cleared");
+            }
         }
     }
 }

@@ -13,10 +13,12 @@ use crate::sys::pause;
 use crate::{Page, StoreError};
 use std::ops::Range;
 use std::sync::{RwLockReadGuard, RwLockWriteGuard};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Pages whose stale versions are freed while write-backs wait.
 const FREE_AT_ONCE: u64 = 256;
+/// And for so long in a row.
+const FREE_MAX: Duration = Duration::from_millis(10);
 
 /// How often a write-back looks whether it may, and how long it waits in between: some 20 ms in all. Who evicts has one of a few workspaces in hand then, and others need those for pages that leave
 /// without a write-back.
@@ -131,9 +133,15 @@ impl Named {
 
     /// Frees versions that a sync has replaced. Where there is no room for that, they stay until their page is written again.
     fn free_stale(&self) {
+        let mut others = Instant::now();
         for first in self.marks.busy_runs() {
             let mut rests = true;
             for from in (first..first + RUN_PAGES).step_by(FREE_AT_ONCE as usize) {
+                // Write-backs look once in a while: they find it free now and then.
+                if others.elapsed() > FREE_MAX {
+                    pause(2 * LOOK_AGAIN);
+                    others = Instant::now();
+                }
                 // Nobody writes to the place that is freed.
                 let _state = self.state.write();
                 match self.free_stale_of(from..from + FREE_AT_ONCE) {
