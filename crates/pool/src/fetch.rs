@@ -4,6 +4,7 @@
 //! each thread, so that none waits for ever, nor for those whose clients are slow to take what was read. Never: locks a lane across a call of the device.
 
 use crate::ledger::Part;
+use crate::reads::TOKEN_READ;
 use crate::task::{Task, buf_bytes};
 use crate::verify::OWNER;
 use crate::worker::Worker;
@@ -11,7 +12,6 @@ use terrace_log::Snapshot;
 use terrace_media::{Done, Op};
 use terrace_tiers::ReadPlan;
 
-pub(crate) const TOKEN_READ: u64 = 1 << 62;
 /// Reads that a thread may have under way whatever others keep.
 const READS_ALWAYS: usize = 4;
 

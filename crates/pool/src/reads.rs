@@ -9,6 +9,8 @@ use slab::Slab;
 use terrace_media::{BLOCK_BYTES, Buf, Disk, Done};
 use terrace_tiers::ReadPlan;
 
+/// In the tokens of reads at the device.
+pub(crate) const TOKEN_READ: u64 = 1 << 62;
 /// Read buffers kept for reuse, of all lengths together, and what part of the cap those of all threads may take.
 const SPARE_MAX_BYTES: u64 = 512 << 10;
 const SPARE_ONE_IN: u64 = 128;

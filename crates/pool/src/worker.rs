@@ -7,14 +7,13 @@
 //! across a system call. Never: acknowledges; it says which epoch is durable.
 
 use crate::clock::Now;
-use crate::fetch::TOKEN_READ;
 use crate::flushes::{Flushes, TOKEN_FLUSH, TOKEN_LANE_SHIFT, TOKEN_OF_CHECKPOINT};
 use crate::held::Held;
 use crate::ledger::Part;
 use crate::near::Near;
 use crate::options::{Contents, QUEUE_DEPTH};
 use crate::pool::Pool;
-use crate::reads::{Reads, spare_max_bytes};
+use crate::reads::{Reads, TOKEN_READ, spare_max_bytes};
 use crate::task::Task;
 use crate::verify::{Batch, Verifier, Waiting};
 use crate::{Lane, PoolError};
