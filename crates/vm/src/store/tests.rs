@@ -213,9 +213,12 @@ fn what_was_used_is_remembered_where_that_is_asked() {
         assert!((0..USED).all(|id| read(&store, id).unwrap()));
         let mut left: Vec<u64> = (0..USED).collect();
         for chunk in 0..60 {
-            for id in USED + chunk * 2000..USED + (chunk + 1) * 2000 {
+            let others = USED + chunk * 2000..USED + (chunk + 1) * 2000;
+            for id in others.clone() {
                 store.put(TABLE, id, &value(id)).expect("put");
             }
+            // Used as well: nothing else takes the place of what is.
+            assert!(others.into_iter().all(|id| read(&store, id).unwrap()));
             left.retain(|id| {
                 let near = store.near_is(TABLE, *id, |_| true);
                 if !near {
