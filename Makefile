@@ -3,7 +3,8 @@
 #
 # Settings (make NAME=value ...):
 #   POOL, DRAM, SSD, RESP   what `make run` opens, its bounds, and where it listens
-#   PREFIX, DESTDIR, ETC    where `make install` puts the server and the C library (/usr/local), and settings (/etc)
+#   PREFIX, DESTDIR, ETC    where `make install` puts the server and the C library (/usr/local), and settings (/etc for PREFIX /usr and
+#                           /usr/local, else PREFIX/etc)
 #   SOAK_SECONDS            how long each long test of `make soak` runs
 #   FUZZ_SECONDS            how long `make fuzz` stays at each target (60)
 #   CARGO_TARGET_DIR        where cargo builds, as everywhere
@@ -90,7 +91,7 @@ bench: examples ## the benchmarks, beside peers
 	@cargo build --release --locked
 	@code=0; for name in first serve memory run; do "$$TERRACE_BIN" bench $$name || code=$$?; done; exit $$code
 
-memcheck: ## the tests of the unsafe crates under valgrind
+memcheck: ## the tests of media and vm under valgrind
 	@scripts/setup.sh memcheck
 	@scripts/memcheck.sh
 

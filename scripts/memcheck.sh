@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Runs the tests of the crates that may be unsafe under valgrind's memcheck: reads and writes outside of what was
+# Runs the tests of `media`, and those of `vm` that take no faults, under valgrind's memcheck: reads and writes outside of what was
 # allocated, and decisions on bytes nobody wrote. Exits 1 when it finds any, or when a test fails.
 #
 # The simulated device has no unsafe code and is left out. Where valgrind's version does not know a system call it

@@ -51,9 +51,10 @@ typedef struct terrace_options {
   size_t size;
   // Directory of the pool; made if need be. What is in it does not outlive the program that opened it, unless flags has TERRACE_KEEP.
   const char *path;
-  // DRAM in bytes, everything counted.
+  // DRAM in bytes, everything counted: at least 16 MiB for each lane of the pool. One that is made has a lane for each 64 MiB of it, from 1 to 4, no more than there are processors, and a
+  // power of two; one that is kept keeps them.
   uint64_t cap_bytes;
-  // Size on the SSD in bytes; 0: four times the cap. A pool that is kept keeps its size; one that is not is made anew where another is asked for.
+  // Size on the SSD in bytes, of which 25 MiB for each lane are enough always; 0: four times the cap. A pool that is kept keeps its size; one that is not is made anew where another is asked for.
   uint64_t ssd_bytes;
   // Pages of 4 KiB that the program sees in DRAM at a time, from 64 to what half of the cap holds with their page tables; 0: a sixteenth of the cap, and it adapts.
   uint64_t buffer_pages;
@@ -125,8 +126,11 @@ typedef struct terrace_stats {
 extern "C" {
 #endif // __cplusplus
 
-// Makes an array of `len` objects of `bytes` bytes (1 to 4096), zeros, which can grow to `len_max` (0: it cannot grow).
-struct terrace_array *terrace_array_create(struct terrace_pool *pool, uint64_t len, size_t bytes, uint64_t len_max);
+// Makes an array of `len` objects of `bytes` bytes (1 to 4096), zeros, which can grow to `len_max` (0: it cannot grow; EINVAL if that is less than `len`).
+struct terrace_array *terrace_array_create(struct terrace_pool *pool,
+                                           uint64_t len,
+                                           size_t bytes,
+                                           uint64_t len_max);
 
 // The address of object `index`, which stays until the array ends. NULL with EINVAL: the array does not have it.
 void *terrace_array_at(const struct terrace_array *array, uint64_t index);
@@ -207,8 +211,8 @@ uint64_t terrace_objects_count(const struct terrace_objects *objects);
 int terrace_objects_destroy(struct terrace_objects *objects);
 
 // Opens a pool, and makes it if need be. NULL: errno is EBUSY if another process has it, EINVAL if an option is out of bounds, EADDRINUSE if
-// something else of the program is where the regions of the pool lie, ENOSPC, EMFILE or ENOMEM if the system has too little, ENOSYS if this
-// machine does not let programs take their faults (terrace_last_error says what to set).
+// something else of the program is where the regions of the pool lie, ENOSPC, EMFILE or ENOMEM if the system has too little, ENOENT if the directory
+// above the pool's is not there, EIO if what is there is damaged or no pool, ENOSYS if this machine does not let programs take their faults (terrace_last_error says what to set).
 //
 // Where fault_threads is 0, faults are signals: the first opening installs a handler for SIGBUS. A thread that has SIGBUS blocked is ended with its program by the kernel at
 // its first fault, without a message: leave it out of what is blocked (sigdelset(&set, SIGBUS) after sigfillset). A handler that the program installs for SIGBUS later
@@ -220,12 +224,14 @@ int terrace_objects_destroy(struct terrace_objects *objects);
 struct terrace_pool *terrace_open(const struct terrace_options *options);
 
 // Closes a pool and all that is of it: its arrays, tables, regions and memory, which nobody may touch any more. Calls on it
-// that are under way in other threads end first; 10 s are waited for them.
+// that are under way in other threads end first; 10 s are waited for them. -1 with ETIMEDOUT: they have not ended; it is closed when they do, and until then
+// terrace_open says EBUSY. What closes or destroys something of a pool says the same of that.
 int terrace_close(struct terrace_pool *pool);
 
 // Opens the region `name` of a pool that is kept. If there is none, makes it: `bytes` zeros, which can grow to `bytes_max` (0: as many as the
 // SSD takes). One that is there keeps its size, and is as at its last sync, at the same address. NULL: errno is EBUSY if it is open, ENOMEM if the SSD
-// has no room for it, there are no addresses for it or 1024 regions are there, EINVAL for another name, 0 bytes where there is none, or a pool without TERRACE_KEEP.
+// has no room for it, there are no addresses for it or 1024 regions are there, EINVAL for another name, 0 bytes where there is none, a `bytes_max` below `bytes` that is not 0, or a pool
+// without TERRACE_KEEP.
 //
 // `name` is UTF-8, 1 to 255 bytes.
 struct terrace_region *terrace_region_open(struct terrace_pool *pool,

@@ -27,7 +27,7 @@ fn outside(state: &ArrayState, index: u64) -> Failure {
     Failure::invalid(format!("object {index} of an array of {len}"))
 }
 
-/// Makes an array of `len` objects of `bytes` bytes (1 to 4096), zeros, which can grow to `len_max` (0: it cannot grow).
+/// Makes an array of `len` objects of `bytes` bytes (1 to 4096), zeros, which can grow to `len_max` (0: it cannot grow; EINVAL if that is less than `len`).
 #[unsafe(no_mangle)]
 pub extern "C" fn terrace_array_create(
     pool: *mut terrace_pool,
@@ -36,6 +36,11 @@ pub extern "C" fn terrace_array_create(
     len_max: u64,
 ) -> *mut terrace_array {
     call("terrace_array_create", std::ptr::null_mut(), || {
+        if len_max != 0 && len_max < len {
+            return Err(Failure::invalid(format!(
+                "an array of {len} objects that can grow to {len_max}: say as many or more, or 0 if it does not grow"
+            )));
+        }
         let pool = state::get::<PoolState>(Handle::from_pointer(pool))?;
         let array = pool.heap.array(len, narrow(bytes), len_max)?;
         let addresses = array.addresses();

@@ -39,9 +39,10 @@ pub struct terrace_options {
     pub size: usize,
     /// Directory of the pool; made if need be. What is in it does not outlive the program that opened it, unless flags has TERRACE_KEEP.
     pub path: *const c_char,
-    /// DRAM in bytes, everything counted.
+    /// DRAM in bytes, everything counted: at least 16 MiB for each lane of the pool. One that is made has a lane for each 64 MiB of it, from 1 to 4, no more than there are processors, and a
+    /// power of two; one that is kept keeps them.
     pub cap_bytes: u64,
-    /// Size on the SSD in bytes; 0: four times the cap. A pool that is kept keeps its size; one that is not is made anew where another is asked for.
+    /// Size on the SSD in bytes, of which 25 MiB for each lane are enough always; 0: four times the cap. A pool that is kept keeps its size; one that is not is made anew where another is asked for.
     pub ssd_bytes: u64,
     /// Pages of 4 KiB that the program sees in DRAM at a time, from 64 to what half of the cap holds with their page tables; 0: a sixteenth of the cap, and it adapts.
     pub buffer_pages: u64,
@@ -118,8 +119,8 @@ unsafe fn asked(options: *const terrace_options) -> Result<Asked, Failure> {
 }
 
 /// Opens a pool, and makes it if need be. NULL: errno is EBUSY if another process has it, EINVAL if an option is out of bounds, EADDRINUSE if
-/// something else of the program is where the regions of the pool lie, ENOSPC, EMFILE or ENOMEM if the system has too little, ENOSYS if this
-/// machine does not let programs take their faults (terrace_last_error says what to set).
+/// something else of the program is where the regions of the pool lie, ENOSPC, EMFILE or ENOMEM if the system has too little, ENOENT if the directory
+/// above the pool's is not there, EIO if what is there is damaged or no pool, ENOSYS if this machine does not let programs take their faults (terrace_last_error says what to set).
 ///
 /// Where fault_threads is 0, faults are signals: the first opening installs a handler for SIGBUS. A thread that has SIGBUS blocked is ended with its program by the kernel at
 /// its first fault, without a message: leave it out of what is blocked (sigdelset(&set, SIGBUS) after sigfillset). A handler that the program installs for SIGBUS later
@@ -160,7 +161,8 @@ pub unsafe extern "C" fn terrace_open(options: *const terrace_options) -> *mut t
 }
 
 /// Closes a pool and all that is of it: its arrays, tables, regions and memory, which nobody may touch any more. Calls on it
-/// that are under way in other threads end first; 10 s are waited for them.
+/// that are under way in other threads end first; 10 s are waited for them. -1 with ETIMEDOUT: they have not ended; it is closed when they do, and until then
+/// terrace_open says EBUSY. What closes or destroys something of a pool says the same of that.
 #[unsafe(no_mangle)]
 pub extern "C" fn terrace_close(pool: *mut terrace_pool) -> c_int {
     call("terrace_close", -1, || {
@@ -168,19 +170,24 @@ pub extern "C" fn terrace_close(pool: *mut terrace_pool) -> c_int {
         let handle = Handle::from_pointer(pool);
         let state = state::remove::<PoolState>(handle)?;
         // They may make something of it yet.
-        state::await_calls(&state);
+        let until = state::patience();
+        state::await_calls(&state, until);
         ranges::remove(handle);
         let malloc = state.malloc.lock().take();
-        malloc.iter().for_each(state::await_calls);
+        let mut ended = malloc.iter().all(|m| state::await_calls(m, until));
         let children = std::mem::take(&mut *state.children.lock());
         for child in children {
             // One that another thread closes right now is gone, and that thread has the pool in hand.
-            let _ = state::close::<ObjectsState>(child)
-                .or_else(|_| state::close::<ArrayState>(child))
-                .or_else(|_| state::close::<TableState>(child))
-                .or_else(|_| state::close::<RegionState>(child));
+            let closed = state::close::<ObjectsState>(child, until)
+                .or_else(|_| state::close::<ArrayState>(child, until))
+                .or_else(|_| state::close::<TableState>(child, until))
+                .or_else(|_| state::close::<RegionState>(child, until));
+            ended &= closed.unwrap_or(true);
         }
-        state::await_calls(&state);
-        Ok(0)
+        ended &= state::await_calls(&state, until);
+        match ended {
+            true => Ok(0),
+            false => Err(state::still_called("pool")),
+        }
     })
 }

@@ -77,7 +77,8 @@ unsafe fn name_of(name: *const c_char) -> Result<String, Failure> {
 
 /// Opens the region `name` of a pool that is kept. If there is none, makes it: `bytes` zeros, which can grow to `bytes_max` (0: as many as the
 /// SSD takes). One that is there keeps its size, and is as at its last sync, at the same address. NULL: errno is EBUSY if it is open, ENOMEM if the SSD
-/// has no room for it, there are no addresses for it or 1024 regions are there, EINVAL for another name, 0 bytes where there is none, or a pool without TERRACE_KEEP.
+/// has no room for it, there are no addresses for it or 1024 regions are there, EINVAL for another name, 0 bytes where there is none, a `bytes_max` below `bytes` that is not 0, or a pool
+/// without TERRACE_KEEP.
 ///
 /// `name` is UTF-8, 1 to 255 bytes.
 #[unsafe(no_mangle)]
@@ -90,6 +91,11 @@ pub unsafe extern "C" fn terrace_region_open(
     call("terrace_region_open", std::ptr::null_mut(), || {
         // SAFETY: the program's promise.
         let name = unsafe { name_of(name)? };
+        if bytes_max != 0 && bytes_max < bytes {
+            return Err(Failure::invalid(format!(
+                "a region of {bytes} bytes that can grow to {bytes_max}: say as many or more, or 0 for as many as the SSD takes"
+            )));
+        }
         let pool = state::get::<PoolState>(Handle::from_pointer(pool))?;
         let region = regions(&pool)?.region(&name, bytes, bytes_max)?;
         let addresses = (region.base() as usize, region.bytes_max());

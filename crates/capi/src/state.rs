@@ -173,23 +173,42 @@ pub(crate) fn remove<T: Kind>(handle: Handle) -> Result<Arc<T>, Failure> {
     Ok(state)
 }
 
-/// Waits until calls that have it have ended; no handle leads to it any more.
-pub(crate) fn await_calls<T>(last: &Arc<T>) {
-    let until = Instant::now() + UNDER_WAY_MAX;
-    while Arc::strong_count(last) > 1 && Instant::now() < until {
+/// Until when calls under way are waited for.
+pub(crate) fn patience() -> Instant {
+    Instant::now() + UNDER_WAY_MAX
+}
+
+/// Waits until calls that have it have ended; no handle leads to it any more. Whether they have.
+pub(crate) fn await_calls<T>(last: &Arc<T>, until: Instant) -> bool {
+    while Arc::strong_count(last) > 1 {
+        if Instant::now() >= until {
+            return false;
+        }
         std::thread::sleep(LOOK_EVERY);
     }
     // What they did is seen from here on.
     fence(Ordering::Acquire);
+    true
 }
 
-/// Closes what is in a pool, after calls under way on it.
-pub(crate) fn close<T: Child>(handle: Handle) -> Result<(), Failure> {
+/// What closing says where calls went on for too long.
+pub(crate) fn still_called(what: &str) -> Failure {
+    let waited_s = UNDER_WAY_MAX.as_secs();
+    Failure {
+        errno: libc::ETIMEDOUT,
+        text: format!(
+            "calls on the {what} in other threads have not ended in {waited_s} s: it is closed when they end, and can be opened again then"
+        ),
+    }
+}
+
+/// Closes what is in a pool, after calls under way on it. Whether they have ended by then: if not, it ends with them.
+pub(crate) fn close<T: Child>(handle: Handle, until: Instant) -> Result<bool, Failure> {
     let state = remove::<T>(handle)?;
-    await_calls(&state);
+    let ended = await_calls(&state, until);
     // Before its addresses can be another's.
     ranges::remove(handle);
-    Ok(())
+    Ok(ended)
 }
 
 /// The same of what ends before its pool.
@@ -197,9 +216,12 @@ pub(crate) fn destroy<T: Child>(handle: Handle) -> Result<(), Failure> {
     refuse_inside()?;
     // In hand until it is gone: whoever closes the pool meanwhile waits for that.
     let pool = get::<T>(handle)?.pool();
-    close::<T>(handle)?;
+    let ended = close::<T>(handle, patience())?;
     if let Some(pool) = pool {
         pool.disown(handle);
     }
-    Ok(())
+    match ended {
+        true => Ok(()),
+        false => Err(still_called(T::NAME)),
+    }
 }

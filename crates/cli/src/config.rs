@@ -102,7 +102,7 @@ pub struct Settings {
     pub durability: Durability,
     /// Longest time in memory only.
     pub flush_interval: Duration,
-    /// Threads that serve; 0: as many as the pool has lanes, or the default when it is made.
+    /// Threads that serve; 0: one for each CPU, at most 8.
     pub threads: usize,
     /// Most connections.
     pub max_clients: usize,

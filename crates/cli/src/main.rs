@@ -138,7 +138,7 @@ struct BenchArgs {
     /// Where files go [default: out/bench/NAME]
     #[arg(long, value_name = "DIR")]
     out: Option<PathBuf>,
-    /// A directory on the disk to measure [default: `work` in the output directory]
+    /// A directory on the disk to measure, in which `terrace-bench-work-PID` is made and removed again [default: the output directory]
     #[arg(long, value_name = "DIR")]
     work: Option<PathBuf>,
     /// Rounds of each peer in each case

@@ -5,7 +5,7 @@
 //! reaped; every operation ends in exactly one [`Done`]; space is reserved when a medium is made,
 //! so that a full file system is met then and not under load; every failure is an error value.
 //!
-//! Never: caches, retries a failed flush, looks at what the bytes mean, or starts a thread.
+//! Never: caches, retries a failed flush, looks at what the bytes mean, or starts a thread but the one that moves segments to huge pages (`huge`).
 
 mod arena;
 mod below;

@@ -59,7 +59,7 @@ fn open(dir: &Path) -> Result<(PoolLock, Arc<FileDevice>, Superblock, bool), Poo
     lock.claim(&device)?;
     let mut disk = device.queue(QUEUE_DEPTH)?;
     let found = Superblock::read(&mut *disk)?;
-    let (superblock, both) = found.ok_or(PoolError::NotAPool { path })?;
+    let (superblock, both) = found.ok_or_else(|| lock.not_a_pool(path))?;
     Ok((lock, device, superblock, both))
 }
 
@@ -247,7 +247,7 @@ pub fn destroy(dir: &Path) -> Result<(), PoolError> {
             let is_ours = superblock::is_marked(&mut *disk)?;
             // What has another's file, or a device that was made something else since, keeps it. A link that is half made may lead to what was there before.
             if !is_ours && *path == data_path(dir) && !superblock::is_blank(&mut *disk)? {
-                return Err(PoolError::NotAPool { path: path.clone() });
+                return Err(lock.not_a_pool(path.clone()));
             }
             if is_link && is_ours {
                 // The device stays; without a superblock it is no pool any more.

@@ -23,6 +23,11 @@ impl<D: Snapshot + Send> Worker<D> {
         self.pool.ledger.may_read(bytes) || self.reads_under_way() < READS_ALWAYS
     }
 
+    /// Whether reads have half of what they may take, or less.
+    pub fn reads_are_low(&self) -> bool {
+        self.pool.ledger.reads_are_low()
+    }
+
     /// A planned read does not begin now, and what it holds is let go. A turn says when there is room again.
     pub fn put_off(&mut self, lane: u16, plan: &ReadPlan) {
         self.reads_wait = true;

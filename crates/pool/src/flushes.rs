@@ -4,9 +4,8 @@
 //! failed. Never: waits.
 
 use crate::pool::Pool;
-use crate::worker::Worker;
 use terrace_log::Snapshot;
-use terrace_media::{Buf, MediaError, Op};
+use terrace_media::{Buf, Disk, MediaError, Op};
 
 pub(crate) const TOKEN_FLUSH: u64 = 1 << 61;
 /// Beside the token of its lane: a flush of a checkpoint.
@@ -23,84 +22,84 @@ pub(crate) struct Flushes {
     others: Vec<u64>,
 }
 
-impl<D: Snapshot + Send> Worker<D> {
+impl Flushes {
     /// Hands an operation of a lane to the device; a flush when it may begin.
-    pub(crate) fn submit_of_lane(&mut self, token: u64, op: Op) {
+    pub(crate) fn submit_of_lane(&mut self, disk: &mut dyn Disk, token: u64, op: Op) {
         match op {
-            Op::Flush => self.flushes.others.push(token),
-            _ => self.disk.submit(token, op),
+            Op::Flush => self.others.push(token),
+            _ => disk.submit(token, op),
         }
     }
 
     /// All lanes have arrived: flushes the device when that may begin.
-    pub(crate) fn flush_epoch(&mut self) {
-        self.pool.commit.want_flush();
-        self.flushes.epoch = true;
+    pub(crate) fn flush_epoch<D: Snapshot + Send>(&mut self, pool: &Pool<D>) {
+        pool.commit.want_flush();
+        self.epoch = true;
     }
 
     /// Whether one is to be submitted yet.
-    pub(crate) fn flush_waits(&self) -> bool {
-        let epoch = self.flushes.epoch && self.pool.failure().is_none();
-        epoch || !self.flushes.others.is_empty()
+    pub(crate) fn wait<D: Snapshot + Send>(&self, pool: &Pool<D>) -> bool {
+        let epoch = self.epoch && pool.failure().is_none();
+        epoch || !self.others.is_empty()
     }
 
     /// Submits what waited and may begin.
-    pub(crate) fn submit_flushes(&mut self) {
+    pub(crate) fn submit<D: Snapshot + Send>(&mut self, pool: &Pool<D>, disk: &mut dyn Disk) {
         // Whoever has a flush that fails says so before it ends it: looked at afterwards, that is seen.
-        let has_failed = |pool: &Pool<D>| pool.failure().is_some();
-        if self.flushes.epoch && self.pool.commit.may_flush() && !has_failed(&self.pool) {
-            self.flushes.epoch = false;
-            self.disk.submit(TOKEN_FLUSH, Op::Flush);
+        let has_failed = || pool.failure().is_some();
+        if self.epoch && pool.commit.may_flush() && !has_failed() {
+            self.epoch = false;
+            disk.submit(TOKEN_FLUSH, Op::Flush);
         }
-        while let Some(&token) = self.flushes.others.last() {
-            let may = self.pool.commit.begin_other_flush();
-            match (may, has_failed(&self.pool)) {
-                (true, false) => self.disk.submit(TOKEN_OF_CHECKPOINT | token, Op::Flush),
+        while let Some(&token) = self.others.last() {
+            let may = pool.commit.begin_other_flush();
+            match (may, has_failed()) {
+                (true, false) => disk.submit(TOKEN_OF_CHECKPOINT | token, Op::Flush),
                 (false, false) => return,
                 (began, true) => {
-                    self.refuse(token);
+                    refuse(pool, token);
                     if began {
-                        self.ended_other_flush();
+                        ended_other_flush(pool);
                     }
                 }
             }
-            self.flushes.others.pop();
+            self.others.pop();
         }
     }
+}
 
-    /// What a flush that failed should have made durable, this one would not either.
-    fn refuse(&self, token: u64) {
-        let error = MediaError::Io {
-            op: "flush",
-            offset: 0,
-            len: 0,
-            errno: EIO,
-        };
-        self.complete_of_lane(token, Err(error), None);
+/// What a flush that failed should have made durable, this one would not either.
+fn refuse<D: Snapshot + Send>(pool: &Pool<D>, token: u64) {
+    let error = MediaError::Io {
+        op: "flush",
+        offset: 0,
+        len: 0,
+        errno: EIO,
+    };
+    complete_of_lane(pool, token, Err(error), None);
+}
+
+/// The flush of a checkpoint ended, and the pool knows whether it failed.
+pub(crate) fn ended_other_flush<D: Snapshot + Send>(pool: &Pool<D>) {
+    if pool.commit.end_other_flush() {
+        // Whoever has the epoch's.
+        pool.wake_all();
     }
+}
 
-    /// The flush of a checkpoint ended, and the pool knows whether it failed.
-    pub(crate) fn ended_other_flush(&self) {
-        if self.pool.commit.end_other_flush() {
-            // Whoever has the epoch's.
-            self.pool.wake_all();
-        }
-    }
-
-    /// Tells a lane what came of its operation, and the pool at once if that ends it: no epoch is durable behind a flush that failed.
-    pub(crate) fn complete_of_lane(
-        &self,
-        token: u64,
-        result: Result<(), MediaError>,
-        buf: Option<Buf>,
-    ) {
-        let at = (token >> TOKEN_LANE_SHIFT) as usize;
-        let mut lane = self.pool.lanes[at].lock();
-        lane.complete(token & ((1 << TOKEN_LANE_SHIFT) - 1), result, buf);
-        let failed = lane.failure().map(str::to_string);
-        drop(lane);
-        if let Some(why) = failed {
-            self.pool.fail(&why);
-        }
+/// Tells a lane what came of its operation, and the pool at once if that ends it: no epoch is durable behind a flush that failed.
+pub(crate) fn complete_of_lane<D: Snapshot + Send>(
+    pool: &Pool<D>,
+    token: u64,
+    result: Result<(), MediaError>,
+    buf: Option<Buf>,
+) {
+    let at = (token >> TOKEN_LANE_SHIFT) as usize;
+    let mut lane = pool.lanes[at].lock();
+    lane.complete(token & ((1 << TOKEN_LANE_SHIFT) - 1), result, buf);
+    let failed = lane.failure().map(str::to_string);
+    drop(lane);
+    if let Some(why) = failed {
+        pool.fail(&why);
     }
 }

@@ -5,7 +5,7 @@ use rustix::fs::{FlockOperation, flock};
 use std::fs::{File, OpenOptions};
 use std::io::{Read, Seek, Write};
 use std::os::unix::fs::OpenOptionsExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 use terrace_media::descriptors::keep_file;
 use terrace_media::{Claim, FileDevice, MediaError};
@@ -21,6 +21,8 @@ pub(crate) struct PoolLock {
     /// Who took it: a fork has the file too, and not the pool.
     process: u32,
     data: Option<Claim>,
+    /// Its file, if there was none before.
+    made: Option<PathBuf>,
 }
 
 impl Drop for PoolLock {
@@ -37,6 +39,7 @@ impl Drop for PoolLock {
 impl PoolLock {
     pub(crate) fn take(dir: &Path) -> Result<PoolLock, PoolError> {
         let path = dir.join("lock");
+        let is_new = !path.exists();
         let mut file = OpenOptions::new()
             .read(true)
             .write(true)
@@ -79,7 +82,17 @@ impl PoolLock {
             file,
             process,
             data: None,
+            made: is_new.then_some(path),
         })
+    }
+
+    /// The refusal of a directory whose `data` is not a pool's: what is another's keeps no file of ours.
+    pub(crate) fn not_a_pool(&mut self, data: PathBuf) -> PoolError {
+        if let Some(path) = self.made.take() {
+            // One that stays is in nobody's way.
+            let _ = std::fs::remove_file(path);
+        }
+        PoolError::NotAPool { path: data }
     }
 
     /// Waits until nothing of the pool's last process is under way on its data, and keeps it so. Before the first byte is read.
@@ -142,6 +155,7 @@ mod tests {
             file: lock.file.try_clone().unwrap(),
             process: lock.process + 1,
             data: None,
+            made: None,
         });
         PoolLock::take(dir.path()).unwrap_err();
         drop(lock);

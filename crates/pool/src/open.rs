@@ -97,7 +97,7 @@ impl<D: Snapshot + Send> Pool<D> {
         if options.contents == Contents::Scratch {
             // A file that is to go would stay as long as the claim on it.
             lock.unclaim();
-            device = format(&options, device, &path, progress)?;
+            device = format(&options, device, &path, &mut lock, progress)?;
             lock.claim(&device)?;
         }
         let clock = Box::new(SystemClock);
@@ -119,16 +119,19 @@ impl<D: Snapshot + Send> Pool<D> {
         device: Arc<dyn Device>,
         options: Options,
         clock: Box<dyn Clock>,
-        lock: Option<PoolLock>,
+        mut lock: Option<PoolLock>,
         arena: Option<Arc<Arena>>,
         make: MakeDirectory<'_, D>,
     ) -> Result<Arc<Pool<D>>, PoolError> {
         let started = Instant::now();
         let mut disk = device.plain_queue()?;
-        let (superblock, both) =
-            Superblock::read(&mut *disk)?.ok_or_else(|| PoolError::NotAPool {
-                path: data_path(&options.dir),
-            })?;
+        let (superblock, both) = Superblock::read(&mut *disk)?.ok_or_else(|| {
+            let path = data_path(&options.dir);
+            match &mut lock {
+                Some(lock) => lock.not_a_pool(path),
+                None => PoolError::NotAPool { path },
+            }
+        })?;
         check_contents(&options, &superblock)?;
         // Tests bring an arena, which may be smaller.
         if arena.is_none() {
@@ -431,10 +434,11 @@ fn format(
     options: &Options,
     device: FileDevice,
     path: &Path,
+    lock: &mut PoolLock,
     progress: &mut dyn FnMut(&str, u64, u64),
 ) -> Result<FileDevice, PoolError> {
     let found = Superblock::read(&mut *device.plain_queue()?)?;
-    let (found, _) = found.ok_or(PoolError::NotAPool { path: path.into() })?;
+    let (found, _) = found.ok_or_else(|| lock.not_a_pool(path.into()))?;
     check_contents(options, &found)?;
     let is_file = !device.is_block_device();
     let len_bytes = match options.ssd_bytes {

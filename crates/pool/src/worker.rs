@@ -7,7 +7,10 @@
 //! across a system call. Never: acknowledges; it says which epoch is durable.
 
 use crate::clock::Now;
-use crate::flushes::{Flushes, TOKEN_FLUSH, TOKEN_LANE_SHIFT, TOKEN_OF_CHECKPOINT};
+use crate::flushes::{
+    Flushes, TOKEN_FLUSH, TOKEN_LANE_SHIFT, TOKEN_OF_CHECKPOINT, complete_of_lane,
+    ended_other_flush,
+};
 use crate::held::Held;
 use crate::ledger::Part;
 use crate::near::Near;
@@ -355,7 +358,8 @@ impl<D: Snapshot + Send> Worker<D> {
             drop(lane);
             self.room |= before != phase || busy;
             for (token, op) in io {
-                self.submit_of_lane(u64::from(id) << TOKEN_LANE_SHIFT | token, op);
+                let token = u64::from(id) << TOKEN_LANE_SHIFT | token;
+                self.flushes.submit_of_lane(&mut *self.disk, token, op);
             }
             if let Some(why) = failed {
                 pool.fail(&why);
@@ -366,11 +370,11 @@ impl<D: Snapshot + Send> Worker<D> {
                     || pool.options.without_rule == Some(Rule::FlushBeforeAcknowledge);
                 match unflushed {
                     true => self.durable(),
-                    false => self.flush_epoch(),
+                    false => self.flushes.flush_epoch(&pool),
                 }
             }
         }
-        self.submit_flushes();
+        self.flushes.submit(&pool, &mut *self.disk);
         slices
     }
 
@@ -441,9 +445,9 @@ impl<D: Snapshot + Send> Worker<D> {
             }
         } else {
             let token = d.token & !TOKEN_OF_CHECKPOINT;
-            self.complete_of_lane(token, d.result, d.buf);
+            complete_of_lane(&self.pool, token, d.result, d.buf);
             if d.token != token {
-                self.ended_other_flush();
+                ended_other_flush(&self.pool);
             }
         }
     }
@@ -479,11 +483,13 @@ impl<D: Snapshot + Send> Worker<D> {
     /// Ends this worker: waits for what it has at the device.
     pub fn close(mut self) {
         let until = Instant::now() + Duration::from_secs(30);
-        while (self.disk.in_flight() > 0 || !self.verifier.is_idle() || self.flush_waits())
+        while (self.disk.in_flight() > 0
+            || !self.verifier.is_idle()
+            || self.flushes.wait(&self.pool))
             && Instant::now() < until
         {
             self.verify(true);
-            self.submit_flushes();
+            self.flushes.submit(&self.pool, &mut *self.disk);
             self.disk.kick();
             self.reap(Wait::For(Duration::from_millis(100)));
         }

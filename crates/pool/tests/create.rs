@@ -132,8 +132,16 @@ fn what_is_no_pool_is_neither_removed_nor_overwritten() {
     for path in [&dir.join("data"), &image] {
         std::fs::write(path, &text).unwrap();
     }
-    let refused = terrace_pool::destroy(&dir).unwrap_err();
-    assert!(matches!(refused, PoolError::NotAPool { .. }), "{refused}");
+    // Nor is anything of ours left beside it.
+    let asked = [
+        terrace_pool::destroy(&dir).unwrap_err(),
+        terrace_pool::contents(&dir).unwrap_err(),
+        Pool::open(options(dir.clone(), 0, None)).err().unwrap(),
+    ];
+    for refused in asked {
+        assert!(matches!(refused, PoolError::NotAPool { .. }), "{refused}");
+        assert!(!dir.join("lock").exists());
+    }
     let on_it = options(at.path().join("pool"), 0, Some(image.clone()));
     let refused = Pool::create(&on_it, &mut |_, _, _| {}).unwrap_err();
     assert!(matches!(refused, PoolError::Setting { .. }), "{refused}");

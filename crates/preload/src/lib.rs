@@ -1,7 +1,7 @@
 //! libterrace_preload: what `terrace run` puts in front of an unmodified program's memory.
 //!
 //! Here: the functions of malloc's and mmap's families, which serve what is large enough from a heap over the pool (`vm`), and pass the rest on. Faults
-//! are taken by handler threads, so that the kernel's own accesses work. Promises: the program sees memory as the C library and the kernel promise
+//! are taken in the program's threads, whose system calls are dispatched (`dispatch`), or by handler threads where that cannot be or was asked for: so the kernel's own accesses work. Promises: the program sees memory as the C library and the kernel promise
 //! it; what cannot be served is refused with the errno that means so. Never: asks the program's malloc for memory of its own, or touches served memory
 //! with a lock held that a fault needs.
 

@@ -11,11 +11,17 @@ use std::sync::PoisonError;
 use std::sync::atomic::Ordering;
 use terrace_vm::heap::Closing;
 
-const PAGE_BYTES: usize = 4096;
+pub const PAGE_BYTES: usize = 4096;
 const OPEN: i32 = libc::PROT_READ | libc::PROT_WRITE;
 
 /// The errno of a refusal.
 pub type Refused = c_int;
+
+/// A range in whole pages, as the kernel rounds it.
+pub fn whole(start: usize, len: usize) -> Option<(usize, usize)> {
+    let len = len.checked_next_multiple_of(PAGE_BYTES)?;
+    (start.is_multiple_of(PAGE_BYTES) && start.checked_add(len).is_some()).then_some((start, len))
+}
 
 impl Area {
     /// The pages of a range of addresses that lies in the heap's altogether.

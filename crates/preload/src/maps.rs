@@ -5,13 +5,12 @@
 //! or advised away reads as zeros; parts can be unmapped, protected, grown. Never: puts anything but the heap's pages at the heap's addresses: what
 //! asks for that (a file over served memory) is refused.
 
-use crate::mapped::Refused;
+use crate::mapped::{PAGE_BYTES, Refused, whole};
 use crate::runtime::{self, Area};
 use crate::{moves, opening, raw, reserved, tls};
 use libc::{c_int, c_long, c_void, off_t, size_t};
 use std::ops::Range;
 
-pub const PAGE_BYTES: usize = 4096;
 /// Of these, one asks for something that the heap does not do.
 const SPECIAL: c_int = libc::MAP_GROWSDOWN
     | libc::MAP_HUGETLB
@@ -32,12 +31,6 @@ fn fail(errno: c_int) -> *mut c_void {
 fn fail_int(errno: c_int) -> c_int {
     raw::set_errno(errno);
     -1
-}
-
-/// A range in whole pages, as the kernel rounds it.
-pub fn whole(start: usize, len: usize) -> Option<(usize, usize)> {
-    let len = len.checked_next_multiple_of(PAGE_BYTES)?;
-    (start.is_multiple_of(PAGE_BYTES) && start.checked_add(len).is_some()).then_some((start, len))
 }
 
 /// Calls and jumps reach so far.

@@ -2,13 +2,12 @@
 //!
 //! Promises: on an error what was to be moved is there as it was; what moves keeps its protection. Never: serves what the program moves to addresses that are not the heap's.
 
-use crate::mapped::{Refused, is_unreadable};
+use crate::mapped::{PAGE_BYTES, Refused, is_unreadable, whole};
+use crate::raw;
 use crate::runtime::{self, Area};
-use crate::{maps, raw};
 use libc::{c_int, c_void};
 use std::ops::Range;
 
-const PAGE_BYTES: usize = maps::PAGE_BYTES;
 const OPEN: c_int = libc::PROT_READ | libc::PROT_WRITE;
 
 /// As mremap(2) of memory at served addresses.
@@ -24,7 +23,7 @@ pub fn remap(
     let (may_move, keeps) = (says(libc::MREMAP_MAYMOVE), says(libc::MREMAP_DONTUNMAP));
     let to = says(libc::MREMAP_FIXED).then_some(to);
     let wrong = says(!known) || (keeps || to.is_some()) && !may_move;
-    let lens = maps::whole(at, old_len).zip(maps::whole(0, new_len));
+    let lens = whole(at, old_len).zip(whole(0, new_len));
     let (Some(((start, old), (_, new))), Some(runtime), false) = (lens, runtime::get(), wrong)
     else {
         return Err(libc::EINVAL);
@@ -89,7 +88,7 @@ impl Area {
     ) -> Result<*mut c_void, Refused> {
         let (start, len) = self.at(&pages);
         let start = start as usize;
-        let (to, new_len) = maps::whole(to, wants as usize * PAGE_BYTES).ok_or(libc::EINVAL)?;
+        let (to, new_len) = whole(to, wants as usize * PAGE_BYTES).ok_or(libc::EINVAL)?;
         if to < start + len && start < to + new_len {
             return Err(libc::EINVAL);
         }

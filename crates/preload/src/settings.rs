@@ -36,7 +36,7 @@ pub enum Dispatch {
     Not,
     /// If this system can.
     IfPossible,
-    /// Or the program does not start.
+    /// Or the program ends (x86_64; other processors have threads, and it is said).
     Must,
 }
 

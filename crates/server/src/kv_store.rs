@@ -159,6 +159,9 @@ impl Store for KvStore {
     fn finish(&mut self, task: Task) {
         self.worker.finish(task);
     }
+    fn reads_are_short(&self) -> bool {
+        !self.worker.reads_are_low()
+    }
     #[inline]
     fn durable_at(task: &Task) -> Option<u64> {
         task.durable_at()

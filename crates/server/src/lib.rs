@@ -1,6 +1,6 @@
 //! Terrace's RESP door: a server that Redis's clients talk to. Sockets, parsing, execution and replies of a connection
 //! stay on one thread, which also owns its part of the store. Memory is bounded whatever clients do: all buffers of
-//! connections come out of one budget, and what finds no room there waits, or is cut off with an error. Without a password it
+//! connections come out of one budget, and what finds no room there waits, or is cut off with an error. Without a password and without TLS it
 //! listens on loopback only, and it keeps no data itself: everything goes to a [`store::Store`].
 
 mod at_once;

@@ -1,5 +1,5 @@
-//! Every bound of the server in one place, each with its unit in its name. Nothing here is computed and nothing here
-//! is a setting: settings live in `ServerOptions`.
+//! The bounds of connections and commands, each with its unit in its name; those of metrics, passwords and cutting off stand in `sight/http`, `auth`,
+//! `relief` and `service`. Never: a setting, which live in `ServerOptions`.
 
 /// The longest key, as the store promises it.
 pub const KEY_MAX_BYTES: usize = terrace_kv::KEY_MAX_BYTES;

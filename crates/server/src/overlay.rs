@@ -241,6 +241,12 @@ impl<S: Store> Store for Overlay<'_, S> {
             Under::Nothing(tasks) => tasks.push(task),
         }
     }
+    fn reads_are_short(&self) -> bool {
+        match &self.under {
+            Under::Store(store) => store.reads_are_short(),
+            Under::Nothing(_) => false,
+        }
+    }
     fn durable_at(task: &S::Task) -> Option<u64> {
         S::durable_at(task)
     }

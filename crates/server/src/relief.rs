@@ -1,8 +1,9 @@
 //! Who is cut off: connections that hold buffers without getting on while others starve, and those that have been idle for
-//! longer than allowed; and those that had their time to read why they end. Never: touches one whose command waits for the store.
+//! longer than allowed; and those that had their time to read why they end. What was read ahead for clients that take nothing is let go where others want reads. Never: touches one whose command waits for the store.
 
 use std::sync::atomic::Ordering;
 
+use crate::commands::ahead::let_go;
 use crate::conn::{Block, Conn};
 use crate::limits::{
     GRANT_WAIT_MAX_MS, IDLE_CHECK_MS, SLEEP_MAX_MS, STARVE_CHECK_MS, STUCK_AFTER_MS,
@@ -91,6 +92,23 @@ impl<S: Store> Thread<S> {
         }
         add(&self.env.counters().cut_off, 1);
         self.close(slot);
+    }
+
+    /// Lets go what was read ahead for those who take no replies while reads are short.
+    pub(crate) fn let_reads_go(&mut self) {
+        let now = self.env.now_ms;
+        if now < self.reads_checked_ms + STARVE_CHECK_MS || !self.env.store.reads_are_short() {
+            return;
+        }
+        self.reads_checked_ms = now;
+        let stuck = (self.conns.iter_mut()).filter(|(_, c)| {
+            c.is_peers_fault() && now.saturating_sub(c.progress_ms) >= STUCK_AFTER_MS
+        });
+        for (_, conn) in stuck {
+            if let Some(parked) = conn.work.as_mut().and_then(|work| work.parked.as_mut()) {
+                let_go(&mut self.env.store, &mut parked.progress);
+            }
+        }
     }
 
     /// Closes connections from which nothing has come, or which have taken nothing, for longer than is allowed.

@@ -146,6 +146,8 @@ pub trait Store: Sized {
     fn finish(&mut self, task: Self::Task);
     /// The epoch that the command's reply waits for.
     fn durable_at(task: &Self::Task) -> Option<u64>;
+    /// Whether reads have much of what they may take of the budget: what is kept for who does not want it now should be let go.
+    fn reads_are_short(&self) -> bool;
     /// Asks for `bytes` of the budget of connection buffers.
     fn grant(&mut self, bytes: usize) -> bool;
     /// Gives them back.

@@ -72,6 +72,7 @@ pub struct Thread<S: Store> {
     pub(crate) handshakes_checked_ms: u64,
     retried: Instant,
     pub(crate) starve_checked_ms: u64,
+    pub(crate) reads_checked_ms: u64,
     pub(crate) idle_checked_ms: u64,
     sampled_ms: u64,
     /// A flush that was delayed and is under way.
@@ -126,6 +127,7 @@ impl<S: Store> Thread<S> {
             handshakes_checked_ms: 0,
             retried: Instant::now(),
             starve_checked_ms: 0,
+            reads_checked_ms: 0,
             idle_checked_ms: 0,
             sampled_ms: 0,
             flush_task: None,
@@ -271,6 +273,7 @@ impl<S: Store> Thread<S> {
         }
         self.accept_again();
         self.relieve();
+        self.let_reads_go();
         self.close_idle();
         self.sample();
         let flushing = self.flush_if_due();

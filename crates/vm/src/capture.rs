@@ -6,34 +6,13 @@
 //! Promises: what the backing gets is what the page had when it was taken away; a page that it does not take comes back as it was, where the object lies. Never: used where devices write to memory
 //! (`aside`): a device would go on writing to what was read already; or allocates once it is made.
 
-use crate::backing::{Changed, PAGE_BYTES, Page};
+use crate::backing::{Changed, Page};
 use crate::parts::Core;
 use crate::policy::{self, BATCH_PAGES_MAX};
 use crate::say::die;
-use crate::sys::{HeldPages, Range};
-use crate::victims::Workspace;
+use crate::sys::Range;
+use crate::victims::{CAPTURE_PAGES as TOGETHER, Workspace};
 use rustix::io::Errno;
-
-/// Pages read and stored together.
-const TOGETHER: usize = 8;
-/// DRAM that one takes.
-pub(crate) const BYTES: usize = TOGETHER * PAGE_BYTES;
-
-/// What one thread that evicts has for it.
-pub(crate) struct Capture {
-    pipe: HeldPages,
-    pages: Box<[Page]>,
-}
-
-impl Capture {
-    /// None: this process may not have a pipe that is large enough.
-    pub fn new() -> Option<Capture> {
-        Some(Capture {
-            pipe: HeldPages::new(BATCH_PAGES_MAX)?,
-            pages: vec![Page::ZERO; TOGETHER].into_boxed_slice(),
-        })
-    }
-}
 
 /// What the pipe has is not what was given to it.
 fn lost(errno: Errno) -> ! {

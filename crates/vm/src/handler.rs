@@ -9,6 +9,7 @@ use crate::inside::{self, Quiet};
 use crate::parts::Core;
 use crate::policy;
 use crate::say::die;
+use crate::servant::is_own;
 use crate::stats::Counters;
 use crate::sys::{Event, SystemError};
 use crate::touch::Touch;
@@ -64,9 +65,8 @@ impl Handlers {
 impl Drop for Handlers {
     fn drop(&mut self) {
         let _ = rustix::io::write(&*self.stop, &1u64.to_ne_bytes());
-        let own = std::thread::current().id();
         // If one of them looked at the last moment how the cap is shared, it is this thread.
-        let others = self.threads.drain(..).filter(|t| t.thread().id() != own);
+        let others = self.threads.drain(..).filter(|thread| !is_own(thread));
         for thread in others {
             // It says nothing when it ends, and aborts the program rather than panic.
             let _ = thread.join();

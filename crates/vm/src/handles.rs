@@ -162,7 +162,7 @@ impl Drop for Table {
             return;
         }
         self.heap.unpromise_bytes(self.len() * self.room_bytes());
-        match self.heap.store().drop_table(self.table) {
+        match self.heap.store().drop_own_table(self.table) {
             Ok(()) => {}
             Err(error) => {
                 tracing::warn!(table = self.table, %error, "a table could not be dropped and is not used again");

@@ -9,7 +9,6 @@ use crate::bell::Bell;
 use crate::beside::Beside;
 use crate::block::BLOCK_BYTES;
 use crate::calm::Calm;
-use crate::capture;
 use crate::error::VmError;
 use crate::evictor::EVICTOR;
 use crate::follow::Follow;
@@ -28,7 +27,7 @@ use crate::shares;
 use crate::space::Space;
 use crate::stats::{Counters, Stats};
 use crate::sys::{Going, Lock, PageTables, Rooms, Uffd, Unmapper};
-use crate::victims::Workspace;
+use crate::victims::{Capture, Workspace};
 use crate::{forks, registry, signal};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
@@ -265,7 +264,7 @@ impl Memory {
             + if core.unmodified {
                 0
             } else {
-                EVICTORS_MAX * capture::BYTES
+                EVICTORS_MAX * Capture::BYTES
             }
             + follow
             + indices) as u64
@@ -352,6 +351,15 @@ fn check_pages(pages_max: usize) -> Result<(), VmError> {
     }
 }
 
+/// Takes a memory out of the registry when it is dropped.
+struct Leaves<'c>(&'c Arc<Core>);
+
+impl Drop for Leaves<'_> {
+    fn drop(&mut self) {
+        registry::remove(self.0);
+    }
+}
+
 impl Drop for Life {
     fn drop(&mut self) {
         if self.core.check_not_forked().is_err() {
@@ -361,7 +369,8 @@ impl Drop for Life {
             std::mem::forget(self.core.clone());
             return;
         }
+        // Whatever comes of their end, nobody finds it after this.
+        let _leaves = Leaves(&self.core);
         drop((self.handlers.take(), std::mem::take(&mut self.servants)));
-        registry::remove(&self.core);
     }
 }

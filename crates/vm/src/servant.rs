@@ -7,6 +7,7 @@ use crate::inside::Quiet;
 use crate::parts::Core;
 use crate::sys::SystemError;
 use rustix::io::Errno;
+use std::os::unix::thread::JoinHandleExt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
@@ -66,6 +67,13 @@ fn serve(core: &Core, work: &Work, stop: &AtomicBool) {
     }
 }
 
+/// Whether it is the calling thread. Asks nothing that the standard library keeps for this one: in a destructor of thread-specific data, where a program may close a pool, that is gone,
+/// and to ask for it would panic.
+pub(crate) fn is_own(thread: &JoinHandle<()>) -> bool {
+    // SAFETY: asks for a number.
+    thread.as_pthread_t() == unsafe { libc::pthread_self() }
+}
+
 impl Drop for Servant {
     fn drop(&mut self) {
         self.stop.store(true, Ordering::SeqCst);
@@ -74,7 +82,7 @@ impl Drop for Servant {
         }
         // If it looked at the last moment how the cap is shared, it is this thread.
         let thread = self.thread.take();
-        if let Some(thread) = thread.filter(|t| t.thread().id() != std::thread::current().id()) {
+        if let Some(thread) = thread.filter(|thread| !is_own(thread)) {
             // It aborts the program rather than panic.
             let _ = thread.join();
         }

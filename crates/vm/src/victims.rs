@@ -1,10 +1,10 @@
 //! Pages that leave together: where eviction goes on, and what one batch of it works on, made beforehand.
 
 use crate::aside::Stage;
-use crate::capture::Capture;
+use crate::backing::Page;
 use crate::policy::BATCH_PAGES_MAX;
 use crate::space::Pinned;
-use crate::sys::Range;
+use crate::sys::{HeldPages, Range};
 
 /// Where eviction goes on.
 #[derive(Default)]
@@ -40,6 +40,28 @@ pub(crate) struct Group {
     pub released: bool,
     /// How many live blocks the hand had passed.
     pub passed: u64,
+}
+
+/// Pages that are read from a pipe and stored together.
+pub(crate) const CAPTURE_PAGES: usize = 8;
+
+/// What one thread that evicts has to hold changed pages while they leave (`capture`).
+pub(crate) struct Capture {
+    pub pipe: HeldPages,
+    pub pages: Box<[Page]>,
+}
+
+impl Capture {
+    /// DRAM that one takes.
+    pub const BYTES: usize = CAPTURE_PAGES * size_of::<Page>();
+
+    /// None: this process may not have a pipe that is large enough.
+    fn new() -> Option<Capture> {
+        Some(Capture {
+            pipe: HeldPages::new(BATCH_PAGES_MAX)?,
+            pages: vec![Page::ZERO; CAPTURE_PAGES].into_boxed_slice(),
+        })
+    }
 }
 
 /// What a thread needs to evict, made beforehand.

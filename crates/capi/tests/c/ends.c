@@ -46,6 +46,71 @@ static void end_with(void (*destructor)(void *)) {
 static void a_call_that_fails(void) { end_with(fails); }
 static void a_call_that_works(void) { end_with(works); }
 
+/* The thread that opened it closes it when all that is kept for a thread is gone. */
+static terrace_pool *own;
+static uint32_t fault_threads;
+
+static terrace_pool *open_with_threads(const char *name) {
+    char path[512];
+    snprintf(path, sizeof path, "%s/%s", dir, name);
+    struct terrace_options o;
+    memset(&o, 0, sizeof o);
+    o.size = sizeof o;
+    o.path = path;
+    o.cap_bytes = 32 << 20;
+    o.ssd_bytes = 64 << 20;
+    o.flags = TERRACE_KEEP;
+    o.fault_threads = fault_threads;
+    return terrace_open(&o);
+}
+static void closes(void *again) {
+    /* Destructors that set their key again are run again, after all others. */
+    if (again == &key) {
+        CHECK(pthread_setspecific(key, &ended) == 0);
+        return;
+    }
+    CHECK(terrace_close(own) == 0);
+    ended = 1;
+}
+static void *opens(void *unused) {
+    (void)unused;
+    /* One was closed by this thread, for which the library kept something from then on. */
+    own = open_with_threads("kept");
+    CHECK(own && terrace_close(own) == 0);
+    own = open_with_threads("kept");
+    CHECK(own);
+    terrace_region *region = terrace_region_open(own, "r", 1 << 20, 0);
+    CHECK(region);
+    memset(terrace_region_base(region), 7, 1 << 20);
+    pthread_setspecific(key, &key);
+    return NULL;
+}
+static void a_close_in_its_end(void) {
+    begin();
+    own = open_with_threads("kept");
+    CHECK(own && terrace_close(own) == 0);
+    CHECK(pthread_key_create(&key, closes) == 0);
+    for (int round = 0; round < 3; round++) {
+        ended = 0;
+        pthread_t one;
+        CHECK(pthread_create(&one, NULL, opens, NULL) == 0);
+        pthread_join(one, NULL);
+        CHECK(ended);
+        /* It is closed, and faults of others are served. */
+        own = open_with_threads("kept");
+        CHECK(own && terrace_close(own) == 0);
+        char *memory = terrace_malloc(pool, 1 << 20);
+        CHECK(memory);
+        memset(memory, 1, 1 << 20);
+        CHECK(terrace_free(memory) == 0);
+    }
+    CHECK(terrace_close(pool) == 0);
+}
+static void a_close_with_threads_in_its_end(void) {
+    fault_threads = 2;
+    a_close_in_its_end();
+}
+
 static void at_exit(void) {
     CHECK(terrace_close(pool) == 0);
     REFUSED(terrace_close(pool) == -1, EBADF, "");
@@ -62,6 +127,8 @@ int main(int argc, char **argv) {
     const struct named_case cases[] = {
         {"a call that fails in a thread's end", a_call_that_fails},
         {"a call that works in a thread's end", a_call_that_works},
+        {"a close in its thread's end", a_close_in_its_end},
+        {"a close in its thread's end, with fault threads", a_close_with_threads_in_its_end},
         {"calls at exit", calls_at_exit},
     };
     return RUN_CASES(cases);

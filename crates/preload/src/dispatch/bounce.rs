@@ -3,11 +3,12 @@
 //! Long transfers go piece by piece, as the kernel itself may cut them; what is one whole, as a datagram is, or a request of /dev/fuse, goes at once, up to [`WHOLE_BYTES_MAX`]. Promises: the answer
 //! is the kernel's; a thread keeps at most [`BUFFERS_MAX`] buffers of [`BUFFER_BYTES`], whatever its handlers of signals do, and what is longer for the call alone. Never: asks any malloc.
 
+use super::arguments::{CALL_BYTES_MAX, error, is_served, is_too_long};
 use super::brought::touched;
 use super::files::{Next, is_whole, read_at_once};
 use super::memory::{self, Bytes, Piece, Way};
 use super::{PAGE_BYTES, own};
-use crate::{raw, runtime};
+use crate::raw;
 use libc::c_long;
 use std::marker::PhantomData;
 use std::mem::MaybeUninit;
@@ -33,32 +34,6 @@ const ALIGN_BYTES: usize = 16;
 const SECTOR_BYTES: usize = 512;
 /// The longest text that the kernel takes, and its zero.
 const TEXT_BYTES_MAX: usize = 4096;
-
-/// An error as the kernel answers it.
-pub fn error(number: i32) -> c_long {
-    -c_long::from(number)
-}
-
-/// Whether it is an address of served memory.
-#[inline]
-pub fn is_served(address: c_long) -> bool {
-    runtime::has(address as usize)
-}
-
-/// The kernel moves no more by one call: where more is asked for, so much is done.
-pub const CALL_BYTES_MAX: usize = 0x7fff_f000;
-
-/// Whether so many bytes are more than a process has addresses for (x86_64): the kernel refuses them before it looks at any.
-#[inline]
-pub fn is_too_long(bytes: usize) -> bool {
-    bytes >> 47 != 0
-}
-
-/// Whether an address is null or near it, where no program has memory: what is there is the kernel's to refuse.
-#[inline]
-pub fn is_nowhere(at: c_long) -> bool {
-    (0..PAGE_BYTES as c_long).contains(&at)
-}
 
 /// A thread's buffers.
 #[derive(Default)]

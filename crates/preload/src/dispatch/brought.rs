@@ -4,7 +4,7 @@
 //! that memory is not there; behind the page that an argument is in nothing is touched that the kernel does not say is there, and nothing is written to that may only be read. Never: holds a page.
 
 use super::PAGE_BYTES;
-use super::bounce::{error, is_served};
+use super::arguments::{error, is_served};
 use crate::raw;
 use libc::{c_int, c_long};
 

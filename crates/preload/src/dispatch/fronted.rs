@@ -157,6 +157,9 @@ pub fn learn() {
 }
 
 /// To this thread.
+///
+/// # Safety
+/// `info` is what a signal came with, or as much zeroed, and is read only.
 unsafe fn again(signal: c_int, info: *mut libc::siginfo_t) -> c_long {
     // SAFETY: what a signal came with.
     unsafe {
@@ -168,6 +171,9 @@ unsafe fn again(signal: c_int, info: *mut libc::siginfo_t) -> c_long {
 }
 
 /// Lets it come again when malloc has ended. False: it cannot wait.
+///
+/// # Safety
+/// In the handler of a signal, with what that was given.
 unsafe fn waits(signal: c_int, info: *mut libc::siginfo_t, context: *mut c_void) -> bool {
     if terrace_vm::RAISED.contains(&signal) {
         return false;

@@ -9,7 +9,7 @@
 //! | it does not wait | it was asked for its flags and kind | that is changed |
 //! | it may wait, or is none of these | the same | the same |
 
-use super::bounce::{error, is_nowhere, is_served};
+use super::arguments::{error, is_nowhere, is_served};
 use super::brought::touch;
 use super::{PAGE_BYTES, Thread, each_other, own};
 use crate::{raw, runtime};

@@ -2,7 +2,7 @@
 //!
 //! Promises: as `vectors`, of which each message is one; what ends such a call between two messages in the kernel ends it here. Never: begins with a message before the one in front of it is done.
 
-use super::bounce::{error, is_nowhere, is_served};
+use super::arguments::{error, is_nowhere, is_served};
 use super::vectors::{PARTS_MAX, bytes_of, message, receive, send};
 use crate::raw;
 use libc::{c_long, c_uint, mmsghdr, timespec};

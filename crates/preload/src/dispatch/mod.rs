@@ -14,6 +14,7 @@
 
 mod actions;
 mod altstack;
+mod arguments;
 mod bounce;
 mod brought;
 mod files;

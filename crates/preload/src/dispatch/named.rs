@@ -3,7 +3,8 @@
 //! Promises: the kernel is never told of more room than there is; what it wrote goes to where the program wanted it, as far as the program had room, with the length that the kernel
 //! answered, also where that comes with an error. Never: takes a length at its word, since one that nobody set may be anything.
 
-use super::bounce::{Frame, PIECE_BYTES, SMALL_BYTES, Small, copy, is_nowhere, is_served};
+use super::arguments::{is_nowhere, is_served};
+use super::bounce::{Frame, PIECE_BYTES, SMALL_BYTES, Small, copy};
 use super::brought::touched;
 use crate::raw;
 use libc::c_long;

@@ -4,7 +4,7 @@
 //! than the stack for signals has. So the frame that the kernel made for SIGSYS, registers and all, is copied to where it would have made it without SA_ONSTACK, and returned from there.
 //! Promises: signals that came since the call was dispatched wait until then. Never: moves to memory that is served, since the kernel makes the next signal's frame there.
 
-use super::bounce::is_served;
+use super::arguments::is_served;
 use super::own;
 use crate::raw;
 use libc::{c_int, c_long, ucontext_t};

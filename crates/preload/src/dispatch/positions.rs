@@ -3,7 +3,8 @@
 //!
 //! Promises: where it cannot be claimed, or where that is not needed, the call is made as it is. Never: claims what is appended, whose place only the kernel knows.
 
-use super::bounce::{CALL_BYTES_MAX, PIECE_BYTES};
+use super::arguments::CALL_BYTES_MAX;
+use super::bounce::PIECE_BYTES;
 use crate::raw;
 use libc::c_long;
 

@@ -4,7 +4,8 @@
 //! started with is copied, since nobody brings pages in once it is. The calls of a thread are dispatched from its first on, whoever made it. Never: dispatches a child's calls, which the
 //! kernel does not either.
 
-use super::bounce::{is_served, text_bytes};
+use super::arguments::is_served;
+use super::bounce::text_bytes;
 use super::brought::touched;
 use super::own;
 use crate::{raw, tls};

@@ -2,10 +2,8 @@
 //!
 //! Promises: the answer is the kernel's, or a refusal with a line that says why. Never: lets a call through that would take faults' signals or system calls from the program's threads.
 
-use super::bounce::{
-    CALL_BYTES_MAX, Frame, SMALL_BYTES, Small, copy, error, flat, is_served, is_too_long, read,
-    write,
-};
+use super::arguments::{CALL_BYTES_MAX, error, is_served, is_too_long};
+use super::bounce::{Frame, SMALL_BYTES, Small, copy, flat, read, write};
 use super::brought::{TRIES_MAX, bring_in, touched};
 use super::files::{Next, drops, next_piece};
 use super::memory::{Bytes, Piece, Way};

@@ -3,7 +3,7 @@
 //!
 //! Promises: else the call is passed on as it is. Never: waits for the program.
 
-use super::bounce::is_served;
+use super::arguments::is_served;
 use super::{Copied, is_on};
 use crate::{becomes, environment, next, raw};
 use libc::{c_char, c_int, c_long, c_void, pid_t};

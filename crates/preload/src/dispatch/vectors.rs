@@ -3,9 +3,8 @@
 //! Promises: as `bounce`; a vector with more served bytes than a piece is cut there, and goes on where the kernel would not wait. Never: changes what the program handed in, but where
 //! the call answers in it.
 
-use super::bounce::{
-    CALL_BYTES_MAX, Frame, Small, align_of, copy, error, is_nowhere, is_served, is_too_long,
-};
+use super::arguments::{CALL_BYTES_MAX, error, is_nowhere, is_served, is_too_long};
+use super::bounce::{Frame, Small, align_of, copy};
 use super::brought::touched;
 use super::files::{Next, drops, next_piece, read_at_once, waits_for_more};
 use super::in_place;

@@ -13,6 +13,7 @@ macro_rules! step {
 }
 
 mod admin;
+pub(crate) mod ahead;
 mod bits;
 mod client;
 mod config;

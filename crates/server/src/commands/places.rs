@@ -1,4 +1,4 @@
-//! The commands that move keys and tell about them: RENAME, COPY, OBJECT, DUMP, RESTORE, RANDOMKEY, KEYS.
+//! The commands that move keys and tell about them: RENAME, COPY, OBJECT, RANDOMKEY, KEYS.
 
 use super::long::{self, Job, Keeps, Plan, is_long};
 use super::options::int_arg;

@@ -1,9 +1,10 @@
 //! The commands on strings: reading, setting and counting. Values above `INLINE_MAX_BYTES` pass through here as holds
 //! and uploads only; their bytes never do.
 
+use super::ahead::{look_ahead, take_task};
 use super::options::{expire_at, set_options};
-use super::{Cx, Done, Fault, Flow, NOT_AN_INTEGER, ProgressOf, ready, wrong_arity};
-use crate::limits::{MGET_WINDOW_KEYS, OUTPUT_LIMIT_BYTES};
+use super::{Cx, Done, Fault, Flow, NOT_AN_INTEGER, ready, wrong_arity};
+use crate::limits::OUTPUT_LIMIT_BYTES;
 use crate::resp::assemble::LargeArg;
 use crate::resp::encode;
 use crate::resp::parse::integer;
@@ -252,7 +253,12 @@ pub fn mget<S: Store>(cx: &mut Cx<'_, S>, args: &[&[u8]]) -> Done<S> {
         {
             Ok(Step::Wait(wait)) => {
                 cx.progress.window.push((at, task));
-                look_ahead(cx, keys, at);
+                look_ahead(cx, keys, at, |store, task, key| {
+                    store.get(task, key, |value| match value {
+                        Value::Large(large) => Some(large),
+                        _ => None,
+                    })
+                });
                 return Ok(Flow::Wait(wait));
             }
             Ok(Step::Done(shown)) => {
@@ -273,45 +279,4 @@ pub fn mget<S: Store>(cx: &mut Cx<'_, S>, args: &[&[u8]]) -> Done<S> {
         }
     }
     Ok(Flow::Done)
-}
-
-fn take_task<S: Store>(cx: &mut Cx<'_, S>, at: usize) -> S::Task {
-    match cx
-        .progress
-        .window
-        .iter()
-        .position(|&(index, _)| index == at)
-    {
-        Some(found) => cx.progress.window.swap_remove(found).1,
-        None => cx.store.task(cx.owner),
-    }
-}
-
-fn look_ahead<S: Store>(cx: &mut Cx<'_, S>, keys: &[&[u8]], at: usize) {
-    let ProgressOf { window, .. } = &mut *cx.progress;
-    let ahead = keys
-        .iter()
-        .enumerate()
-        .skip(at + 1)
-        .take(MGET_WINDOW_KEYS - 1);
-    for (index, key) in ahead {
-        if window.iter().any(|&(i, _)| i == index) {
-            continue;
-        }
-        let mut task = cx.store.task(cx.owner);
-        let held = cx.store.get(&mut task, key, |value| match value {
-            Value::Large(large) => Some(large),
-            _ => None,
-        });
-        match held {
-            Ok(Step::Wait(_)) => window.push((index, task)),
-            Ok(Step::Done(held)) => {
-                if let Some(large) = held {
-                    cx.store.release(large);
-                }
-                cx.store.finish(task);
-            }
-            Err(_) => cx.store.finish(task),
-        }
-    }
 }

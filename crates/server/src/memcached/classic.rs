@@ -8,9 +8,10 @@ use super::{
     BAD_CHUNK, BAD_LINE, Done, Fault, MEMCACHED_VERSION, TOO_LARGE, key_of, line, line_of, number,
     ready, say, told, unsigned,
 };
+use crate::commands::ahead::{look_ahead, take_task};
 use crate::commands::long::{self, Job, Keeps, Layer, Plan, Source};
 use crate::commands::{Cx, Flow, Part, edit_one, over_http, put_part};
-use crate::limits::{INLINE_MAX_BYTES, MGET_WINDOW_KEYS, OUTPUT_LIMIT_BYTES};
+use crate::limits::{INLINE_MAX_BYTES, OUTPUT_LIMIT_BYTES};
 use crate::resp::parse::integer;
 use crate::store::{Cond, Edit, Expiry, Held, How, Item, Meta, NewValue, Step, Store, Value, View};
 use crate::sync::add;
@@ -123,21 +124,18 @@ pub fn get<S: Store>(cx: &mut Cx<'_, S>, words: &[&[u8]], with_cas: bool) -> Don
             return Ok(Flow::OutputFull);
         }
         let at = cx.progress.next as usize;
-        let mut task = match cx
-            .progress
-            .window
-            .iter()
-            .position(|&(index, _)| index == at)
-        {
-            Some(found) => cx.progress.window.swap_remove(found).1,
-            None => cx.store.task(cx.owner),
-        };
+        let mut task = take_task(cx, at);
         let out = &mut *cx.out;
         let shows = |item: Option<Item<'_, S::Large>>| show::<S>(out, keys[at], item, with_cas);
         let shown = match cx.store.item(&mut task, keys[at], shows) {
             Ok(Step::Wait(wait)) => {
                 cx.progress.window.push((at, task));
-                look_ahead(cx, keys, at);
+                look_ahead(cx, keys, at, |store, task, key| {
+                    store.item(task, key, |item| match item.map(|i| i.value) {
+                        Some(Value::Large(large)) => Some(large),
+                        _ => None,
+                    })
+                });
                 return Ok(Flow::Wait(wait));
             }
             Ok(Step::Done(shown)) => shown,
@@ -161,36 +159,6 @@ pub fn get<S: Store>(cx: &mut Cx<'_, S>, words: &[&[u8]], with_cas: bool) -> Don
         }
     }
     answer(cx, "END")
-}
-
-fn look_ahead<S: Store>(cx: &mut Cx<'_, S>, keys: &[&[u8]], at: usize) {
-    let ahead = keys
-        .iter()
-        .enumerate()
-        .skip(at + 1)
-        .take(MGET_WINDOW_KEYS - 1);
-    for (index, key) in ahead {
-        if cx.progress.window.iter().any(|&(i, _)| i == index) {
-            continue;
-        }
-        let mut task = cx.store.task(cx.owner);
-        let looked = cx
-            .store
-            .item(&mut task, key, |item| match item.map(|i| i.value) {
-                Some(Value::Large(large)) => Some(large),
-                _ => None,
-            });
-        match looked {
-            Ok(Step::Wait(_)) => cx.progress.window.push((index, task)),
-            Ok(Step::Done(held)) => {
-                if let Some(large) = held {
-                    cx.store.release(large);
-                }
-                cx.store.finish(task);
-            }
-            Err(_) => cx.store.finish(task),
-        }
-    }
 }
 
 /// The numbers of a storage command's line.

@@ -12,7 +12,7 @@ use mio::Events;
 use super::double::{Double, Factory, Settings, Shared};
 use super::plain;
 use crate::conn::Block;
-use crate::limits::{STANDING_BYTES, STUCK_AFTER_MS};
+use crate::limits::{OUTPUT_LIMIT_BYTES, STANDING_BYTES, STUCK_AFTER_MS};
 use crate::shared::Message;
 use crate::store::StoreFactory;
 use crate::thread::Thread;
@@ -183,4 +183,43 @@ fn nothing_is_written_into_a_value_when_its_reader_is_cut_off() {
         server.factory.take_all(false);
         server.stop();
     }
+}
+
+/// What was read ahead for a client that takes nothing: others may want the room for their reads.
+#[test]
+fn a_client_that_takes_nothing_keeps_no_reads_from_others() {
+    let settings = Settings {
+        wait_per_mille: 1000,
+        ..plain()
+    };
+    let mut server = ByHand::new(settings);
+    let mut client = server.client();
+    let value = vec![b'v'; 16 << 10];
+    let set = super::encode(&[b"SET", b"k", &value]);
+    assert_eq!(server.ask(&mut client, &set, 5), b"+OK\r\n");
+    let keys = 1000;
+    let mut words: Vec<&[u8]> = vec![b"k"; keys + 1];
+    words[0] = b"MGET";
+    client.write_all(&super::encode(&words)).unwrap();
+    let pending = |server: &ByHand| server.thread.conns[0].output.pending();
+    while pending(&server) <= OUTPUT_LIMIT_BYTES || server.thread.conns[0].block != Block::None {
+        server.turn();
+    }
+    let tasks = |server: &ByHand| server.factory.leaks().0;
+    let stuck = |server: &mut ByHand| {
+        server.thread.env.now_ms += STUCK_AFTER_MS + 100;
+        server.thread.let_reads_go();
+    };
+    // The command's, and what was read ahead: nobody wants it yet.
+    stuck(&mut server);
+    assert!(tasks(&server) > 2);
+    server.factory.short_of_reads(true);
+    stuck(&mut server);
+    assert_eq!(tasks(&server), 1);
+    // It goes on when the client does.
+    let reply_bytes = keys * (value.len() + "$16384\r\n\r\n".len()) + "*1000\r\n".len();
+    let got = server.ask(&mut client, b"", reply_bytes);
+    assert_eq!(got.len(), reply_bytes);
+    assert!(got.ends_with(b"v\r\n"));
+    server.stop();
 }

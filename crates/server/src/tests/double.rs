@@ -34,6 +34,8 @@ pub struct Settings {
     pub fail: AtomicBool,
     /// Nothing becomes durable for now.
     pub stall: AtomicBool,
+    /// Reads have much of what they may take.
+    pub reads_short: AtomicBool,
 }
 
 pub struct Factory {
@@ -103,6 +105,11 @@ impl Factory {
         const MORE_THAN_ALL: i64 = 1 << 40;
         let by = if takes { MORE_THAN_ALL } else { -MORE_THAN_ALL };
         self.granted.fetch_add(by, Ordering::SeqCst);
+    }
+
+    /// Whether reads have much of what they may take.
+    pub fn short_of_reads(&self, short: bool) {
+        self.settings.reads_short.store(short, Ordering::SeqCst);
     }
 
     /// Whether what is written waits to become durable.

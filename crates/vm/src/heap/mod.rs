@@ -251,7 +251,7 @@ impl Drop for PageHeap {
         self.ground.unpromise(pages);
         heap.unpromise_slots(first_slots_bytes(&heap, self.owner.len() as u64));
         self.count_table(self.table_bytes.load(Ordering::Relaxed) as usize, 0);
-        match heap.store().drop_table(table) {
+        match heap.store().drop_own_table(table) {
             Ok(()) => {}
             Err(error) => {
                 tracing::warn!(table, %error, "a table could not be dropped and is not used again");

@@ -60,7 +60,7 @@ impl Record {
 /// All of them.
 #[derive(Debug, Default)]
 pub(super) struct Catalogue {
-    /// Where regions lie: base and bytes. None: no region was made yet.
+    /// Where regions lie: base and bytes. None: the pool was not opened yet.
     pub place: Option<(u64, u64)>,
     pub records: BTreeMap<u16, Record>,
 }

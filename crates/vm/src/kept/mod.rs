@@ -196,8 +196,8 @@ impl Regions {
 
     /// Removes the region `name` and all that is in it.
     pub fn remove(&self, name: &str) -> Result<(), RegionError> {
-        let shared = &self.0;
-        shared.store().here()?;
+        let (shared, store) = (&self.0, self.0.store());
+        store.here()?;
         let mut held = shared.held.lock();
         let name_owned = || name.to_owned();
         let missing = || RegionError::Missing { name: name_owned() };
@@ -205,7 +205,6 @@ impl Regions {
         if held.open.contains(&number) {
             return Err(RegionError::InUse { name: name_owned() });
         }
-        let store = shared.store();
         let record = held.catalogue.records[&number].clone();
         let pages = record.pages;
         // From here on it is gone, even if the next opening has to end it.
@@ -217,9 +216,11 @@ impl Regions {
                 ..record
             },
         )?;
+        // Nobody finds it any more, and nobody has its number and addresses before its record is gone: all other regions need not wait for the device.
+        drop(held);
         store.make_durable()?;
         Named::erase(store, number, pages)?;
-        held.catalogue.remove(store, number)?;
+        shared.held.lock().catalogue.remove(store, number)?;
         store.make_durable()?;
         shared.unpromise(0..pages);
         Ok(())

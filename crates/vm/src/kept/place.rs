@@ -1,6 +1,6 @@
 //! Where the regions of a pool lie: addresses that a program normally has nothing at, the same in every process.
 //!
-//! A pool has one place, chosen when its first region is made and recorded in it. On x86-64 and arm64 (48 bits of addresses) Linux puts programs and their
+//! A pool has one place, chosen when it is first opened and recorded in it. On x86-64 and arm64 (48 bits of addresses) Linux puts programs and their
 //! heap at 0x5555… (0xaaaa… on arm64) and above or at 0x400000, libraries, stacks and what they map at the upper end, and, where stacks are unlimited,
 //! from 0x2aaa… on; sanitizers have their tables below 0x1100…. Between these are the two areas here.
 //!

@@ -34,6 +34,8 @@ pub struct NamedRegion {
     counted: Counted,
     /// One sync at a time: the others' write-backs would be refused meanwhile.
     syncing: Mutex<()>,
+    /// One that makes it longer at a time.
+    growing: Mutex<()>,
 }
 
 impl NamedRegion {
@@ -55,6 +57,7 @@ impl NamedRegion {
             named: Some(named),
             counted,
             syncing: Mutex::new(()),
+            growing: Mutex::new(()),
         })
     }
 
@@ -110,6 +113,8 @@ impl NamedRegion {
 
     /// Makes it `bytes` long, at least as long as it is; what comes is zeros. Kept from the next sync on.
     pub fn grow(&self, bytes: usize) -> Result<(), RegionError> {
+        self.shared.store().here()?;
+        let _one = self.growing.lock();
         let _inside = Inside::enter(self.region().memory_core())?;
         let (have, most) = (self.bytes(), self.bytes_max());
         if bytes < have || bytes > most {
@@ -135,6 +140,8 @@ impl NamedRegion {
                 return Err(e.into());
             }
         }
+        // A sync of this one is waited for from here on: all others go on.
+        drop(held);
         self.named().grow(pages)?;
         // The kernel may have been refused there when it was too short.
         self.region().renew_all((have / PAGE_BYTES) as u64..pages)?;

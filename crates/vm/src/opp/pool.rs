@@ -115,9 +115,8 @@ impl ObjectPool {
         if had == bytes {
             return Ok(());
         }
-        self.objects.promise(1, bytes)?;
+        self.objects.promise_instead(had, bytes)?;
         self.set_size(object, bytes);
-        self.objects.unpromise(1, had);
         drop(one);
         if bytes > had {
             // SAFETY: on the object's own page, behind what it had; the caller's alone. What was there before it was shorter once is not shown.

@@ -83,6 +83,20 @@ impl Shown {
         Ok(())
     }
 
+    /// Makes sure that an object that had room for so many bytes has it for others: only more than it had may be refused.
+    pub fn promise_instead(&self, had: u32, bytes: u32) -> Result<(), HeapError> {
+        let room_of = |bytes: u32| self.heap.store().room_of(bytes as usize);
+        let (had, room) = (room_of(had), room_of(bytes));
+        if room > had {
+            self.heap.promise_bytes(room - had)?;
+            self.promised_bytes.fetch_add(room - had, Ordering::Relaxed);
+        } else {
+            self.promised_bytes.fetch_sub(had - room, Ordering::Relaxed);
+            self.heap.unpromise_bytes(had - room);
+        }
+        Ok(())
+    }
+
     pub fn unpromise(&self, objects: u64, bytes: u32) {
         let bytes = objects * self.heap.store().room_of(bytes as usize);
         self.promised.fetch_sub(objects, Ordering::Relaxed);
@@ -124,7 +138,7 @@ impl Drop for Shown {
         self.region = None;
         let promised = self.promised_bytes.load(Ordering::Relaxed);
         self.heap.unpromise_bytes(promised);
-        match self.heap.store().drop_table(self.table) {
+        match self.heap.store().drop_own_table(self.table) {
             Ok(()) => {}
             Err(error) => {
                 tracing::warn!(table = self.table, %error, "a table could not be dropped and is not used again");

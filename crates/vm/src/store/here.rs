@@ -5,7 +5,6 @@
 //! drops, its parent's store is as it was. Never: costs a call more than a load.
 
 use super::error::ObjectError;
-use super::open::Store;
 use super::tables::Tables;
 use crate::forks;
 use terrace_pool::{Pool, PoolError};
@@ -30,27 +29,18 @@ impl Opener {
             }),
         }
     }
-}
 
-impl Store {
-    /// Refuses in a fork of the process that opened it.
+    /// Refuses in a fork of it.
     #[inline]
-    pub(crate) fn here(&self) -> Result<(), ObjectError> {
-        match self.opener.generation == forks::generation() {
+    pub fn here(&self) -> Result<(), ObjectError> {
+        match self.generation == forks::generation() {
             true => Ok(()),
             false => Err(ObjectError::Forked),
         }
     }
 
-    /// Whether this is the process that opened it: for what ends. Asks the kernel, so that a fork of which the C library knows nothing is told, too.
-    pub(crate) fn is_here(&self) -> bool {
-        self.here().is_ok() && self.opener.process == std::process::id()
-    }
-
-    /// In a fork, where it is dropped: nothing of the parent's ends with it. A piece of the DRAM terrace would give its memory back, and a ring would wait for what the parent has under way.
-    pub(super) fn leave(&mut self) {
-        self.driver.leave();
-        std::mem::forget(self.pool.clone());
-        std::mem::forget(std::mem::take(&mut self.queues));
+    /// Whether this is the process: for what ends. Asks the kernel, so that a fork of which the C library knows nothing is told, too.
+    pub fn is_here(&self) -> bool {
+        self.here().is_ok() && self.process == std::process::id()
     }
 }

@@ -5,7 +5,6 @@ use super::chunks::Chunks;
 use super::driver::{Driver, Work};
 use super::error::ObjectError;
 use super::here::Opener;
-use super::read;
 use super::room::Room;
 use super::same::Same;
 use super::table::{CHUNK_SLOTS, Places, Shape, State, Table};
@@ -332,8 +331,14 @@ impl Store {
     }
 
     /// Frees every object of a table of a scratch store, and the table. Calls of others on it must have ended: what they store meanwhile takes
-    /// its room of the SSD for good, or is in the table that has its number next.
+    /// its room of the SSD for good, or is in the table that has its number next. Refuses a table that an array, pool or malloc has.
     pub fn drop_table(&self, table: u16) -> Result<(), ObjectError> {
+        self.refuse_owned(table)?;
+        self.drop_own_table(table)
+    }
+
+    /// The same for who has the table.
+    pub(crate) fn drop_own_table(&self, table: u16) -> Result<(), ObjectError> {
         let (_, counted) = self.shape_and_counted(table)?;
         if self.keeps {
             // Its tables are those of named regions.
@@ -444,15 +449,24 @@ impl Store {
     pub(crate) fn identity(&self) -> u64 {
         self.pool.superblock().pool
     }
-    /// Whether an object has this id. Reads nothing.
-    pub fn contains(&self, table: u16, id: u64) -> Result<bool, ObjectError> {
-        self.shape(table)?;
-        let (oid, lane) = self.place(table, id)?;
-        Ok(!read::is_free(&self.pool.lane(lane), oid))
+    /// Refuses in a fork of the process that opened it.
+    #[inline]
+    pub(crate) fn here(&self) -> Result<(), ObjectError> {
+        self.opener.here()
+    }
+    /// Whether this is the process that opened it: for what ends.
+    pub(crate) fn is_here(&self) -> bool {
+        self.opener.is_here()
     }
     /// Counters and gauges.
     pub fn stats(&self) -> Stats {
         (self.here()).map_or_else(|_| Stats::default(), |()| self.pool.stats())
+    }
+    /// In a fork, where it is dropped: nothing of the parent's ends with it. A piece of the DRAM terrace would give its memory back, and a ring would wait for what the parent has under way.
+    fn leave(&mut self) {
+        self.driver.leave();
+        std::mem::forget(self.pool.clone());
+        std::mem::forget(std::mem::take(&mut self.queues));
     }
     /// Why it takes no more, if it does not.
     pub fn failure(&self) -> Option<String> {

@@ -73,9 +73,9 @@ impl Pages {
         })
     }
 
-    /// The table they are in.
-    pub(super) fn table(&self) -> u16 {
-        self.table
+    /// Frees all of them, and their table, which has no number of theirs after that. Nothing shows them any more.
+    pub fn drop_table(&self) -> Result<(), ObjectError> {
+        self.store.drop_own_table(self.table)
     }
 
     /// What the store has of a page that was fetched is known.
@@ -290,6 +290,35 @@ pub(super) fn store_error(e: ObjectError) -> StoreError {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::store::StoreOptions;
+
+    #[test]
+    fn of_a_table_that_was_dropped_nothing_is_known() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let options = StoreOptions::scratch(dir.path(), 32 << 20, 160 << 20);
+        let store = Store::open(&options).expect("a store");
+        let mut page = Page::ZERO;
+        let words = page.0[..PAGE_BYTES / 2].chunks_exact_mut(4);
+        for (n, word) in words.enumerate() {
+            word.copy_from_slice(&(n as u32).wrapping_mul(0x9e37_79b9).to_le_bytes());
+        }
+        for _ in 0..3 {
+            let pages = Pages::new(store.clone(), 5).expect("pages");
+            let changed = Changed {
+                page: 9,
+                bytes: &page,
+                surely: true,
+            };
+            assert_eq!(pages.store(&[changed]), Ok(1));
+            let mut seen = Page::ZERO;
+            pages.fetch(9, &mut seen).expect("there");
+            assert!(seen.0 == page.0);
+            // It is whose it is.
+            let taken = Err(ObjectError::Taken { table: 5 });
+            assert_eq!(store.drop_table(5), taken);
+            pages.drop_table().expect("dropped");
+        }
+    }
 
     #[test]
     fn pages_are_expected_to_change_where_most_did() {

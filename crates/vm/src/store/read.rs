@@ -244,6 +244,13 @@ impl Store {
         seen
     }
 
+    /// Whether an object has this id. Reads nothing.
+    pub fn contains(&self, table: u16, id: u64) -> Result<bool, ObjectError> {
+        self.shape(table)?;
+        let (oid, lane) = self.place(table, id)?;
+        Ok(!is_free(&self.pool.lane(lane), oid))
+    }
+
     /// Copies an object to the start of `out`: how many bytes it has, None if it is free.
     pub fn get(&self, table: u16, id: u64, out: &mut [u8]) -> Result<Option<usize>, ObjectError> {
         let shape = self.shape(table)?;

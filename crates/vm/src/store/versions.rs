@@ -107,7 +107,7 @@ impl Versions {
     }
 
     fn drop_table(&self, pages: &Pages) {
-        if let Err(error) = self.store.drop_table(pages.table()) {
+        if let Err(error) = pages.drop_table() {
             tracing::warn!(%error, "a table of an earlier fork could not be dropped and is not used again");
         }
     }

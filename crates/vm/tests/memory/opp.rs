@@ -252,7 +252,7 @@ fn pages_round(heap: &Heap, seed: u64, for_how_long: Duration) {
     const PAGES: u64 = 20_000;
     const WORDS: usize = PAGE_BYTES / 8;
     let pages = Arc::new(Pages::new(heap.store().clone(), 4000).unwrap());
-    let region = heap.memory().region(PAGES, pages).unwrap();
+    let region = heap.memory().region(PAGES, pages.clone()).unwrap();
     let ends = Instant::now() + for_how_long;
     std::thread::scope(|scope| {
         for thread in 0..THREADS {
@@ -284,7 +284,27 @@ fn pages_round(heap: &Heap, seed: u64, for_how_long: Duration) {
         }
     });
     drop(region);
-    heap.store().drop_table(4000).unwrap();
+    pages.drop_table().unwrap();
+}
+
+/// What frees room asks for none, however full it is.
+#[test]
+fn an_object_can_be_made_shorter_where_no_more_can_be_promised() {
+    let (_dir, heap) = heap(Way::InThread, 64 << 20);
+    let pool = heap.pool_of_any_size(PAGE_BYTES as u32, 1 << 22).unwrap();
+    let first = pool.alloc_sized(PAGE_BYTES as u32).unwrap();
+    let fill = |bytes| while pool.alloc_sized(bytes).is_ok() {};
+    [PAGE_BYTES as u32, 256, 1].into_iter().for_each(fill);
+    let count = pool.len();
+    // SAFETY: nobody else uses it.
+    unsafe {
+        let more = pool.resize(first, PAGE_BYTES as u32 - 64);
+        more.expect("shorter");
+        pool.resize(first, 100).expect("shorter still");
+    }
+    assert_eq!(pool.len(), count);
+    // What it had is another's.
+    pool.alloc_sized(2048).expect("room");
 }
 
 /// Who does not say how many objects leaves addresses for others.

@@ -184,21 +184,6 @@ fn a_page_that_was_only_read_is_not_stored_again() {
 }
 
 #[test]
-fn of_a_table_that_was_dropped_nothing_is_known() {
-    let dir = tempfile::tempdir().expect("a directory");
-    let store = open(&dir);
-    let bytes = page_of(6, 0);
-    for _ in 0..3 {
-        let table = 5;
-        let view = Versions::of(store.clone(), table, PAGES).expect("a view");
-        assert_eq!(view.store(&[changed(9, &bytes)]), Ok(1));
-        check(&view, 9, &bytes);
-        drop(view);
-        store.drop_table(table).expect("dropped");
-    }
-}
-
-#[test]
 fn objects_lie_where_their_span_says() {
     let dir = tempfile::tempdir().expect("a directory");
     let store = open(&dir);

@@ -73,6 +73,9 @@ impl Store for Double {
     fn finish(&mut self, _: Task) {
         self.open(-1);
     }
+    fn reads_are_short(&self) -> bool {
+        self.home.settings.reads_short.load(Ordering::SeqCst)
+    }
     fn durable_at(task: &Task) -> Option<u64> {
         task.durable_at
     }
