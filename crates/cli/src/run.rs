@@ -226,7 +226,9 @@ fn pool(asked: Option<&Path>, name: &str) -> Result<(PathBuf, bool), anyhow::Err
     let parent = parent.map_or(PathBuf::from("/var/tmp"), PathBuf::from);
     check_disk(&parent)?;
     let dir = parent.join(name);
-    std::fs::create_dir(&dir)
+    std::fs::DirBuilder::new()
+        .mode(0o700)
+        .create(&dir)
         .with_context(|| format!("making {} (--pool DIR chooses another)", dir.display()))?;
     Ok((dir.canonicalize().context("the pool's directory")?, true))
 }

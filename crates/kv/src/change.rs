@@ -67,6 +67,8 @@ pub(crate) struct Change<'a> {
     pub bytes: usize,
     /// Lane and record of the upload that it binds.
     pub upload: Option<(u16, u16)>,
+    /// The pieces of the version that is present stay, whatever becomes of the key: its end needs no record.
+    pub stays: bool,
     /// It asks nothing of the value before, and is the command's only one.
     pub unasked: bool,
     /// What `prepare` found, if nothing else of the command can change it before `commit`.
@@ -84,6 +86,10 @@ impl Known {
     pub(crate) fn new(t: &Task, lane: &Lane, at: Place, looked: Looked) -> Known {
         let prev = prev_of(t, lane, at, looked);
         Known { looked, prev }
+    }
+    /// Whether it is there, in pieces.
+    pub(crate) fn binds(self) -> bool {
+        self.prev.is_some_and(|p| p.present && p.binder.is_some())
     }
     /// The value that `slot` names, of which nothing else is known.
     fn unread(slot: Slot) -> Known {
@@ -142,6 +148,7 @@ pub(crate) fn change<'a>(
         at: place(w, 0, key),
         bytes: entry_bytes(key.len(), len + META_BYTES, expiry, false) + RECORD_BYTES,
         upload,
+        stays: false,
         unasked: false,
         found: None,
     })
@@ -230,7 +237,8 @@ fn find_all(
             lane.count(|s| s.verify_reads += 1);
             reads.push((c.at.lane, plan));
         } else {
-            let bound = last.prev.is_some_and(|p| p.binder.is_some());
+            let may_end = |p: Prev| p.binder.is_some() && !(c.stays && p.present);
+            let bound = last.prev.is_some_and(may_end);
             if let Some(nth) = ends.next(c, bound) {
                 let Some(record) = shared.registry.lock().peek(c.at.lane, nth) else {
                     return can_ever_end(w, shared, changes, c.at.lane, nth).map(|()| None);
@@ -267,12 +275,12 @@ fn known(t: &Task, lane: &mut Lane, c: &Change<'_>) -> Known {
 #[derive(Default)]
 struct Ends<'a> {
     by_lane: HashMap<u16, usize>,
-    /// Whether the last change of a key so far binds pieces; only keys that did before or do.
+    /// Whether the last change of a key so far binds pieces that may end; only keys that did before or do.
     latest: HashMap<&'a [u8], bool>,
 }
 
 impl<'a> Ends<'a> {
-    /// Takes in a change whose key is `bound` before the command. If it ends a big
+    /// Takes in a change whose key is `bound` before the command, by a version that may end. If it ends a big
     /// value, how many others in its lane the command ends before.
     fn next(&mut self, c: &Change<'a>, bound: bool) -> Option<usize> {
         let ends = self.latest.get(c.key).copied().unwrap_or(bound);

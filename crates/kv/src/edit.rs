@@ -213,7 +213,8 @@ pub fn edit_with<R, E: From<KvError>>(
         return Ok(Step::Done(result));
     }
     may_write(w)?;
-    let mut changes = changes(w, keys, &edits, uploads)?;
+    let bound = bound(&edits, &binders);
+    let mut changes = changes(w, keys, &edits, (&binders, &bound), uploads)?;
     let grows = edits.iter().any(|(_, e)| *e != Edit::Delete);
     let need = prepare(w, t, &shared, &mut held, &mut changes, grows)?;
     if !matches!(need, Missing::Nothing) {
@@ -226,7 +227,7 @@ pub fn edit_with<R, E: From<KvError>>(
         &shared,
         &mut held,
         (&changes, &edits),
-        &binders,
+        (&binders, &bound),
         uploads,
     )?;
     drop(held);
@@ -325,6 +326,7 @@ fn changes<'a>(
     w: &Worker,
     keys: &[&'a [u8]],
     edits: &[(usize, Edit)],
+    (binders, bound): (&[Option<Binder>], &[u64]),
     uploads: &[Option<Upload>],
 ) -> Result<Vec<Change<'a>>, KvError> {
     let most = inline_max_bytes(w);
@@ -338,6 +340,7 @@ fn changes<'a>(
     }
     let room = |(at, edit): &(usize, Edit)| {
         let mut c = change(w, keys[*at], None, false)?;
+        c.stays = binders[*at].is_some_and(|b| bound.contains(&b.version));
         c.bytes += match edit {
             Edit::Delete => 0,
             Edit::Bind { .. } => entry_bytes(0, 16 + META_BYTES, true, false),
@@ -378,6 +381,15 @@ pub(crate) fn too_long(len: usize, most: usize) -> KvError {
     )
 }
 
+/// The versions whose pieces another key gets, or the same anew: they stay.
+fn bound(edits: &[(usize, Edit)], binders: &[Option<Binder>]) -> Vec<u64> {
+    let version = |(_, edit): &(usize, Edit)| match edit {
+        Edit::Bind { from, .. } => binders[*from].map(|b| b.version),
+        _ => None,
+    };
+    edits.iter().filter_map(version).collect()
+}
+
 /// Makes all changes. Everything they need was prepared.
 fn commit_all(
     w: &Worker,
@@ -385,21 +397,14 @@ fn commit_all(
     shared: &Shared,
     held: &mut HeldLanes<'_>,
     (changes, edits): (&[Change<'_>], &[(usize, Edit)]),
-    binders: &[Option<Binder>],
+    (binders, bound): (&[Option<Binder>], &[u64]),
     uploads: &[Option<Upload>],
 ) -> Result<Option<u64>, KvError> {
-    let bound: Vec<u64> = edits
-        .iter()
-        .filter_map(|(_, edit)| match edit {
-            Edit::Bind { from, .. } => binders[*from].map(|b| b.version),
-            _ => None,
-        })
-        .collect();
     let mut wait = None;
     for (c, (_, edit)) in changes.iter().zip(edits) {
         let (kind, value, expiry_ms, meta) = match edit {
             Edit::Delete => {
-                wait = wait.max(commit(w, t, shared, held, c, None, &bound)?.wait);
+                wait = wait.max(commit(w, t, shared, held, c, None, bound)?.wait);
                 continue;
             }
             Edit::Put {
@@ -433,7 +438,7 @@ fn commit_all(
             expiry_ms,
             flags,
         };
-        wait = wait.max(commit(w, t, shared, held, c, Some(new), &bound)?.wait);
+        wait = wait.max(commit(w, t, shared, held, c, Some(new), bound)?.wait);
         if let Some(upload) = upload_of(edit).and_then(|nr| uploads[nr].as_ref()) {
             end_upload(w, t, shared, held, (upload.lane, upload.record))?;
         }

@@ -28,12 +28,14 @@ enum State {
     Start(u16),
     Idle,
     Pieces(Doomed, u32),
-    Expire(Vec<Box<[u8]>>),
+    Expire,
 }
 
 /// Background work of `kv` in one pool.
 pub struct Maintainer {
     state: State,
+    /// Keys of big values whose time is up. Beside the state, since their end may wait for a record, which only pieces that go give back.
+    expired: Vec<Box<[u8]>>,
     task: Option<Task>,
     owner: u64,
     /// Flushes of all keys seen: after one, a job under way has nothing to do and no record to give back.
@@ -45,6 +47,7 @@ impl Maintainer {
     pub fn new(owner: u64) -> Maintainer {
         Maintainer {
             state: State::Start(0),
+            expired: Vec::new(),
             task: None,
             owner,
             flushes: 0,
@@ -58,6 +61,7 @@ impl Maintainer {
             && !matches!(self.state, State::Start(_))
         {
             self.state = State::Idle;
+            self.expired.clear();
         }
         let mut task = match self.task.take() {
             Some(task) => task,
@@ -94,7 +98,7 @@ impl Maintainer {
                 self.state = State::Idle;
             }
             // That key is met again when somebody reads it.
-            State::Expire(keys) => drop(keys.pop()),
+            State::Expire => drop(self.expired.pop()),
             State::Start(_) | State::Idle => {}
         }
     }
@@ -105,7 +109,7 @@ impl Maintainer {
             State::Idle => Ok(Step::Done(self.next_job(w))),
             State::Pieces(doomed, next) => {
                 let doomed = *doomed;
-                let step = delete_pieces(w, task, &doomed, *next)?;
+                let step = delete_pieces(w, task, &doomed, *next, self.flushes)?;
                 Ok(match step {
                     Step::Wait(wait) => Step::Wait(wait),
                     Step::Done(Some(after)) => {
@@ -125,16 +129,18 @@ impl Maintainer {
                     }
                 })
             }
-            State::Expire(keys) => {
-                let Some(key) = keys.last() else {
+            State::Expire => {
+                let Some(key) = self.expired.last() else {
                     self.state = State::Idle;
                     return Ok(Step::Done(true));
                 };
                 match expire_now(w, task, key)? {
                     Step::Done(()) => {
-                        keys.pop();
+                        self.expired.pop();
                         Ok(Step::Done(true))
                     }
+                    // All records may be with values whose pieces are to go: nobody else would ever give one back.
+                    Step::Wait(Wait::Room) if self.next_pieces(w) => Ok(Step::Done(true)),
                     Step::Wait(wait) => Ok(Step::Wait(wait)),
                 }
             }
@@ -154,20 +160,35 @@ impl Maintainer {
         if w.failed().is_some() {
             return false;
         }
-        let doomed = registry(w).registry.lock().next_doomed();
-        if let Some(doomed) = doomed {
-            self.state = State::Pieces(doomed, 0);
+        if self.next_pieces(w) {
             return true;
         }
-        let lanes = w.pool().superblock().lanes;
-        let expired: Vec<Box<[u8]>> = (0..lanes)
-            .flat_map(|l| w.pool().with_lane(l, |lane| lane.take_expired_binders()))
-            .collect();
-        let any = !expired.is_empty();
+        if self.expired.is_empty() {
+            let lanes = w.pool().superblock().lanes;
+            self.expired = (0..lanes)
+                .flat_map(|l| w.pool().with_lane(l, |lane| lane.take_expired_binders()))
+                .collect();
+        }
+        let any = !self.expired.is_empty();
         if any {
-            self.state = State::Expire(expired);
+            self.state = State::Expire;
         }
         any
+    }
+
+    /// Turns to the next version whose pieces must go, if there is one.
+    fn next_pieces(&mut self, w: &Worker) -> bool {
+        let shared = registry(w);
+        let mut registry = shared.registry.lock();
+        // One that was doomed since a deletion of everything would be taken for one of before: it is the next turn's.
+        if w.pool().flushes_of_all() != self.flushes {
+            return false;
+        }
+        let Some(doomed) = registry.next_doomed() else {
+            return false;
+        };
+        self.state = State::Pieces(doomed, 0);
+        true
     }
 }
 
@@ -208,12 +229,13 @@ fn start(w: &mut Worker, task: &mut Task, next: &mut u16) -> Outcome<bool> {
     Ok(Step::Done(*next < RECORDS))
 }
 
-/// Deletes some pieces, and the record after the last. Done(None): all gone.
-fn delete_pieces(
+/// Deletes some pieces, and the record after the last, if `flushes` are still all. Done(None): all gone.
+pub(crate) fn delete_pieces(
     w: &mut Worker,
     task: &mut Task,
     doomed: &Doomed,
     from: u32,
+    flushes: u64,
 ) -> Outcome<Option<u32>> {
     let pieces = doomed.binder.pieces(piece_bytes(w));
     let until = (from + PIECES_PER_STEP).min(pieces);
@@ -223,21 +245,25 @@ fn delete_pieces(
             .collect(),
         false => vec![record_key(doomed.record).to_vec()],
     };
-    Ok(match del_internal(w, task, &keys)? {
+    Ok(match del_internal(w, task, &keys, flushes)? {
         Step::Wait(wait) => Step::Wait(wait),
         Step::Done(()) if from < pieces => Step::Done(Some(until)),
         Step::Done(()) => Step::Done(None),
     })
 }
 
-/// Deletes internal keys (pieces, records).
-fn del_internal(w: &mut Worker, t: &mut Task, keys: &[Vec<u8>]) -> Outcome<()> {
+/// Deletes internal keys (pieces, records); after another deletion of everything than `flushes` counts they are gone, or somebody else's.
+fn del_internal(w: &mut Worker, t: &mut Task, keys: &[Vec<u8>], flushes: u64) -> Outcome<()> {
     may_write(w)?;
     if !w.collect(t) {
         return Ok(Step::Wait(Wait::Io));
     }
     let places: Vec<Place> = keys.iter().map(|k| place(w, 1, k)).collect();
     let mut held = w.hold(places.iter().map(|p| p.lane));
+    // Looked at with the lanes held, which a deletion of everything holds too: until then a new upload may have been given the record.
+    if w.pool().flushes_of_all() != flushes {
+        return Ok(Step::Done(()));
+    }
     let mut reads = Vec::new();
     let all = del_held(w, t, &mut held, keys, &places, &mut reads);
     if !matches!(all, Ok(true)) {

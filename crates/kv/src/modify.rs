@@ -67,7 +67,7 @@ pub(crate) fn delete_if<R>(
     Ok(Step::Done(result))
 }
 
-/// Reads a key and writes what `f` makes of it (None: leave it), in one.
+/// Reads a key and writes what `f` makes of it (None: leave it), in one. A value in pieces stays one: `f` must not make another of it.
 pub(crate) fn modify<R>(
     w: &mut Worker,
     t: &mut Task,
@@ -81,6 +81,7 @@ pub(crate) fn modify<R>(
     }
     let mut c = change(w, key, None, true)?;
     c.bytes += value_max + 8;
+    c.stays = true;
     let shared = registry(w);
     let mut held = w.hold([c.at.lane]);
     let need = prepare(w, t, &shared, &mut held, std::slice::from_mut(&mut c), true)?;
@@ -127,6 +128,7 @@ pub(crate) fn modify<R>(
         match state.kind == Kind::Binder {
             true => put(w, &shared, lane, &c, slot, &new)?,
             false => {
+                debug_assert!(!c.found.is_some_and(Known::binds), "no record is its end's");
                 commit(w, t, &shared, &mut held, &c, Some(new), &[])?;
             }
         }

@@ -1,8 +1,10 @@
 //! SCAN: walks the key map in hash order, page by page.
 //!
 //! Promises: a key that is there during the whole walk is shown at least once;
-//! the cursor is only a position, no state is kept; reads at most one page's
-//! entries at a time. Never: shows a key that was deleted or has expired.
+//! the cursor is only a position, no state is kept; a task holds at most one page's
+//! reads; a call goes through a bounded number of slots that show nothing, as those of
+//! expired keys, and then answers with a cursor. Never: shows a key that was deleted or
+//! has expired.
 
 use crate::find::fetch;
 use crate::{KvError, Outcome, Step, Wait};
@@ -11,6 +13,10 @@ use terrace_pool::{Task, Worker};
 
 /// Keys asked for at once, at most.
 const COUNT_MAX: usize = 4096;
+/// Pages, and slots that show no key, gone through in one call, about: sixteen full pages.
+const IN_VAIN_MAX: usize = 1024;
+/// In a cursor of [`random_key`]: it has begun again from the start.
+const WRAPPED: u64 = 1 << 63;
 
 /// Cursor: 1 + lane (16 bits), shard (16), top half of the hash (31): 0 is the start and the end.
 fn pack(lane: u16, at: Order) -> u64 {
@@ -25,7 +31,7 @@ fn unpack(cursor: u64) -> (u16, Order) {
     ((c >> 47) as u16, order)
 }
 
-/// Shows some `count` keys from `cursor` on; returns the next cursor, 0 at the end.
+/// Shows some `count` keys from `cursor` on; returns the next cursor, 0 at the end. Where much shows nothing, it shows fewer or none.
 pub fn scan(
     w: &mut Worker,
     t: &mut Task,
@@ -45,18 +51,24 @@ pub fn scan(
             _ => Ok(Step::Done(0)),
         };
     }
-    let mut keys: Vec<Vec<u8>> = Vec::new();
-    while keys.len() < count.clamp(1, COUNT_MAX) {
-        let (reads, next) = page(w, t, lane_id, order, &mut keys)?;
-        if !reads.is_empty() && keys.is_empty() {
-            return Ok(fetch(w, t, reads, true));
+    let (mut keys, mut in_vain) = (Vec::new(), 0);
+    while keys.len() < count.clamp(1, COUNT_MAX) && in_vain < IN_VAIN_MAX {
+        let before = keys.len();
+        let page = page(w, t, lane_id, order, &mut keys)?;
+        if !page.reads.is_empty() && keys.is_empty() {
+            if !page.fetched {
+                // Of a page that has changed since: held beside this one's, reads would add up.
+                w.reset(t);
+            }
+            return Ok(fetch(w, t, page.reads, true));
         }
-        if !reads.is_empty() {
+        if !page.reads.is_empty() {
             // The page after what is already shown: it is the next call's.
-            drop_plans(w, reads);
+            drop_plans(w, page.reads);
             break;
         }
-        (lane_id, order) = match next {
+        in_vain += 1 + page.slots - (keys.len() - before);
+        (lane_id, order) = match page.next {
             Some(order) => (lane_id, order),
             None if lane_id + 1 < lanes => (lane_id + 1, Order::default()),
             None => {
@@ -64,6 +76,10 @@ pub fn scan(
                 return Ok(Step::Done(0));
             }
         };
+        if page.fetched && keys.is_empty() {
+            // The next page's reads are the next call's, which holds none of these.
+            break;
+        }
     }
     keys.iter().for_each(|k| f(k));
     Ok(Step::Done(pack(lane_id, order)))
@@ -81,8 +97,9 @@ fn random_cursor(w: &Worker) -> u64 {
     pack(lane, Order { shard, hash })
 }
 
-/// Shows some key to `f`, each about as likely as any other. Answers whether there is one.
-/// `cursor` is where a call that waited goes on; 0 at first.
+/// Shows some key to `f`, each about as likely as any other. Answers whether it did.
+/// `cursor` is where a call that waited goes on; 0 at first. If none was shown and it is not 0, only a part was gone through:
+/// call again. If it is 0, there is no key.
 pub fn random_key(
     w: &mut Worker,
     t: &mut Task,
@@ -92,19 +109,23 @@ pub fn random_key(
     if *cursor == 0 {
         *cursor = random_cursor(w);
     }
-    // From there to the end, and then once more from the start.
-    for from in [*cursor, 0] {
-        let mut keys: Vec<Vec<u8>> = Vec::new();
-        match scan(w, t, from, 1, &mut |key| keys.push(key.to_vec()))? {
-            Step::Wait(wait) => return Ok(Step::Wait(wait)),
-            Step::Done(_) => {
-                if let Some(key) = keys.get(w.now_ms() as usize % keys.len().max(1)) {
-                    f(key);
-                    return Ok(Step::Done(true));
-                }
-            }
-        }
+    let (wrapped, from) = (*cursor & WRAPPED, *cursor & !WRAPPED);
+    let mut keys: Vec<Vec<u8>> = Vec::new();
+    let next = match scan(w, t, from, 1, &mut |key| keys.push(key.to_vec()))? {
+        Step::Wait(wait) => return Ok(Step::Wait(wait)),
+        Step::Done(next) => next,
+    };
+    if let Some(key) = keys.get(w.now_ms() as usize % keys.len().max(1)) {
+        f(key);
+        return Ok(Step::Done(true));
     }
+    w.reset(t);
+    // From the random place to the end, and then once more from the start.
+    *cursor = match next {
+        0 if wrapped == 0 => WRAPPED | pack(0, Order::default()),
+        0 => 0,
+        next => wrapped | next,
+    };
     Ok(Step::Done(false))
 }
 
@@ -116,6 +137,17 @@ fn drop_plans(w: &Worker, reads: Plans) {
     }
 }
 
+/// What a page came to.
+struct Page {
+    /// What must be read first; without any, its keys were found.
+    reads: Plans,
+    /// Where the next one begins in the lane.
+    next: Option<Order>,
+    slots: usize,
+    /// Whether reads of the task were of use.
+    fetched: bool,
+}
+
 /// Keys of one page; or the reads that must come first.
 fn page(
     w: &Worker,
@@ -123,15 +155,22 @@ fn page(
     id: u16,
     from: Order,
     keys: &mut Vec<Vec<u8>>,
-) -> Result<(Plans, Option<Order>), KvError> {
+) -> Result<Page, KvError> {
     let mut lane = w.lane(id);
     let mut slots: Vec<Slot> = Vec::new();
     let next = lane.dir.page(from, |s| slots.push(s));
-    let mut reads = Vec::new();
+    let mut page = Page {
+        reads: Vec::new(),
+        next,
+        slots: slots.len(),
+        fetched: false,
+    };
     let mut found = Vec::new();
     for slot in slots {
         let loc = slot.loc();
-        let entry = match (loc.in_memory(), t.fetched(id, loc)) {
+        let read = t.fetched(id, loc).filter(|_| !loc.in_memory());
+        page.fetched |= read.is_some();
+        let entry = match (loc.in_memory(), read) {
             (true, _) => lane.entry(slot),
             (false, Some(read)) => match read.entry() {
                 Ok(e) => e,
@@ -141,7 +180,7 @@ fn page(
             (false, None) => match lane.buffered(slot) {
                 Some(e) => e,
                 None => {
-                    reads.push((id, lane.plan_read(loc)));
+                    page.reads.push((id, lane.plan_read(loc)));
                     continue;
                 }
             },
@@ -156,8 +195,8 @@ fn page(
             found.push(entry.key().to_vec());
         }
     }
-    if reads.is_empty() {
+    if page.reads.is_empty() {
         keys.append(&mut found);
     }
-    Ok((reads, next))
+    Ok(page)
 }

@@ -5,6 +5,7 @@
 #[path = "../tests/store/common.rs"]
 #[allow(dead_code)] // It is the integration tests' and used here in part.
 mod common;
+mod records;
 
 use crate::large::{self, RECORDS, record_places};
 use crate::shared::{binder, registry};

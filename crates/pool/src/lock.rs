@@ -46,6 +46,8 @@ impl PoolLock {
             .create(true)
             .truncate(false)
             .mode(0o600)
+            // A link here is nobody's of ours, and may lead to a file that is not to be written to.
+            .custom_flags(rustix::fs::OFlags::NOFOLLOW.bits() as i32)
             .open(&path)
             .map(keep_file)
             .map_err(|e| PoolError::io(&path, e))?;
@@ -145,6 +147,16 @@ mod tests {
             std::fs::write(&path, ours).unwrap();
             PoolLock::take(dir.path()).unwrap();
         }
+    }
+
+    #[test]
+    fn a_link_in_its_place_leads_nowhere() {
+        let dir = tempfile::tempdir().unwrap();
+        let other = dir.path().join("other");
+        std::fs::write(&other, "1").unwrap();
+        std::os::unix::fs::symlink(&other, dir.path().join("lock")).unwrap();
+        PoolLock::take(dir.path()).unwrap_err();
+        assert_eq!(std::fs::read(&other).unwrap(), b"1");
     }
 
     #[test]

@@ -9,6 +9,8 @@ use crate::runtime::{self, Area, Pool, Runtime};
 use crate::serve::Home;
 use crate::settings::{self, Settings};
 use crate::{answer, dispatch, own, raw, report, rings, small, tls, token};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt};
+use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 use terrace_vm::heap::PageHeap;
@@ -221,6 +223,25 @@ fn say_not_served() {
     }
 }
 
+/// Makes the directory of a pool that goes with the program, whose name others can see: where somebody else was quicker, what leaves DRAM would be his to read and to change.
+fn own_dir(dir: &Path) -> std::io::Result<()> {
+    match std::fs::DirBuilder::new().mode(0o700).create(dir) {
+        Err(e) if e.kind() == std::io::ErrorKind::AlreadyExists => {}
+        made => return made,
+    }
+    // Of a process of this program that ended before it could take it away.
+    let found = std::fs::symlink_metadata(dir)?;
+    // SAFETY: asks for a number.
+    let is_own = found.is_dir() && found.uid() == unsafe { libc::geteuid() };
+    match is_own && found.mode() & 0o077 == 0 {
+        true => Ok(()),
+        false => Err(std::io::Error::other(format!(
+            "{} is there already, and not this user's alone: somebody else may have made it; choose another place with --pool DIR",
+            dir.display()
+        ))),
+    }
+}
+
 /// The first pool that nobody has; none if all are taken.
 fn open_store(settings: &Settings) -> Result<Option<Arc<Store>>, String> {
     let mut why = None;
@@ -238,6 +259,9 @@ fn open_store(settings: &Settings) -> Result<Option<Arc<Store>>, String> {
             helped: false,
             ..StoreOptions::scratch(&dir, settings.dram_bytes, settings.ssd_bytes)
         };
+        if settings.scratch {
+            own_dir(&dir).map_err(|e| format!("the pool cannot be opened: {e}"))?;
+        }
         let opened = Store::open(&options);
         if settings.scratch {
             // Nobody else opens it; the file goes with the last process that has it open. It may not be there yet.

@@ -198,7 +198,7 @@ pub trait Store: Sized {
     fn unwatch(&mut self, watched: Watched);
     /// A token that no value has had.
     fn new_cas(&mut self) -> u64;
-    /// Shows some key to `f`, each about as likely as any other. `cursor` is the caller's and 0 at first.
+    /// Shows some key to `f`, each about as likely as any other. `cursor` is the caller's and 0 at first. If none was shown and it is not 0, only a part was gone through: call again.
     fn random_key(
         &mut self,
         t: &mut Self::Task,

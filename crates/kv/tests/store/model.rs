@@ -177,10 +177,15 @@ fn check(shape: Shape, ops: Vec<Op>, seed: u64) {
             ),
             Op::Random => {
                 let (mut cursor, mut got) = (0, None);
-                rig.run(|w, t| {
-                    terrace_kv::random_key(w, t, &mut cursor, &mut |k| got = Some(k.to_vec()))
-                })
-                .unwrap();
+                while got.is_none() {
+                    rig.run(|w, t| {
+                        terrace_kv::random_key(w, t, &mut cursor, &mut |k| got = Some(k.to_vec()))
+                    })
+                    .unwrap();
+                    if cursor == 0 {
+                        break;
+                    }
+                }
                 expire(&mut model, rig.worker.now_ms());
                 match got {
                     Some(k) => assert!(model.contains_key(&k)),

@@ -14,6 +14,10 @@ const READ_MAX_BYTES: u64 = 8192;
 
 /// A pool of which nothing is in DRAM.
 fn cold(memory_segments: u64) -> (Rig, Vec<Vec<u8>>) {
+    cold_with(memory_segments, Expiry::None)
+}
+
+fn cold_with(memory_segments: u64, expiry: Expiry) -> (Rig, Vec<Vec<u8>>) {
     let shape = Shape {
         segments_per_lane: 400,
         memory_segments,
@@ -24,7 +28,7 @@ fn cold(memory_segments: u64) -> (Rig, Vec<Vec<u8>>) {
     let mut rig = Rig::open(&device, shape, clock());
     let keys: Vec<Vec<u8>> = (0..KEYS).map(|n| format!("key:{n}").into_bytes()).collect();
     for key in &keys {
-        rig.set(key, &[7; VALUE_BYTES], Expiry::None).unwrap();
+        rig.set(key, &[7; VALUE_BYTES], expiry).unwrap();
     }
     rig.settle();
     let device = SimDevice::with_image(device.durable_image(), 3);
@@ -169,4 +173,117 @@ fn spare_buffers_are_counted() {
     let pool = rig.pool.clone();
     rig.worker.close();
     assert_eq!(pool.ledger().held(Part::Io), 0);
+}
+
+/// When keys expire, ms: later than what a pool of these tests begins with and takes to be filled.
+const SOON_MS: u64 = 50_000_000;
+/// Slots of the index's largest page.
+const PAGE_SLOTS: u64 = 63;
+
+/// Calls `f` with a new task until it says that it is done; what is read before an answer, and kept with none under way, must be of one page.
+fn in_steps(rig: &mut Rig, mut f: impl FnMut(&mut Worker, &mut Task) -> Outcome<bool>) -> usize {
+    for answers in 1..1000 {
+        let mut task = rig.worker.task(1);
+        let over = loop {
+            let step = f(&mut rig.worker, &mut task).unwrap();
+            let planned = rig.pool.with_lane(0, |lane| lane.reads_planned());
+            assert!(planned <= PAGE_SLOTS, "{planned} reads in one answer");
+            if let Step::Done(over) = step {
+                break over;
+            }
+            while rig.worker.reads_under_way() > 0 {
+                rig.turn();
+            }
+            let kept = by_reads(rig);
+            assert!(kept <= PAGE_SLOTS * 100, "{kept} bytes");
+        };
+        rig.worker.finish(task);
+        if over {
+            return answers;
+        }
+    }
+    panic!("it goes on for ever");
+}
+
+fn all_by_scan(rig: &mut Rig) -> (usize, usize) {
+    let (mut cursor, mut shown) = (0, 0);
+    let answers = in_steps(rig, |w, t| {
+        let step = terrace_kv::scan(w, t, cursor, 10, &mut |_| shown += 1)?;
+        Ok(match step {
+            Step::Wait(wait) => Step::Wait(wait),
+            Step::Done(next) => {
+                cursor = next;
+                Step::Done(next == 0)
+            }
+        })
+    });
+    (shown, answers)
+}
+
+fn any_key(rig: &mut Rig) -> (Option<Vec<u8>>, usize) {
+    let (mut cursor, mut key) = (0, None);
+    let answers = in_steps(rig, |w, t| {
+        let step = terrace_kv::random_key(w, t, &mut cursor, &mut |k| key = Some(k.to_vec()))?;
+        Ok(match step {
+            Step::Wait(wait) => Step::Wait(wait),
+            Step::Done(found) => Step::Done(found || cursor == 0),
+        })
+    });
+    (key, answers)
+}
+
+/// All keys but one have expired, and lie on the SSD.
+fn expired_below() -> Rig {
+    let (mut rig, _) = cold_with(24, Expiry::At(SOON_MS));
+    rig.set(b"lives", b"here", Expiry::None).unwrap();
+    rig.settle();
+    rig.clock.set(SOON_MS + 1);
+    rig.turn();
+    rig
+}
+
+/// Who goes through keys that have expired and were not met since reads a page, answers, and goes on.
+#[test]
+fn a_walk_over_expired_keys_holds_one_pages_reads() {
+    let mut rig = expired_below();
+    let (shown, answers) = all_by_scan(&mut rig);
+    assert_eq!(shown, 1);
+    assert!(answers > 5, "{answers} answers");
+}
+
+#[test]
+fn a_random_key_among_expired_ones_is_found_with_one_pages_reads() {
+    let mut rig = expired_below();
+    assert_eq!(any_key(&mut rig).0.as_deref(), Some(&b"lives"[..]));
+    rig.del(&[b"lives"]).unwrap();
+    rig.settle();
+    let (none, answers) = any_key(&mut rig);
+    assert_eq!(none, None);
+    assert!(answers > 5, "{answers} answers");
+}
+
+/// Nor does one call go through all of them where none must be read.
+#[test]
+fn a_walk_over_expired_keys_in_dram_answers_in_between() {
+    let shape = Shape {
+        segments_per_lane: 400,
+        memory_segments: 64,
+        ..Shape::default()
+    };
+    let mut rig = Rig::open(&shape.device(3), shape, clock());
+    for n in 0..5000u16 {
+        rig.set(&n.to_le_bytes(), b"v", Expiry::At(SOON_MS))
+            .unwrap();
+    }
+    rig.settle();
+    rig.clock.set(SOON_MS + 1);
+    rig.turn();
+    let reads = rig.pool.stats().lanes.device_reads;
+    let (shown, answers) = all_by_scan(&mut rig);
+    assert_eq!(shown, 0);
+    assert!((4..=8).contains(&answers), "{answers} answers");
+    let (none, answers) = any_key(&mut rig);
+    assert_eq!(none, None);
+    assert!((4..=16).contains(&answers), "{answers} answers");
+    assert_eq!(rig.pool.stats().lanes.device_reads, reads, "all is in DRAM");
 }

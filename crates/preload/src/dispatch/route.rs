@@ -74,6 +74,10 @@ pub unsafe fn call(number: c_long, args: Args) -> c_long {
                 let waits = || args[2] & c_long::from(libc::O_NONBLOCK) == 0;
                 in_place::turning(args[0], || raw::call(number, args), waits)
             }
+            libc::SYS_ioctl if BY_KERNEL.contains(&(args[1] as u32)) => {
+                left_to_kernel();
+                raw::call(number, args)
+            }
             libc::SYS_ioctl if args[1] as u64 == libc::FIONBIO => {
                 // The kernel has just read it.
                 let waits = || (args[2] as *const i32).read_unaligned() == 0;
@@ -185,6 +189,19 @@ unsafe fn masked(number: c_long, mut args: Args, at: usize) -> c_long {
             true => served(number, args),
             false => raw::call(number, args),
         }
+    }
+}
+
+/// KVM_CREATE_VM and VHOST_SET_OWNER: what a guest has, and what the kernel's own threads move, is met where no fault of the program's thread comes.
+const BY_KERNEL: [u32; 2] = [0xae01, 0xaf01];
+
+/// Faults are left to threads, where there is no memory yet; else it is said that these will not work.
+fn left_to_kernel() {
+    static SAID: AtomicBool = AtomicBool::new(false);
+    if super::is_on() && !super::give_up() && !SAID.swap(true, Ordering::Relaxed) {
+        raw::say(format_args!(
+            "KVM and vhost meet pages that are not in DRAM, and fail, while faults are taken in the program's threads; --faults thread has them"
+        ));
     }
 }
 

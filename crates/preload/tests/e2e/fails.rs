@@ -190,6 +190,27 @@ fn e2e_a_pool_that_cannot_be_opened_later_leaves_nothing() {
     assert_eq!(left.count(), 0, "something of the pool is left");
 }
 
+/// Whoever sees the name could make the directory before the program does, and would have all that leaves its DRAM.
+#[test]
+fn e2e_a_pool_is_not_made_where_others_may_write() {
+    let dir = dir();
+    let program = compiled(dir.path(), "odd.c", &[]);
+    let scratch = dir.path().join("scratch");
+    std::fs::create_dir(&scratch).expect("a directory");
+    let mut command = command(CAP_MIB, &["--ssd", "200M", "--report", "none"], None);
+    let script = "mkdir -m 777 \"$TERRACE_RUN_POOL\"; exec \"$0\" wait";
+    command.env("TMPDIR", &scratch).args(["sh", "-c", script]);
+    let ended = support::ended(command.arg(program));
+    assert_eq!(ended.status.code(), Some(125), "{ended:?}");
+    let said = String::from_utf8_lossy(&ended.stderr);
+    assert!(said.contains("not this user's alone"), "{said}");
+    let others = std::fs::read_dir(scratch).expect("it is there");
+    let others: Vec<_> = others.map(|other| other.expect("an entry").path()).collect();
+    assert_eq!(others.len(), 1);
+    let inside = std::fs::read_dir(&others[0]).expect("it is there");
+    assert_eq!(inside.count(), 0, "it was used");
+}
+
 /// A file system whose device refuses writes when it is full, since it lies in a file of another, smaller one. Unmounted with its owner.
 struct Failing(PathBuf);
 

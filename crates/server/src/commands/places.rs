@@ -5,7 +5,7 @@ use super::options::int_arg;
 use super::part::too_long_to_change;
 use super::scan::Turn;
 use super::{Cx, Done, Fault, Flow, SYNTAX, ready, unknown_subcommand, wrong_arity};
-use crate::limits::KEYS_GRANT_BYTES;
+use crate::limits::{KEYS_GRANT_BYTES, KEYS_STEPS_MAX};
 use crate::resp::encode;
 use crate::resp::parse::integer;
 use crate::store::{Edit, Held, Step, Store, StoreError, Value, View};
@@ -173,18 +173,25 @@ pub fn object<S: Store>(cx: &mut Cx<'_, S>, args: &[&[u8]]) -> Done<S> {
     Ok(Flow::Done)
 }
 
-/// RANDOMKEY
+/// RANDOMKEY: in steps, between which others are served, where much has expired.
 pub fn randomkey<S: Store>(cx: &mut Cx<'_, S>) -> Done<S> {
-    let out = &mut *cx.out;
-    let mut shown = |key: &[u8]| encode::bulk(out, key);
-    let found = ready!(
-        cx.store
-            .random_key(cx.task, &mut cx.progress.next, &mut shown)
-    );
-    if !found {
-        encode::null(cx.out, cx.session.resp3);
+    for _ in 0..KEYS_STEPS_MAX {
+        let out = &mut *cx.out;
+        let mut shown = |key: &[u8]| encode::bulk(out, key);
+        let found = ready!(
+            cx.store
+                .random_key(cx.task, &mut cx.progress.next, &mut shown)
+        );
+        if found {
+            return Ok(Flow::Done);
+        }
+        // Nothing is left to go through.
+        if cx.progress.next == 0 {
+            encode::null(cx.out, cx.session.resp3);
+            return Ok(Flow::Done);
+        }
     }
-    Ok(Flow::Done)
+    Ok(Flow::OutputFull)
 }
 
 /// KEYS pattern: gathers in steps, between which others are served, and in memory of the connections' budget. When that
