@@ -129,6 +129,25 @@ fn e2e_a_ring_is_there_before_memory_or_not_at_all() {
     assert!(said.contains("--faults thread has them"), "{said}");
 }
 
+/// What a guest has is met by the kernel alone, as a ring's buffers are.
+#[test]
+fn e2e_a_guest_that_is_made_before_memory_has_threads() {
+    let said = |faults: &str, when: &str| {
+        let dir = tempfile::tempdir().expect("a directory");
+        let program = compiled(dir.path(), "asked.c", &[]);
+        let mut command = command(CAP_MIB, &["--ssd", "1G", "--faults", faults], None);
+        let (well, said) = output(command.arg(program).arg(when));
+        assert!(well && said.contains("OK\n"), "{faults}: {said}");
+        said
+    };
+    assert!(said("auto", "early").contains("threads 1\n"));
+    for (faults, when) in [("auto", "late"), ("dispatch", "early")] {
+        let said = said(faults, when);
+        assert!(said.contains("threads 0\n"), "{said}");
+        assert!(said.contains("KVM and vhost"), "{said}");
+    }
+}
+
 #[test]
 fn e2e_system_calls_meet_absent_pages_either_way() {
     is_ok("thread", "calls.c", &[], &["."]);
