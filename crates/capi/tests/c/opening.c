@@ -91,6 +91,35 @@ static void no_descriptors(void) {
     CHECK(!"it is never opened");
 }
 
+/* A call that goes on for longer than closing waits: who closes is told, and the pool is closed when it ends. */
+enum { LONGER_S = 12 };
+static int begun;
+static void takes_long(void *object, size_t bytes, void *context) {
+    (void)object, (void)bytes, (void)context;
+    __atomic_store_n(&begun, 1, __ATOMIC_SEQ_CST);
+    sleep(LONGER_S);
+}
+static uint64_t changed;
+static void *updates(void *table) {
+    CHECK(terrace_update(table, changed, takes_long, NULL) == 0);
+    return NULL;
+}
+static void a_call_that_outlasts_the_close(void) {
+    terrace_pool *pool = open_named("held");
+    CHECK(pool);
+    terrace_table *table = terrace_table_create(pool, 64);
+    char object[64] = "changed";
+    CHECK(table && terrace_insert(table, object, &changed) == 0);
+    pthread_t thread;
+    CHECK(pthread_create(&thread, NULL, updates, table) == 0);
+    while (!__atomic_load_n(&begun, __ATOMIC_SEQ_CST)) usleep(1000);
+    REFUSED(terrace_close(pool) == -1, ETIMEDOUT, "closed when they end");
+    REFUSED(!open_named("held"), EBUSY, "");
+    CHECK(pthread_join(thread, NULL) == 0);
+    pool = open_named("held");
+    CHECK(pool && terrace_close(pool) == 0);
+}
+
 int main(int argc, char **argv) {
     if (argc != 2) return 2;
     dir = argv[1];
@@ -102,6 +131,7 @@ int main(int argc, char **argv) {
         {"no addresses for regions", no_addresses_for_regions},
         {"no room on the disk", no_room_on_the_disk},
         {"no descriptors", no_descriptors},
+        {"a call that outlasts the close", a_call_that_outlasts_the_close},
     };
     return RUN_CASES(cases);
 }
