@@ -14,7 +14,8 @@ use crate::remote::{Remote, RemoteGround, RemotePages};
 use crate::runtime::{self, Area, Pool, Runtime};
 use crate::serve::ForChild;
 use crate::{
-    answer, dispatch, grow, next, opening, own, raw, report, serve, settings, small, tls, token,
+    answer, cancel, dispatch, grow, next, opening, own, raw, report, serve, settings, small,
+    streams, tls, token,
 };
 use libc::{c_int, c_void};
 use std::cell::UnsafeCell;
@@ -36,6 +37,7 @@ struct Forking {
     signals: libc::sigset_t,
     runtime: &'static Runtime,
     _inside: tls::Inside,
+    whole: Option<cancel::Off>,
 }
 
 struct Turn(UnsafeCell<Option<Forking>>);
@@ -43,8 +45,8 @@ struct Turn(UnsafeCell<Option<Forking>>);
 // SAFETY: only the thread that has FORKING reaches it.
 unsafe impl Sync for Turn {}
 
-/// The same of a fork without a pool: the signals that its thread held back.
-struct Bare(UnsafeCell<Option<libc::sigset_t>>);
+/// The same of a fork without a pool: the signals that its thread held back, which is not cancelled.
+struct Bare(UnsafeCell<Option<(libc::sigset_t, cancel::Off)>>);
 
 // SAFETY: only the thread that has all locks of the arena reaches it.
 unsafe impl Sync for Bare {}
@@ -102,6 +104,7 @@ pub unsafe extern "C" fn __register_atfork(
 #[cfg_attr(not(test), unsafe(no_mangle))]
 pub unsafe extern "C" fn fork() -> libc::pid_t {
     if !tls::is_inside() {
+        let _whole = cancel::off();
         let _inside = tls::enter();
         let errno = raw::errno();
         opening::wait_before_fork();
@@ -164,11 +167,14 @@ unsafe extern "C" fn before() {
     if tls::is_inside() {
         return;
     }
+    let whole = cancel::off();
     let Some(runtime) = runtime::get() else {
-        return before_bare();
+        return before_bare(whole);
     };
     let inside = tls::enter();
     let signals = raw::block_signals();
+    // The C library takes it after this, where a thread that has it may wait for a stream, and the stream's thread for memory: so it comes before all locks of ours.
+    streams::lock_list();
     while FORKING.swap(true, Ordering::AcqRel) {
         // SAFETY: sleeps a tenth of a millisecond.
         unsafe { libc::usleep(100) };
@@ -183,6 +189,7 @@ unsafe extern "C" fn before() {
         signals,
         runtime,
         _inside: inside,
+        whole: Some(whole),
     };
     // SAFETY: FORKING is this thread's.
     unsafe { *TURN.0.get() = Some(forking) };
@@ -190,44 +197,50 @@ unsafe extern "C" fn before() {
 }
 
 /// Where there is no pool: another thread may have a lock of the arena all the same, and a child would wait for it for ever.
-fn before_bare() {
+fn before_bare(whole: cancel::Off) {
     // Held back until it is done: a handler's allocation would wait for its own thread.
     let signals = raw::block_signals();
+    streams::lock_list();
     ARENA.lock_all();
     // SAFETY: only who has the arena's locks reaches it.
-    unsafe { *BARE.0.get() = Some(signals) };
+    unsafe { *BARE.0.get() = Some((signals, whole)) };
 }
 
 /// Ends that, in the thread that began it: it is the one that comes here from outside. Whether it was so.
-fn after_bare() -> bool {
+fn after_bare(end_list: fn()) -> bool {
     if tls::is_inside() {
         return false;
     }
     // SAFETY: this thread has the arena's locks.
-    let signals = unsafe { (*BARE.0.get()).take() };
+    let held = unsafe { (*BARE.0.get()).take() };
     ARENA.unlock_all();
-    if let Some(signals) = signals {
+    end_list();
+    if let Some((signals, _whole)) = held {
         raw::restore_signals(&signals);
     }
     true
 }
 
-/// What `before` left, if it was there.
-fn turn() -> Option<Forking> {
-    if after_bare() || !FORKING.load(Ordering::Acquire) {
+/// What `before` left, if it was there. `end_list`: what becomes of the lock of the list of streams.
+fn turn(end_list: fn()) -> Option<Forking> {
+    if after_bare(end_list) || !FORKING.load(Ordering::Acquire) {
         return None;
     }
     ARENA.unlock_all();
+    end_list();
     // SAFETY: this thread forked, so FORKING is its own.
     unsafe { (*TURN.0.get()).take() }
 }
 
 unsafe extern "C" fn after_in_parent() {
-    let Some(forking) = turn() else { return };
-    let signals = forking.signals;
+    let Some(mut forking) = turn(streams::unlock_list) else {
+        return;
+    };
+    let (signals, whole) = (forking.signals, forking.whole.take());
     drop(forking);
     FORKING.store(false, Ordering::Release);
     raw::restore_signals(&signals);
+    drop(whole);
 }
 
 unsafe extern "C" fn after_in_child() {
@@ -238,14 +251,14 @@ unsafe extern "C" fn after_in_child() {
     token::not_here();
     opening::forked();
     answer::close();
-    let Some(mut forking) = turn() else {
+    let Some(mut forking) = turn(streams::reset_list) else {
         if !tls::is_inside() && runtime::get().is_some() {
             // Opened by another thread during the fork: nobody made a view of it, and nothing of this child's is in it.
             opening::serve_no_more();
         }
         return;
     };
-    let signals = forking.signals;
+    let (signals, whole) = (forking.signals, forking.whole.take());
     small::bound_from_now(own::beside_bytes(forking.runtime.cap_bytes));
     let (base, bytes) = forking.runtime.addresses;
     let kept = keep_free(base, bytes);
@@ -279,6 +292,7 @@ unsafe extern "C" fn after_in_child() {
     }
     FORKING.store(false, Ordering::Release);
     raw::restore_signals(&signals);
+    drop(whole);
 }
 
 /// Takes the parent's addresses, which the kernel left out of the child, before anything else comes to lie there.

@@ -12,6 +12,7 @@ mod answer;
 mod arena;
 mod becomes;
 mod calls;
+mod cancel;
 mod descriptors;
 mod direct;
 #[cfg_attr(not(target_arch = "x86_64"), path = "undispatched.rs")]
@@ -19,6 +20,7 @@ mod dispatch;
 mod door;
 mod environment;
 mod fork;
+mod forked;
 mod given;
 mod grow;
 mod keeper;
@@ -68,6 +70,7 @@ fn prepare() {
     // Also what is not served has these functions in front of the C library's.
     next::prepare();
     malloc::prepare();
+    streams::prepare();
     if !settings::are_there() {
         return;
     }

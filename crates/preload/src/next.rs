@@ -89,11 +89,16 @@ fn in_liburing(name: &CStr) -> *mut c_void {
     }
 }
 
-/// Where the C library's own malloc is, whoever stands in front of it; 0 if it has none of that name.
-pub fn libcs_malloc() -> usize {
+/// Something of the C library's that need not be there; null if it is not.
+pub fn if_there(name: &CStr) -> *mut c_void {
     let _inside = tls::enter();
     // SAFETY: a name that ends in a zero.
-    unsafe { libc::dlsym(libc::RTLD_NEXT, c"__libc_malloc".as_ptr()) as usize }
+    unsafe { libc::dlsym(libc::RTLD_NEXT, name.as_ptr()) }
+}
+
+/// Where the C library's own malloc is, whoever stands in front of it; 0 if it has none of that name.
+pub fn libcs_malloc() -> usize {
+    if_there(c"__libc_malloc") as usize
 }
 
 /// Whether it is this library's malloc that the C library's own functions and other libraries call: the program itself may have one, in front of all libraries.
@@ -223,6 +228,8 @@ functions! {
     fork() -> libc::pid_t = Some(c"__libc_fork");
     /// As pthread_atfork(3), with whose handlers they are.
     __register_atfork(prepare: Option<unsafe extern "C" fn()>, parent: Option<unsafe extern "C" fn()>, child: Option<unsafe extern "C" fn()>, whose: *mut c_void) -> c_int = None;
+    /// As openpty(3).
+    openpty(end: *mut c_int, terminal: *mut c_int, name: *mut c_char, modes: *const c_void, size: *const c_void) -> c_int = None;
     /// As close(2).
     close(fd: c_int) -> c_int = Some(c"__close");
     /// As dup2(2).

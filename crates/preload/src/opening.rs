@@ -8,7 +8,7 @@ use crate::reserved::{self, Heaps};
 use crate::runtime::{self, Area, Pool, Runtime};
 use crate::serve::Home;
 use crate::settings::{self, Settings};
-use crate::{answer, dispatch, own, raw, report, rings, small, tls, token};
+use crate::{answer, cancel, dispatch, own, raw, report, rings, small, tls, token};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicUsize, Ordering};
@@ -156,6 +156,7 @@ fn is_enough(bytes: usize) -> bool {
 
 #[cold]
 fn open_or_wait() -> Option<&'static Runtime> {
+    let _whole = cancel::off();
     let (before, now) = (Ordering::AcqRel, Ordering::Acquire);
     match STATE.compare_exchange(WAITING, OPENING, before, now) {
         Ok(_) => {

@@ -4,13 +4,17 @@
 
 use crate::arena::ARENA;
 use crate::runtime::{self, Pool, Runtime};
-use crate::{descriptors, given, settings, small, tls};
+use crate::{cancel, descriptors, given, settings, small, streams, tls};
 use std::ffi::OsString;
 use std::fmt::Write;
 use std::os::fd::{FromRawFd, IntoRawFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, Ordering};
+
+unsafe extern "C" {
+    fn __cxa_at_quick_exit(call: extern "C" fn(), library: *mut libc::c_void) -> libc::c_int;
+}
 
 static TO: OnceLock<OsString> = OnceLock::new();
 /// A copy of stderr: programs close their own before they end.
@@ -33,6 +37,10 @@ pub fn prepare(to: OsString) {
     let _ = TO.set(to);
     // SAFETY: a plain function.
     unsafe { libc::atexit(at_exit) };
+    // SAFETY: likewise, and for as long as this library is there.
+    unsafe {
+        __cxa_at_quick_exit(at_quick_exit, std::ptr::null_mut());
+    }
     if !settings::is_another() {
         take_stderr_and_signal();
     }
@@ -69,25 +77,15 @@ pub fn handler() -> usize {
 
 extern "C" fn at_exit() {
     if crate::serve::children() > 0 {
-        flush_stdout();
+        // What the program wrote is seen when it ends, not when the last that it forked does.
+        streams::flush_all();
     }
     end();
 }
 
-/// What the program printed is seen when it ends, not when the last that it forked does.
-fn flush_stdout() {
-    unsafe extern "C" {
-        static stdout: *mut libc::FILE;
-        fn ftrylockfile(stream: *mut libc::FILE) -> libc::c_int;
-        fn funlockfile(stream: *mut libc::FILE);
-    }
-    // SAFETY: the C library's own stream; another thread's is left to it.
-    unsafe {
-        if !stdout.is_null() && ftrylockfile(stdout) == 0 {
-            libc::fflush(stdout);
-            funlockfile(stdout);
-        }
-    }
+/// Not stdio, which is not to be flushed then.
+extern "C" fn at_quick_exit() {
+    end();
 }
 
 extern "C" fn on_signal(_: i32) {
@@ -132,6 +130,7 @@ fn kept(made: i32) -> i32 {
 
 /// The process ends: the last report, once. Not from within the runtime, which a signal handler that ends the process may have interrupted.
 pub fn end() {
+    let _whole = cancel::off();
     // A child of vfork ends in its parent's memory.
     let is_here = OF_PROCESS.load(Ordering::Acquire) == std::process::id();
     if is_here && !tls::is_inside() && !DONE.swap(true, Ordering::AcqRel) {
@@ -273,6 +272,7 @@ fn peak_bytes() -> u64 {
 
 /// A line of /proc/self/status that is in KiB.
 pub fn status_bytes(name: &str) -> u64 {
+    let _whole = cancel::off();
     bytes_of(
         &std::fs::read("/proc/self/status").unwrap_or_default(),
         name,

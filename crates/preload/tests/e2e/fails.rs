@@ -205,7 +205,9 @@ fn e2e_a_pool_is_not_made_where_others_may_write() {
     let said = String::from_utf8_lossy(&ended.stderr);
     assert!(said.contains("not this user's alone"), "{said}");
     let others = std::fs::read_dir(scratch).expect("it is there");
-    let others: Vec<_> = others.map(|other| other.expect("an entry").path()).collect();
+    let others: Vec<_> = others
+        .map(|other| other.expect("an entry").path())
+        .collect();
     assert_eq!(others.len(), 1);
     let inside = std::fs::read_dir(&others[0]).expect("it is there");
     assert_eq!(inside.count(), 0, "it was used");

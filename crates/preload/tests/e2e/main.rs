@@ -19,3 +19,4 @@ mod sync {
 }
 mod top;
 mod waiting;
+mod within;
