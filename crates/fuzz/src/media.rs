@@ -24,6 +24,12 @@ pub fn entry(data: &[u8]) {
     look(&bytes, seed);
     seal_entry(&mut bytes, seed);
     look(&bytes, seed);
+    // As it lies in a warm image, whose parts are verified whole.
+    if let Some(entry) = Entry::left_in_memory(data) {
+        assert!(entry.len_bytes() <= data.len() && entry.len_bytes().is_multiple_of(UNIT_BYTES));
+        assert!(HEADER_BYTES + entry.key().len() + entry.value().len() <= entry.len_bytes());
+        let _ = (entry.kind(), entry.version(), entry.expired(u64::MAX));
+    }
 }
 
 fn look(bytes: &[u8], seed: u32) {

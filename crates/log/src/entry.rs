@@ -194,6 +194,21 @@ fn head_end(bytes: &[u8]) -> usize {
         + 8 * usize::from(flags & FLAG_VERSION != 0)
 }
 
+/// Where the key and all of what may be an entry end, if its lengths are possible and within `bytes`.
+fn extent(bytes: &[u8]) -> Option<(usize, usize)> {
+    if bytes.len() < HEADER_BYTES {
+        return None;
+    }
+    let value_len = rd_u32(bytes, 20) as usize;
+    let key_end = head_end(bytes) + rd_u16(bytes, 16) as usize;
+    let known = Kind::from_bits(bytes[18]).is_some() && bytes[18] >> 4 <= 1;
+    if !known || value_len > STORED_MAX_BYTES {
+        return None;
+    }
+    let end = (key_end + value_len).next_multiple_of(UNIT_BYTES);
+    (end <= bytes.len().min(ENTRY_MAX_BYTES)).then_some((key_end, end))
+}
+
 fn seal(entry: &mut [u8], seed: u32) {
     let key_end = head_end(entry) + rd_u16(entry, 16) as usize;
     let value_end = key_end + rd_u32(entry, 20) as usize;
@@ -217,23 +232,22 @@ impl<'a> Entry<'a> {
     /// The entry at the start of `bytes`, which come from a medium: header and
     /// key are verified against `seed`, the value is not (see [`Entry::verify_value`]).
     pub fn from_media(bytes: &'a [u8], seed: u32) -> Result<Entry<'a>, EntryError> {
-        if bytes.len() < HEADER_BYTES {
-            return Err(EntryError::Head);
+        let (key_end, end) = extent(bytes).ok_or(EntryError::Head)?;
+        let checks = bytes[19] & !MEDIA_FLAGS == 0
+            && crc32c::crc32c_append(seed, &bytes[4..key_end]) == rd_u32(bytes, 0);
+        match checks {
+            true => Ok(Entry {
+                bytes: &bytes[..end],
+            }),
+            false => Err(EntryError::Head),
         }
-        let value_len = rd_u32(bytes, 20) as usize;
-        let key_end = head_end(bytes) + rd_u16(bytes, 16) as usize;
-        let known = Kind::from_bits(bytes[18]).is_some() && bytes[18] >> 4 <= 1;
-        if !known || bytes[19] & !MEDIA_FLAGS != 0 || value_len > STORED_MAX_BYTES {
-            return Err(EntryError::Head);
-        }
-        let end = (key_end + value_len).next_multiple_of(UNIT_BYTES);
-        if end > bytes.len() || end > ENTRY_MAX_BYTES {
-            return Err(EntryError::Head);
-        }
-        if crc32c::crc32c_append(seed, &bytes[4..key_end]) != rd_u32(bytes, 0) {
-            return Err(EntryError::Head);
-        }
-        Ok(Entry {
+    }
+
+    /// The entry at the start of `bytes`, which a writer in another process left as they were in its memory: whoever read them has
+    /// verified them as a whole; that it lies within them is seen to here. None: it does not, or is none.
+    pub fn left_in_memory(bytes: &'a [u8]) -> Option<Entry<'a>> {
+        let (_, end) = extent(bytes)?;
+        Some(Entry {
             bytes: &bytes[..end],
         })
     }

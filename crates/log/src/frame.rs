@@ -22,6 +22,10 @@ pub const VERSION_UNIT_BITS: u32 = 16;
 /// Longest segment: its units fit into a version's low bits.
 pub const SEGMENT_MAX_BYTES: usize = 16 << VERSION_UNIT_BITS;
 
+/// Seqs, epochs, floors, numbers of checkpoints and times are below this. What is not was not counted by anybody, and a start could not
+/// count on from it.
+pub const NUMBERS_END: u64 = 1 << 63;
+
 const SEGMENT_MAGIC: u32 = 0x5453_4547; // "TSEG"
 const BATCH_MAGIC: u32 = 0x5442_4154; // "TBAT"
 
@@ -179,7 +183,7 @@ impl BatchHeader {
         out[4..8].copy_from_slice(&crc.to_le_bytes());
     }
 
-    /// Reads the header at `offset` of a segment; None if there is none of this life.
+    /// Reads the header at `offset` of a segment; None if there is none of this life, or one with numbers beyond [`NUMBERS_END`].
     pub fn read(segment: &[u8], life: &Life, offset: usize) -> Option<BatchHeader> {
         BatchHeader::read_in(segment, 0, segment.len(), life, offset)
     }
@@ -202,7 +206,7 @@ impl BatchHeader {
         let len_bytes = rd_u32(b, 40);
         let fits =
             (len_bytes as usize) >= BATCH_HEADER_BYTES && offset + len_bytes as usize <= size;
-        fits.then_some(BatchHeader {
+        let header = BatchHeader {
             seq: rd_u64(b, 8),
             epoch: rd_u64(b, 16),
             clock_ms: rd_u64(b, 24),
@@ -211,11 +215,53 @@ impl BatchHeader {
             count: rd_u32(b, 44),
             flags: b[48],
             attempt: b[49],
-        })
+        };
+        let numbers = [header.seq, header.epoch, header.clock_ms, header.floor];
+        (fits && numbers.iter().all(|n| *n < NUMBERS_END)).then_some(header)
     }
 }
 
 /// Version of the entry of batch `seq` at `offset_bytes` of its segment.
 pub fn version(seq: u64, offset_bytes: usize) -> u64 {
     seq << VERSION_UNIT_BITS | (offset_bytes / crate::UNIT_BYTES) as u64
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_that_nothing_has_counted_up_to_are_no_batch() {
+        let life = Life {
+            pool: 7,
+            lane: 1,
+            segment: 3,
+            generation: 9,
+        };
+        let new = BatchHeader {
+            seq: 1,
+            epoch: 1,
+            clock_ms: 0,
+            floor: 0,
+            len_bytes: 64,
+            count: 0,
+            flags: 0,
+            attempt: 0,
+        };
+        let set: [fn(&mut BatchHeader, u64); 4] = [
+            |h, n| h.seq = n,
+            |h, n| h.epoch = n,
+            |h, n| h.clock_ms = n,
+            |h, n| h.floor = n,
+        ];
+        for set in set {
+            for n in [1 << 40, NUMBERS_END - 1, NUMBERS_END, u64::MAX] {
+                let (mut header, mut segment) = (new, vec![0; 4096]);
+                set(&mut header, n);
+                header.write(&mut segment, &life, 64);
+                let expected = Some(header).filter(|_| n < NUMBERS_END);
+                assert_eq!(BatchHeader::read(&segment, &life, 64), expected);
+            }
+        }
+    }
 }

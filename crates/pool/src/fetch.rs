@@ -1,7 +1,8 @@
 //! A worker's reads of entries: begun for commands, counted, and bounded.
 //!
 //! Promises: what all reads have, under way and kept for their commands, stays within a part of the cap, but for a few of
-//! each thread, so that none waits for ever, nor for those whose clients are slow to take what was read. Never: locks a lane across a call of the device.
+//! each thread, so that none waits for ever, nor for those whose clients are slow to take what was read; who waits for room does not keep
+//! that room by what he has read. Never: locks a lane across a call of the device.
 
 use crate::ledger::Part;
 use crate::reads::TOKEN_READ;
@@ -14,6 +15,8 @@ use terrace_tiers::ReadPlan;
 
 /// Reads that a thread may have under way whatever others keep.
 const READS_ALWAYS: usize = 4;
+/// How long a command that waits for room keeps what it has read, ms, where its holds keep that room: reading it again costs less than this.
+const LET_GO_AFTER_MS: u64 = 20;
 
 impl<D: Snapshot + Send> Worker<D> {
     /// Whether the read of `plan` may begin now. If not, it is to be [put off](Worker::put_off).
@@ -52,9 +55,28 @@ impl<D: Snapshot + Send> Worker<D> {
         self.disk.submit(TOKEN_READ | token as u64, op);
     }
 
-    /// Moves finished reads into the task. False: some are still under way.
+    /// Moves finished reads into the task. False: some are still under way. A task that has had all of its reads for a while, and so
+    /// waits for room, forgets them if nothing but their holds keeps that from coming.
     pub fn collect(&mut self, task: &mut Task) -> bool {
-        self.reads.collect(task)
+        if task.reads.is_some() || task.all_fetched().is_empty() {
+            task.waits_since_ms = None;
+            return self.reads.collect(task);
+        }
+        let now_ms = self.pool.clock.look().passed_ms;
+        let since_ms = *task.waits_since_ms.get_or_insert(now_ms);
+        if now_ms >= since_ms + LET_GO_AFTER_MS && self.waits_for_readers(task) {
+            self.reset(task);
+            task.waits_since_ms = None;
+        }
+        true
+    }
+
+    /// Whether a lane that the task has read in can go on only when reads end.
+    fn waits_for_readers(&self, task: &Task) -> bool {
+        let lanes = task.all_fetched().iter();
+        let lanes = lanes.fold(0u64, |lanes, f| lanes | 1 << f.lane());
+        let mut lanes = (0..self.pool.lanes.len()).filter(|id| lanes & 1 << id != 0);
+        lanes.any(|id| self.pool.lanes[id].lock().waits_for_readers())
     }
 
     /// Ends a task: its holds go, and what it still reads is dropped when it comes.

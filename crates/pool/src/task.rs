@@ -165,6 +165,8 @@ pub struct Task {
     /// Where each location's read is in `fetched`, once there are many.
     places: HashMap<(u16, Loc), usize>,
     pub(crate) under_way: usize,
+    /// Since when it has had all that it read and was tried again all the same, by the clock for intervals, ms.
+    pub(crate) waits_since_ms: Option<u64>,
     pub(crate) durable_at: Option<u64>,
 }
 
@@ -179,6 +181,7 @@ impl Task {
             fetched: Vec::new(),
             places: HashMap::new(),
             under_way: 0,
+            waits_since_ms: None,
             durable_at: None,
         }
     }

@@ -29,7 +29,7 @@ use terrace_log::{Loc, Order, Slot, Snapshot};
 use terrace_media::{BLOCK_BYTES, MediaError, Op};
 
 /// Slots saved in one breath.
-const PIECE_SLOTS: usize = 1024;
+pub(crate) const PIECE_SLOTS: usize = 1024;
 /// Parts of images whose writes are under way at once.
 const IMAGE_WRITES_MAX: usize = 2;
 /// Epochs that a checkpoint may be put off by.
@@ -65,7 +65,7 @@ impl<D: Snapshot> Lane<D> {
         let appended = self.appended_total - self.appended_at_checkpoint;
         let lane_bytes = (self.ssd.count() * self.cfg.segment_bytes) as u64;
         let lanes = u64::from(self.cfg.lanes);
-        let short = self.ssd.free().len() < self.clean_target();
+        let short = self.ssd.takeable() < self.clean_target();
         self.checkpoint_asked
             || (short && self.wants_listing())
             || policy::checkpoint_due(appended, lane_bytes, lanes, self.dir.bytes() as u64)
@@ -112,7 +112,7 @@ impl<D: Snapshot> Lane<D> {
 
     /// Whether one that may find no room is made when the cleaner has made some, where it can without; for some epochs, since it may find room all the same.
     fn puts_off_checkpoint(&mut self) -> bool {
-        let fits = self.ssd.free().len() >= self.checkpoint_segments();
+        let fits = self.ssd.takeable() >= self.checkpoint_segments();
         if fits || !(self.frees_by_itself() && self.epoch_room()) {
             return false;
         }

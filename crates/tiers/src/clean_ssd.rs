@@ -119,11 +119,20 @@ impl<D: Snapshot> Lane<D> {
         self.ssd.segment(id).last_epoch < self.settled_epoch() && self.ssd.writer(id).is_none()
     }
 
+    /// One that a read holds is free to nobody when it is emptied, while what it was moved to is taken, and a command that has read there
+    /// reads again: it is chosen where there is no other and room is short. It comes back when the reads of then end, since no new ones come; and where many read
+    /// at all times, each segment may be held by some.
     pub(crate) fn choose_victim(&self) -> Option<u32> {
+        let unheld = self.choose_among(false);
+        let short = || self.writers_wait || self.segments_low();
+        unheld.or_else(|| (self.ssd.any_held() && short()).then(|| self.choose_among(true))?)
+    }
+
+    fn choose_among(&self, held: bool) -> Option<u32> {
         let size = self.cfg.segment_bytes as u64;
         let sealed = self
             .ssd
-            .victims(VICTIMS_LOOKED_AT)
+            .victims(VICTIMS_LOOKED_AT, held)
             .filter(|&id| self.may_clean(id));
         let known = sealed.map(|id| (id, self.ssd.segment(id)));
         let many = self.ssd.tomb_bytes() * TOMBSTONES_ONE_IN > self.live_estimate.max(size);
@@ -205,11 +214,11 @@ impl<D: Snapshot> Lane<D> {
         self.flushing_all.is_none() && self.cleaning_ssd.front().is_some_and(|j| j.buf.is_some())
     }
 
-    /// Whether the victim whose turn it is needs no checkpoint to be free.
+    /// Whether the victim whose turn it is needs no checkpoint to be free, and can be taken then.
     pub(crate) fn victim_is_unneeded(&self) -> bool {
         let ready = self.cleaning_ready();
         let victim = self.cleaning_ssd.front().filter(|_| ready);
-        victim.is_some_and(|job| self.is_unneeded(job.segment))
+        victim.is_some_and(|job| self.is_unneeded(job.segment) && !self.ssd.is_held(job.segment))
     }
 
     /// One step of the phase `Moving`.

@@ -19,6 +19,7 @@ mod io;
 mod jobs;
 mod lane;
 mod mem;
+mod oldest;
 mod orphans;
 pub mod policy;
 mod probe;

@@ -220,6 +220,7 @@ impl<D: Snapshot> std::fmt::Debug for Lane<D> {
             .field("memory", &self.mem)
             .field("cleaning", &self.cleaning_ssd.len())
             .field("cleaning_ready", &self.cleaning_ready())
+            .field("takeable", &self.ssd.takeable())
             .field("checkpoint", &self.checkpoint.is_some())
             .field("checkpoint_asked", &self.checkpoint_asked)
             .field("io_busy", &self.io.busy())

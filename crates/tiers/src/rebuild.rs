@@ -6,6 +6,7 @@
 //! that bytes of this start can never be taken for an earlier one's.
 //! Promises: bounded memory; the list of what was damaged is precise.
 
+use crate::checkpoint::PIECE_SLOTS;
 use crate::lane::Lane;
 use crate::orphans::Orphans;
 use crate::root::Root;
@@ -53,6 +54,13 @@ impl std::hash::Hasher for Keyed {
     fn write_u64(&mut self, bits: u64) {
         self.0 = self.0.rotate_left(32) ^ bits;
     }
+}
+
+/// Log behind the checkpoint, bytes. The next start reads it again, with what this life appends: the bound on that is on both.
+fn replayed_bytes(s: &Survey) -> u64 {
+    let from_seq = s.root.map_or(0, |r| r.replay_from_seq);
+    let behind = s.batches.iter().filter(|b| b.header.seq >= from_seq);
+    behind.map(|b| u64::from(b.header.len_bytes)).sum()
 }
 
 impl<D: Snapshot> Lane<D> {
@@ -111,6 +119,7 @@ impl<D: Snapshot> Lane<D> {
         }
         self.live_estimate = self.ssd.live_bytes();
         self.measure_checkpoint();
+        self.appended_total = replayed_bytes(&s);
         self.checkpoint_number = s.root.map_or(s.newest_number, |r| r.number);
         self.checkpoint_first = s.damage.iter().any(|d| d.unknown);
         self.checkpoint_asked = s.root.is_none() || self.checkpoint_first;
@@ -436,18 +445,37 @@ impl<D: Snapshot> Lane<D> {
         }
     }
 
-    /// Counts live bytes from the directory.
+    /// Counts live bytes from the directory. Slots that name no place for entries go: whoever looked there would find nothing to read.
     fn count_live(&mut self, s: &mut Survey) {
         self.ssd.reset_live();
         let ssd = &mut self.ssd;
         let mut astray = 0u64;
-        self.dir.each(|slot| match ssd.contains(slot.loc()) {
+        self.dir.each(|slot| match ssd.is_for_entries(slot.loc()) {
             true => ssd.add_live(slot.loc()),
             false => astray += 1,
         });
         if astray > 0 {
-            s.damage
-                .push(self.damage(0, 0, 0, &format!("{astray} slots point outside the lane")));
+            let what = format!("{astray} slots point outside the lane, and were dropped");
+            s.damage.push(self.damage(0, 0, 0, &what));
+            self.drop_astray(s);
+        }
+    }
+
+    /// Makes the directory anew without the slots that name no place for entries.
+    fn drop_astray(&mut self, s: &mut Survey) {
+        let (mut pieces, mut from) = (Vec::new(), Some(Order::default()));
+        while let Some(at) = from {
+            let mut piece = Vec::new();
+            let ssd = &self.ssd;
+            let kept = |slot: Slot| ssd.is_for_entries(slot.loc()).then_some(slot);
+            from = self.dir.save(at, PIECE_SLOTS, kept, &mut piece);
+            pieces.push(piece);
+        }
+        self.dir.clear();
+        for piece in pieces {
+            if let Err(what) = self.dir.load(&piece) {
+                s.damage.push(self.damage(0, 0, 0, &what));
+            }
         }
     }
 
@@ -496,13 +524,15 @@ impl<D: Snapshot> Lane<D> {
         self.warm_written = (0..self.ssd.count() as u32)
             .filter(|&id| {
                 let seg = self.ssd.segment(id);
-                seg.state == State::Sealed && seg.first_seq == u64::MAX
+                let is_log = seg.first_seq < u64::MAX || seg.live_class_bytes > 0;
+                seg.state == State::Sealed && !is_log
             })
             .collect();
         for id in self.warm_written.clone() {
             self.ssd.segment_mut(id).state = State::Image;
         }
-        match s.clean && s.max_epoch <= s.durable_epoch {
+        let is_there = (first as usize) < self.ssd.count();
+        match is_there && s.clean && s.max_epoch <= s.durable_epoch {
             true => self.start_warming(first),
             false => self.warm_drop(),
         }

@@ -121,19 +121,21 @@ impl<D: Snapshot> Lane<D> {
         }
     }
 
-    /// Segments that are free or will be without more cleaning. What waits for a checkpoint counts when one is made.
+    /// Segments that can be taken or will be free without more cleaning; what of those a read holds is counted no longer once it is free. What
+    /// waits for a checkpoint counts when one is made.
     pub(crate) fn free_soon(&self) -> usize {
         let r = &self.release;
         let waiting = match self.checkpointing() {
             true => r.waiting.len(),
             false => 0,
         };
-        self.ssd.free().len() + r.emptied.len() + r.unneeded.len() + r.told.len() + waiting
+        self.ssd.takeable() + r.emptied.len() + r.unneeded.len() + r.told.len() + waiting
     }
 
-    /// Whether segments only wait to be told of.
+    /// Whether segments only wait to be told of, and can be taken then.
     pub(crate) fn has_unneeded(&self) -> bool {
-        !self.release.unneeded.is_empty()
+        let mut unneeded = self.release.unneeded.iter();
+        unneeded.any(|id| !self.ssd.is_held(*id))
     }
 
     /// Room is short, and an epoch that has nothing else to do would tell of free segments.

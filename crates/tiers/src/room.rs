@@ -1,7 +1,10 @@
 //! Room in a lane: whether an update is taken, an epoch begun, a segment cleaned.
 //!
 //! Every step leaves the next one enough free segments, so that the lane can always
-//! end its epoch, write a checkpoint and empty one more segment. Never: writes to the
+//! end its epoch, write a checkpoint and empty one more segment. What a read holds is not counted as free, since it cannot be taken: the
+//! cleaner goes on, with what is not held as long as there is any. Where all that it frees is held, nothing goes on before reads end, and
+//! with them what they held comes back, which is all that is needed to go on. That wait has a bound: the device ends each read, a command has so many
+//! keys, and one that waits for room itself lets go of what it has read (`waits_for_readers`). Never: writes to the
 //! device or waits; making room in memory is all that is done here, and what is
 //! missing is said by [`Refused`].
 
@@ -161,7 +164,7 @@ impl<D: Snapshot> Lane<D> {
         if !self.rule(Rule::ReserveStays) {
             return u64::MAX;
         }
-        let free = self.ssd.free().len();
+        let free = self.ssd.takeable();
         let segments = free.saturating_sub(self.checkpoint_segments() + kept);
         (segments * self.cfg.segment_bytes) as u64 / 5 * 4
     }
@@ -175,13 +178,13 @@ impl<D: Snapshot> Lane<D> {
     /// Free segments beside those of a checkpoint and of the open epoch's entries.
     fn spare_segments(&self) -> usize {
         let promised = self.checkpoint_segments() + self.dirty_segments();
-        self.ssd.free().len().saturating_sub(promised)
+        self.ssd.takeable().saturating_sub(promised)
     }
     /// Whether an epoch can surely be ended, with at least one victim emptied in it
     /// if any is ready, and a checkpoint after it. On the lowest step, where a victim was moved in part and nothing else
     /// will free a segment, what its updates were promised is enough: they take less, and the rest is the first victim's.
     pub(crate) fn epoch_room(&self) -> bool {
-        let free = self.ssd.free().len();
+        let free = self.ssd.takeable();
         let promised = self.checkpoint_segments() + self.dirty_segments();
         let lowest = free >= promised.max(self.checkpoint_segments() + 1) && self.cleaning_ready();
         let borrow = self.frees_by_itself() && self.may_borrow();
@@ -190,7 +193,7 @@ impl<D: Snapshot> Lane<D> {
     /// Whether an epoch that gives back what it takes finds enough, whatever a checkpoint was promised: its victims were appended before the last one,
     /// so they are free when it is durable. Where an index that grows has a checkpoint take more than is left, that is the way up.
     fn may_borrow(&self) -> bool {
-        self.checkpoint.is_none() && self.ssd.free().len() > self.dirty_segments() + END_SEGMENTS
+        self.checkpoint.is_none() && self.ssd.takeable() > self.dirty_segments() + END_SEGMENTS
     }
     /// Whether an epoch frees segments without a checkpoint after it.
     pub(crate) fn frees_by_itself(&self) -> bool {
@@ -206,9 +209,19 @@ impl<D: Snapshot> Lane<D> {
         let borrow = self.release.victim_comes_back && self.may_borrow();
         spare > END_SEGMENTS || (first && spare > 0) || borrow
     }
+    /// Whether, as far as can be seen, nothing but the end of reads frees segments: some are wanted, and there is nothing to clean, or no room
+    /// for an epoch that would. A command that has all of its reads and waits for room lets go of them then, and reads again: else it
+    /// would wait for what it holds.
+    pub fn waits_for_readers(&self) -> bool {
+        let nothing_to_clean = || self.cleaning_ssd.is_empty() && self.choose_victim().is_none();
+        self.ssd.any_held()
+            && self.phase == Phase::Idle
+            && self.free_soon() < self.clean_target()
+            && (!self.epoch_room() || nothing_to_clean())
+    }
     /// Whether segments that wait for a checkpoint should not wait longer.
     pub(crate) fn segments_low(&self) -> bool {
-        self.ssd.free().len() < self.checkpoint_segments() + CALM_SEGMENTS
+        self.ssd.takeable() < self.checkpoint_segments() + CALM_SEGMENTS
     }
     /// Segments that one checkpoint takes, about.
     pub(crate) fn checkpoint_segments(&self) -> usize {
@@ -247,6 +260,34 @@ mod tests {
             s.live_class_bytes = full;
         }
         lane
+    }
+
+    #[test]
+    fn what_a_read_holds_is_promised_to_nobody() {
+        let mut lane = with_free(3);
+        let sealed = |lane: &Lane<_>, id: &u32| lane.ssd.segment(*id).state == State::Sealed;
+        let ids: Vec<u32> = (0..48).filter(|id| sealed(&lane, id)).collect();
+        // Two reads of one, and one of another; the second is given back before its read ends.
+        let reads = [ids[0], ids[0], ids[1]].map(|id| {
+            let loc = lane.ssd.loc(id, 64, 100);
+            lane.plan_read(loc).segment
+        });
+        assert_eq!(lane.ssd.takeable(), 3);
+        ids[..3].iter().for_each(|id| lane.ssd.release(*id));
+        assert_eq!((lane.ssd.takeable(), lane.ssd.free().len()), (4, 6));
+        lane.unpin(reads[0]);
+        assert_eq!(lane.ssd.takeable(), 4, "the other read of it goes on");
+        lane.unpin(reads[1]);
+        assert_eq!(lane.ssd.takeable(), 5);
+        let taken = std::iter::from_fn(|| lane.ssd.take(State::Sealed)).collect::<Vec<_>>();
+        assert!(taken.len() == 5 && !taken.contains(&ids[1]));
+        assert!(lane.ssd.any_held() && lane.waits_for_readers());
+        lane.unpin(reads[2]);
+        assert!(!lane.ssd.any_held() && !lane.waits_for_readers());
+        assert_eq!(
+            (lane.ssd.takeable(), lane.ssd.take(State::Sealed)),
+            (1, Some(ids[1]))
+        );
     }
 
     #[test]

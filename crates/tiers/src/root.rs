@@ -1,7 +1,8 @@
 //! The root block of a lane: which checkpoint counts, and what it holds besides.
 //!
-//! Promises: a block that was torn, or is of another pool or lane, is none. Never: reads or writes a device.
+//! Promises: a block that was torn, or is of another pool or lane, is none, nor is one with numbers that nothing has counted up to. Never: reads or writes a device.
 
+use terrace_log::frame::NUMBERS_END;
 use terrace_media::{BLOCK_BYTES, Buf};
 
 /// Bytes of one segment's record in the image.
@@ -78,7 +79,7 @@ impl Root {
             && u32_at(4) == crc32c::crc32c(&b[8..128])
             && u64_at(8) == pool
             && u16::from_le_bytes([b[16], b[17]]) == lane;
-        right.then(|| Root {
+        let root = right.then(|| Root {
             number: u64_at(40),
             first: u32_at(20),
             total_bytes: u64_at(48),
@@ -91,6 +92,59 @@ impl Root {
             generation: u32_at(28),
             warm: u32_at(32),
             clean: b[18] != 0,
-        })
+        });
+        root.filter(Root::is_sane)
+    }
+
+    /// Whether a start can count on from its numbers.
+    fn is_sane(&self) -> bool {
+        let numbers = [
+            self.number,
+            self.total_bytes,
+            self.replay_from_seq,
+            self.next_seq,
+            self.durable_epoch,
+            self.floor,
+            self.clock_ms,
+        ];
+        // The first batch has seq 1.
+        self.next_seq > 0 && numbers.iter().all(|n| *n < NUMBERS_END)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(root: Root) -> Option<Root> {
+        Root::read(&root.write(7, 3), 7, 3)
+    }
+
+    #[test]
+    fn numbers_that_nothing_has_counted_up_to_are_no_roots() {
+        let new = Root {
+            next_seq: 1,
+            ..Root::default()
+        };
+        assert_eq!(read(new), Some(new));
+        let nothing_follows = Root { next_seq: 0, ..new };
+        assert_eq!(read(nothing_follows), None);
+        let set: [fn(&mut Root, u64); 7] = [
+            |r, n| r.number = n,
+            |r, n| r.total_bytes = n,
+            |r, n| r.replay_from_seq = n,
+            |r, n| r.next_seq = n,
+            |r, n| r.durable_epoch = n,
+            |r, n| r.floor = n,
+            |r, n| r.clock_ms = n,
+        ];
+        for set in set {
+            for n in [1 << 40, NUMBERS_END - 1, NUMBERS_END, u64::MAX] {
+                let mut root = new;
+                set(&mut root, n);
+                let expected = Some(root).filter(|_| n < NUMBERS_END);
+                assert_eq!(read(root), expected, "{root:?}");
+            }
+        }
     }
 }

@@ -19,6 +19,7 @@
 
 use crate::buffers::Buffers;
 use crate::config::{Config, Rule};
+use crate::oldest::Oldest;
 use crate::policy;
 use crate::ranks::{self, BUCKETS, Ranks};
 use crate::units::Units;
@@ -36,6 +37,9 @@ pub(crate) struct Stalled;
 
 /// The last generation with which a lane takes updates. Those above are for what is under way then, and for starts.
 pub(crate) const GENERATION_LAST: u32 = u32::MAX - (1 << 20);
+
+/// Segments of one live share that reads hold, and that are passed over for a victim.
+const HELD_PASSED_MAX: usize = 64;
 
 /// State of a segment; see the table above.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -143,6 +147,9 @@ pub struct Ssd {
     bound_to_generation: bool,
     segments: Vec<Segment>,
     free: VecDeque<u32>,
+    /// Segments that reads hold, and those of them that are free.
+    held: usize,
+    held_free: usize,
     /// Hot head, cold head, and the one for a batch whose write failed elsewhere.
     pub heads: [Option<SegmentWriter>; 3],
     /// Full segments whose last writes are under way: still read from memory.
@@ -162,17 +169,6 @@ pub struct Ssd {
     oldest: Oldest,
 }
 
-/// The two segments with the lowest batch seqs, by a walk over all of them, a few at a time. What it found stays a lower bound, since
-/// seqs only grow.
-#[derive(Debug, Clone, Copy)]
-struct Oldest {
-    at: usize,
-    lowest: [(u64, u32); 2],
-    found: [(u64, u32); 2],
-    /// The lowest of segments that are set aside, on this walk so far and on the last.
-    aside: [u64; 2],
-}
-
 /// A segment that may be changed; what is kept of all segments together follows when this is dropped.
 pub struct SegmentMut<'a> {
     ssd: &'a mut Ssd,
@@ -185,6 +181,7 @@ pub struct SegmentMut<'a> {
 struct Account {
     live_bytes: u64,
     tomb_bytes: u64,
+    held_free: usize,
     rank: Option<(u8, u64)>,
 }
 
@@ -205,6 +202,7 @@ impl Drop for SegmentMut<'_> {
         let (ssd, before) = (&mut *self.ssd, &self.before);
         ssd.live_bytes = ssd.live_bytes - before.live_bytes + after.live_bytes;
         ssd.tomb_bytes = ssd.tomb_bytes - before.tomb_bytes + after.tomb_bytes;
+        ssd.held_free = ssd.held_free - before.held_free + after.held_free;
         if before.rank == after.rank {
             return;
         }
@@ -231,6 +229,8 @@ impl Ssd {
             bound_to_generation: cfg.rule(Rule::BoundToGeneration),
             segments: vec![FRESH; cfg.ssd_segments as usize],
             free: (0..cfg.ssd_segments).collect(),
+            held: 0,
+            held_free: 0,
             heads: [None, None, None],
             closing: HashMap::new(),
             buffers: Buffers::new(cfg),
@@ -240,13 +240,7 @@ impl Ssd {
             live_bytes: 0,
             tomb_bytes: 0,
             ranks: Ranks::new(),
-            oldest: Oldest {
-                at: 0,
-                lowest: [(u64::MAX, u32::MAX); 2],
-                // Nothing is known before the first walk.
-                found: [(0, u32::MAX); 2],
-                aside: [u64::MAX; 2],
-            },
+            oldest: Oldest::new(),
         }
     }
 
@@ -284,12 +278,19 @@ impl Ssd {
                 false => live_bytes,
             },
             tomb_bytes: u64::from(s.tomb_bytes),
+            held_free: usize::from(s.state == State::Free && s.readers > 0),
             rank: is_sealed.then(rank),
         }
     }
-    /// Sealed segments that the cleaner may take, some of each live share, the oldest ones of it, emptiest first.
-    pub fn victims(&self, each_max: usize) -> impl Iterator<Item = u32> + Clone + '_ {
-        (0..BUCKETS as u8).flat_map(move |live| self.ranks.of(live).take(each_max))
+    /// Sealed segments that the cleaner may take, some of each live share, the oldest ones of it, emptiest first; those that reads hold
+    /// only if `held`.
+    pub fn victims(&self, each_max: usize, held: bool) -> impl Iterator<Item = u32> + Clone + '_ {
+        let of = move |live| {
+            let oldest = self.ranks.of(live).take(HELD_PASSED_MAX + each_max);
+            let may = move |id: &u32| held || !self.is_held(*id);
+            oldest.filter(may).take(each_max)
+        };
+        (0..BUCKETS as u8).flat_map(of)
     }
     /// Sealed segments of which almost nothing is live, oldest first.
     pub fn almost_dead(&self) -> impl Iterator<Item = u32> + '_ {
@@ -303,9 +304,24 @@ impl Ssd {
     pub fn segments(&self) -> &[Segment] {
         &self.segments
     }
-    /// Free segments, next one first.
+    /// Free segments, next one first; those that reads hold are among them.
     pub fn free(&self) -> &VecDeque<u32> {
         &self.free
+    }
+    /// How many can be taken now: what is promised is promised of these.
+    pub fn takeable(&self) -> usize {
+        match self.readers_hold {
+            true => self.free.len().saturating_sub(self.held_free),
+            false => self.free.len(),
+        }
+    }
+    /// Whether a read holds the segment, so that it is not taken when it is free.
+    pub fn is_held(&self, id: u32) -> bool {
+        self.readers_hold && self.segments[id as usize].readers > 0
+    }
+    /// Whether reads hold any segment.
+    pub fn any_held(&self) -> bool {
+        self.held > 0
     }
     /// Replaces the free list (recovery).
     pub fn set_free(&mut self, free: VecDeque<u32>) {
@@ -361,15 +377,16 @@ impl Ssd {
     }
     /// Whether a location from outside (a checkpoint, an entry) lies in this lane.
     pub fn contains(&self, loc: Loc) -> bool {
-        loc.terrace() == Terrace::Ssd && (self.split(loc).0 as usize) < self.segments.len()
+        !loc.in_memory() && (self.split(loc).0 as usize) < self.segments.len()
+    }
+    /// Whether a slot from a checkpoint may name it: in a part of an image lies none, and it will be another's.
+    pub fn is_for_entries(&self, loc: Loc) -> bool {
+        self.contains(loc) && self.segment(self.split(loc).0).state != State::Image
     }
 
     /// Takes the next free segment that no reader holds, with a new generation.
     pub fn take(&mut self, state: State) -> Option<u32> {
-        let at = self
-            .free
-            .iter()
-            .position(|&id| self.segments[id as usize].readers == 0 || !self.readers_hold)?;
+        let at = self.free.iter().position(|&id| !self.is_held(id))?;
         // One that comes round would make bytes of an earlier life pass for those of this.
         let generation = self.generation.checked_add(1)?;
         let id = self.free.remove(at)?;
@@ -476,7 +493,9 @@ impl Ssd {
     pub fn add_live(&mut self, loc: Loc) {
         let (id, _) = self.split(loc);
         let bytes = addr::class_bytes(loc.class()) as u32;
-        self.segment_mut(id).live_class_bytes += bytes;
+        let mut s = self.segment_mut(id);
+        // More than there is room for only where a checkpoint says so.
+        s.live_class_bytes = s.live_class_bytes.saturating_add(bytes);
     }
     /// The entry at `loc` is dead (its successor is appended).
     pub fn kill(&mut self, loc: Loc) {
@@ -501,7 +520,12 @@ impl Ssd {
     /// Plans the one read that brings the entry at `loc`, and holds its segment.
     pub fn plan_read(&mut self, loc: Loc) -> ReadPlan {
         let (id, offset) = self.split(loc);
-        self.segments[id as usize].readers += 1;
+        let s = &mut self.segments[id as usize];
+        s.readers += 1;
+        if s.readers == 1 {
+            self.held += 1;
+            self.held_free += usize::from(s.state == State::Free);
+        }
         let end = (offset + addr::class_bytes(loc.class())).min(self.segment_bytes);
         let from = offset - offset % self.read_unit_bytes;
         let to = end
@@ -521,45 +545,24 @@ impl Ssd {
         let s = &mut self.segments[id as usize];
         debug_assert!(s.readers > 0);
         s.readers -= 1;
+        if s.readers == 0 {
+            self.held -= 1;
+            self.held_free -= usize::from(s.state == State::Free);
+        }
     }
 
     /// A lower bound of the batch seqs that any bytes on the medium outside of one segment may still have, free
     /// segments included.
     pub fn oldest_seq(&self, except: u32) -> u64 {
-        let [lowest, next] = self.oldest.found;
-        match lowest.1 == except {
-            true => next.0,
-            false => lowest.0,
-        }
+        self.oldest.seq(except)
     }
     /// The lowest batch seq in segments that are set aside, as far as is known: tombstones that are not older stay for good.
     pub fn aside_seq(&self) -> u64 {
-        self.oldest.aside[1]
+        self.oldest.aside_seq()
     }
     /// Walks on by some segments for both.
     pub fn look_for_oldest(&mut self, segments: usize) {
-        let walk = &mut self.oldest;
-        let end = (walk.at + segments).min(self.segments.len());
-        for id in walk.at..end {
-            let s = &self.segments[id];
-            let this = (s.first_seq.min(s.stale_seq), id as u32);
-            let [lowest, next] = &mut walk.lowest;
-            if this < *lowest {
-                *next = std::mem::replace(lowest, this);
-            } else if this < *next {
-                *next = this;
-            }
-            if s.state == State::Bad {
-                walk.aside[0] = walk.aside[0].min(this.0);
-            }
-        }
-        walk.at = end;
-        if end == self.segments.len() {
-            walk.found = walk.lowest;
-            walk.lowest = [(u64::MAX, u32::MAX); 2];
-            walk.aside = [u64::MAX, walk.aside[0]];
-            walk.at = 0;
-        }
+        self.oldest.walk(&self.segments, segments);
     }
 }
 

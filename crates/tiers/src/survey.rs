@@ -10,7 +10,7 @@
 use crate::bulk::{Hole, Image, READ_AGAIN_AFTER, read_in_order};
 use crate::lane::{Lane, Rule};
 use crate::root::{IMAGE_MAGIC, PIECES_END, Root, SEGMENT_RECORD_BYTES};
-use crate::ssd::State;
+use crate::ssd::{Segment, State};
 use std::collections::{HashMap, VecDeque};
 use terrace_log::frame::{
     self, BATCH_END, BATCH_FIRST, BATCH_HEADER_BYTES, BatchHeader, SEGMENT_HEADER_BYTES,
@@ -198,7 +198,8 @@ impl<D: Snapshot> Lane<D> {
         if total > lane_bytes {
             return Err(format!("the image claims {total} bytes"));
         }
-        let mut image = Vec::with_capacity(total as usize);
+        // Grows with what is there: the root may claim anything.
+        let mut image = Vec::new();
         let mut next = root.first.wrapping_add(1);
         while (image.len() as u64) < total {
             let id = next.wrapping_sub(1);
@@ -230,27 +231,12 @@ impl<D: Snapshot> Lane<D> {
         let count = self.ssd.count();
         s.free = r.segment_numbers(free, count)?.into();
         let heads = r.segment_numbers(heads, count)?;
-        debug_assert_eq!(SEGMENT_RECORD_BYTES, 44);
-        for id in 0..count as u32 {
-            let mut seg = self.ssd.segment_mut(id);
-            seg.generation = r.u32()?;
-            let bad = r.u32()? != 0;
-            seg.state = State::Sealed;
-            seg.used_bytes = r.u32()?;
-            seg.total_class_bytes = r.u32()?;
-            seg.tomb_bytes = r.u32()?;
-            seg.first_seq = r.u64()?;
-            seg.stale_seq = r.u64()?;
-            seg.last_epoch = r.u64()?;
-            drop(seg);
-            if bad {
-                self.ssd.set_aside(id);
-            }
-        }
+        let record = |id| r.record(id, self.cfg.segment_bytes);
+        let records: Vec<Segment> = (0..count).map(record).collect::<Result<_, _>>()?;
         loop {
             let len = r.u32()?;
             if len == PIECES_END {
-                return Ok(heads);
+                break;
             }
             let order = Order {
                 shard: r.u32()?,
@@ -260,6 +246,18 @@ impl<D: Snapshot> Lane<D> {
             s.pieces
                 .push((order, version, r.bytes(len as usize)?.to_vec()));
         }
+        // Not before all of it is read: the image that is taken instead must not find what this one said.
+        for (id, record) in records.into_iter().enumerate() {
+            let bad = record.state == State::Bad;
+            *self.ssd.segment_mut(id as u32) = Segment {
+                state: State::Sealed,
+                ..record
+            };
+            if bad {
+                self.ssd.set_aside(id as u32);
+            }
+        }
+        Ok(heads)
     }
 
     /// Lists the batches of segments. Segments with few batches, as steady loads
@@ -535,6 +533,38 @@ impl<'a> Reader<'a> {
         Ok(u64::from_le_bytes(
             self.bytes(8)?.try_into().expect("eight bytes"),
         ))
+    }
+    /// What was known of segment `id`, with the state `Bad` if it was set aside.
+    fn record(&mut self, id: usize, segment_bytes: usize) -> Result<Segment, String> {
+        debug_assert_eq!(SEGMENT_RECORD_BYTES, 44);
+        let generation = self.u32()?;
+        let state = match self.u32()? {
+            0 => State::Sealed,
+            _ => State::Bad,
+        };
+        let (used_bytes, total_class_bytes, tomb_bytes) = (self.u32()?, self.u32()?, self.u32()?);
+        // Size classes are upper bounds, by a third at most.
+        let entries_max = 2 * segment_bytes;
+        if used_bytes as usize > segment_bytes
+            || total_class_bytes as usize > entries_max
+            || tomb_bytes as usize > entries_max
+        {
+            return Err(format!(
+                "segment {id} has {used_bytes} bytes, {total_class_bytes} of entries and {tomb_bytes} of tombstones; it is {segment_bytes} long"
+            ));
+        }
+        Ok(Segment {
+            state,
+            generation,
+            readers: 0,
+            used_bytes,
+            total_class_bytes,
+            live_class_bytes: 0,
+            tomb_bytes,
+            first_seq: self.u64()?,
+            stale_seq: self.u64()?,
+            last_epoch: self.u64()?,
+        })
     }
     fn segment_numbers(&mut self, n: usize, count: usize) -> Result<Vec<u32>, String> {
         let read = |_| {

@@ -2,8 +2,8 @@
 //!
 //! At the stop each clean memory segment is written as it is, newest first, into
 //! free SSD segments. At the start they are read one by one; an entry whose slot
-//! still names its copy below is appended to DRAM. Never: trusts the image more
-//! than the directory; delays a first reply.
+//! still names its copy below is appended to DRAM. Promises: bytes of another image, or that are no entries, end it, and cost warmth
+//! alone. Never: trusts the image more than the directory; delays a first reply.
 
 use crate::image::ImageWriter;
 use crate::io::Purpose;
@@ -23,7 +23,7 @@ impl<D: Snapshot> Lane<D> {
     /// cleaner before these are free again.
     pub(crate) fn write_warm_part(&mut self, image: &mut ImageWriter, id: u32) -> bool {
         let keep = 2 * self.checkpoint_segments() + 4 + CLEANER_SEGMENTS;
-        if self.ssd.free().len() <= keep {
+        if self.ssd.takeable() <= keep {
             return false;
         }
         let live = self.live_entries(id);
@@ -98,7 +98,10 @@ impl<D: Snapshot> Lane<D> {
                 let end = SEGMENT_HEADER_BYTES + h.len_bytes as usize;
                 job.at = SEGMENT_HEADER_BYTES;
                 job.end = end;
+                // The checkpoint has the life of the segment that it was written in. One of an earlier stop may say of a place what
+                // was there in another life.
                 h.used_for == Use::Warm
+                    && h.life == life
                     && end <= b.len()
                     && crc32c::crc32c(&b[SEGMENT_HEADER_BYTES..end]) == h.payload_crc
             }
@@ -125,7 +128,10 @@ impl<D: Snapshot> Lane<D> {
                 self.next_warm_part(job, &buf);
                 return true;
             }
-            let e = Entry::in_memory(&buf[job.at..job.end]);
+            let Some(e) = Entry::left_in_memory(&buf[job.at..job.end]) else {
+                self.warm_drop();
+                return true;
+            };
             job.at += e.len_bytes();
             self.warm_entry(&e, job.generation);
         }
@@ -137,7 +143,8 @@ impl<D: Snapshot> Lane<D> {
     fn warm_entry(&mut self, e: &Entry<'_>, generation: u32) {
         let who = e.subject(&self.cfg.hasher);
         let below = e.link();
-        if self.ssd.generation_of(below) > generation {
+        let was_there = |loc| self.ssd.contains(loc) && self.ssd.generation_of(loc) <= generation;
+        if e.kind() != Kind::Value || !was_there(below) {
             return;
         }
         let Some(slot) = self.dir.find(who, |s| s.loc() == below) else {

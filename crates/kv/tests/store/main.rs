@@ -10,6 +10,7 @@ mod holes;
 mod idle;
 mod let_go;
 mod model;
+mod pinned;
 mod reads;
 mod recognised;
 mod recovery;

@@ -177,3 +177,31 @@ fn what_a_start_calls_durable_is_durable() {
     }
     assert!(told > 0, "no epoch was left behind");
 }
+
+/// Each start reads what all lives since the last checkpoint have appended: the bound on that must not begin anew with each of them.
+#[test]
+fn what_a_start_replays_counts_towards_the_next_checkpoint() {
+    let shape = Shape {
+        segments_per_lane: 1000,
+        memory_segments: 100,
+        durability: Durability::Async,
+        ..Shape::default()
+    };
+    let mut device = shape.device(4);
+    let mut made = Vec::new();
+    for life in 0..6 {
+        let mut rig = Rig::open(&device, shape, clock());
+        for n in 0..1000 {
+            // A quarter of the bound in each life.
+            let key = format!("key:{n}");
+            rig.set(key.as_bytes(), &[life as u8; 2000], Expiry::None)
+                .unwrap();
+        }
+        rig.settle();
+        (0..300).for_each(|_| rig.turn());
+        made.push(rig.pool.stats().lanes.checkpoints);
+        device = SimDevice::with_image(device.durable_image(), life);
+    }
+    assert_eq!(made[0], 1, "that of a new pool");
+    assert_eq!(made[1..].iter().sum::<u64>(), 1, "{made:?}");
+}
