@@ -243,6 +243,10 @@ pub fn destroy(dir: &Path) -> Result<(), PoolError> {
         if path.exists() && (is_link || *path == data_path(dir)) {
             let device = FileDevice::open(path)?;
             lock.claim(&device)?;
+            if device.len_bytes() < 2 * BLOCK_BYTES as u64 {
+                // No room for a superblock's copies.
+                return Err(lock.not_a_pool(path.clone()));
+            }
             let mut disk = device.queue(1)?;
             let is_ours = superblock::is_marked(&mut *disk)?;
             // What has another's file, or a device that was made something else since, keeps it. A link that is half made may lead to what was there before.

@@ -142,6 +142,12 @@ fn what_is_no_pool_is_neither_removed_nor_overwritten() {
         assert!(matches!(refused, PoolError::NotAPool { .. }), "{refused}");
         assert!(!dir.join("lock").exists());
     }
+    let short = at.path().join("short");
+    std::fs::create_dir(&short).unwrap();
+    std::fs::write(short.join("data"), "hello").unwrap();
+    let refused = terrace_pool::destroy(&short).unwrap_err();
+    assert!(matches!(refused, PoolError::NotAPool { .. }), "{refused}");
+    assert_eq!(std::fs::read_dir(&short).unwrap().count(), 1);
     let on_it = options(at.path().join("pool"), 0, Some(image.clone()));
     let refused = Pool::create(&on_it, &mut |_, _, _| {}).unwrap_err();
     assert!(matches!(refused, PoolError::Setting { .. }), "{refused}");
