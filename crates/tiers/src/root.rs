@@ -53,16 +53,7 @@ impl Root {
         b[24..28].copy_from_slice(&self.crc.to_le_bytes());
         b[28..32].copy_from_slice(&self.generation.to_le_bytes());
         b[32..36].copy_from_slice(&self.warm.to_le_bytes());
-        let words = [
-            self.number,
-            self.total_bytes,
-            self.replay_from_seq,
-            self.next_seq,
-            self.durable_epoch,
-            self.floor,
-            self.clock_ms,
-        ];
-        for (i, word) in words.iter().enumerate() {
+        for (i, word) in self.numbers().iter().enumerate() {
             b[40 + 8 * i..48 + 8 * i].copy_from_slice(&word.to_le_bytes());
         }
         let crc = crc32c::crc32c(&b[8..128]);
@@ -98,7 +89,13 @@ impl Root {
 
     /// Whether a start can count on from its numbers.
     fn is_sane(&self) -> bool {
-        let numbers = [
+        // The first batch has seq 1.
+        self.next_seq > 0 && self.numbers().iter().all(|n| *n < NUMBERS_END)
+    }
+
+    /// In their order on the medium.
+    fn numbers(&self) -> [u64; 7] {
+        [
             self.number,
             self.total_bytes,
             self.replay_from_seq,
@@ -106,9 +103,7 @@ impl Root {
             self.durable_epoch,
             self.floor,
             self.clock_ms,
-        ];
-        // The first batch has seq 1.
-        self.next_seq > 0 && numbers.iter().all(|n| *n < NUMBERS_END)
+        ]
     }
 }
 

@@ -27,7 +27,7 @@ enum { CASE_SECONDS_MAX = 90 };
 static const char *dir;
 
 /* A pool named `name` below the test's directory. */
-static inline terrace_pool *open_sized(const char *name, uint64_t ssd_bytes, uint32_t flags) {
+static inline terrace_pool *open_with(const char *name, uint64_t ssd_bytes, uint32_t flags, uint32_t fault_threads) {
     char path[512];
     snprintf(path, sizeof path, "%s/%s", dir, name);
     struct terrace_options o;
@@ -37,7 +37,11 @@ static inline terrace_pool *open_sized(const char *name, uint64_t ssd_bytes, uin
     o.cap_bytes = 32 << 20;
     o.ssd_bytes = ssd_bytes;
     o.flags = flags;
+    o.fault_threads = fault_threads;
     return terrace_open(&o);
+}
+static inline terrace_pool *open_sized(const char *name, uint64_t ssd_bytes, uint32_t flags) {
+    return open_with(name, ssd_bytes, flags, 0);
 }
 static inline terrace_pool *open_named(const char *name) { return open_sized(name, 64 << 20, 0); }
 

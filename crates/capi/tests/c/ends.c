@@ -50,19 +50,7 @@ static void a_call_that_works(void) { end_with(works); }
 static terrace_pool *own;
 static uint32_t fault_threads;
 
-static terrace_pool *open_with_threads(const char *name) {
-    char path[512];
-    snprintf(path, sizeof path, "%s/%s", dir, name);
-    struct terrace_options o;
-    memset(&o, 0, sizeof o);
-    o.size = sizeof o;
-    o.path = path;
-    o.cap_bytes = 32 << 20;
-    o.ssd_bytes = 64 << 20;
-    o.flags = TERRACE_KEEP;
-    o.fault_threads = fault_threads;
-    return terrace_open(&o);
-}
+static terrace_pool *open_kept(void) { return open_with("kept", 64 << 20, TERRACE_KEEP, fault_threads); }
 static void closes(void *again) {
     /* Destructors that set their key again are run again, after all others. */
     if (again == &key) {
@@ -75,9 +63,9 @@ static void closes(void *again) {
 static void *opens(void *unused) {
     (void)unused;
     /* One was closed by this thread, for which the library kept something from then on. */
-    own = open_with_threads("kept");
+    own = open_kept();
     CHECK(own && terrace_close(own) == 0);
-    own = open_with_threads("kept");
+    own = open_kept();
     CHECK(own);
     terrace_region *region = terrace_region_open(own, "r", 1 << 20, 0);
     CHECK(region);
@@ -87,7 +75,7 @@ static void *opens(void *unused) {
 }
 static void a_close_in_its_end(void) {
     begin();
-    own = open_with_threads("kept");
+    own = open_kept();
     CHECK(own && terrace_close(own) == 0);
     CHECK(pthread_key_create(&key, closes) == 0);
     for (int round = 0; round < 3; round++) {
@@ -97,7 +85,7 @@ static void a_close_in_its_end(void) {
         pthread_join(one, NULL);
         CHECK(ended);
         /* It is closed, and faults of others are served. */
-        own = open_with_threads("kept");
+        own = open_kept();
         CHECK(own && terrace_close(own) == 0);
         char *memory = terrace_malloc(pool, 1 << 20);
         CHECK(memory);

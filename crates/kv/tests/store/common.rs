@@ -320,3 +320,24 @@ pub fn flip_all(device: &SimDevice, bytes: &[u8]) {
         device.faults().flip_bit(at as u64 + 2, 3);
     }
 }
+
+/// Keys of a pool of which nothing is in DRAM, and bytes of each one's value, all sevens.
+pub const COLD_KEYS: usize = 640;
+pub const COLD_VALUE_BYTES: usize = 1900;
+
+/// Such a pool, opened after its power went, and its keys.
+pub fn cold(shape: Shape, expiry: Expiry) -> (Rig, Vec<Vec<u8>>) {
+    let device = shape.device(3);
+    let mut rig = Rig::open(&device, shape, clock());
+    let key = |n| format!("key:{n}").into_bytes();
+    let keys: Vec<Vec<u8>> = (0..COLD_KEYS).map(key).collect();
+    for key in &keys {
+        rig.set(key, &[7; COLD_VALUE_BYTES], expiry).unwrap();
+    }
+    rig.settle();
+    let device = SimDevice::with_image(device.durable_image(), 3);
+    let mut rig = Rig::open(&device, shape, clock());
+    // The records of values in pieces are looked at.
+    (0..100).for_each(|_| rig.turn());
+    (rig, keys)
+}

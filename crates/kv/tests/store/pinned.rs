@@ -2,13 +2,9 @@
 //!
 //! What must hold: they are not overwritten, and they do not stop anybody for ever.
 
-use crate::common::{Rig, Shape, clock};
+use crate::common::{self, COLD_KEYS as KEYS, COLD_VALUE_BYTES as VALUE_BYTES, Rig, Shape};
 use terrace_kv::{Expiry, NewValue, Outcome, Step, Task, Worker};
-use terrace_media::sim::SimDevice;
 use terrace_pool::Durability;
-
-const KEYS: usize = 640;
-const VALUE_BYTES: usize = 1900;
 
 /// A pool of which nothing is in DRAM.
 fn cold(segments_per_lane: u64) -> (Rig, Vec<Vec<u8>>) {
@@ -18,18 +14,7 @@ fn cold(segments_per_lane: u64) -> (Rig, Vec<Vec<u8>>) {
         durability: Durability::Async,
         ..Shape::default()
     };
-    let device = shape.device(3);
-    let mut rig = Rig::open(&device, shape, clock());
-    let keys: Vec<Vec<u8>> = (0..KEYS).map(|n| format!("key:{n}").into_bytes()).collect();
-    for key in &keys {
-        rig.set(key, &[7; VALUE_BYTES], Expiry::None).unwrap();
-    }
-    rig.settle();
-    let device = SimDevice::with_image(device.durable_image(), 3);
-    let mut rig = Rig::open(&device, shape, clock());
-    // The records of values in pieces are looked at.
-    (0..100).for_each(|_| rig.turn());
-    (rig, keys)
+    common::cold(shape, Expiry::None)
 }
 
 fn holds(rig: &Rig) -> u64 {

@@ -2,13 +2,10 @@
 //!
 //! What must hold: reads have their part of the cap and no more, however many commands ask, and each command ends.
 
-use crate::common::{Rig, Shape, clock};
+use crate::common::{self, COLD_VALUE_BYTES as VALUE_BYTES, Rig, Shape, clock};
 use terrace_kv::{Expiry, NewValue, Outcome, Step, Task, Worker};
-use terrace_media::sim::SimDevice;
 use terrace_pool::{Durability, Part};
 
-const KEYS: usize = 640;
-const VALUE_BYTES: usize = 1900;
 /// Two blocks: an entry of that length may begin anywhere.
 const READ_MAX_BYTES: u64 = 8192;
 
@@ -24,18 +21,7 @@ fn cold_with(memory_segments: u64, expiry: Expiry) -> (Rig, Vec<Vec<u8>>) {
         durability: Durability::Async,
         ..Shape::default()
     };
-    let device = shape.device(3);
-    let mut rig = Rig::open(&device, shape, clock());
-    let keys: Vec<Vec<u8>> = (0..KEYS).map(|n| format!("key:{n}").into_bytes()).collect();
-    for key in &keys {
-        rig.set(key, &[7; VALUE_BYTES], expiry).unwrap();
-    }
-    rig.settle();
-    let device = SimDevice::with_image(device.durable_image(), 3);
-    let mut rig = Rig::open(&device, shape, clock());
-    // The records of values in pieces are looked at.
-    (0..100).for_each(|_| rig.turn());
-    (rig, keys)
+    common::cold(shape, expiry)
 }
 
 fn by_reads(rig: &Rig) -> u64 {
